@@ -1,0 +1,36 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up their own .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint slow clean
+
+demo: .venv/demo.ready
+	$(BIN)/esper demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+slow: .venv/dev.ready
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: .venv/dev.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/demo.ready: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[demo]'
+	touch $@
+
+.venv/dev.ready: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

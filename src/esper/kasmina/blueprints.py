@@ -1,0 +1,162 @@
+"""Which seeds exist and what each costs before it is built. The modules themselves are in `seeds`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina import seeds
+from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
+from esper.leyline.factored_actions import CNN_BLUEPRINTS, TRANSFORMER_BLUEPRINTS
+
+KINDS = {4: "image", 3: "sequence", 2: "vector"}
+"""Rank of a slot's features, batch included -> kind of blueprint."""
+
+SHAM = "sham"
+"""The blueprint without parameters or effect."""
+
+
+def channels_of(kind: str, shape: tuple[int, ...]) -> int:
+    """Width of one example's features: first axis of an image, last axis of a sequence or vector."""
+    return shape[0] if kind == "image" else shape[-1]
+
+
+@dataclass(frozen=True)
+class BlueprintTraits:
+    """What a blueprint is like, as numbers that a policy can read about blueprints it has never met."""
+
+    spatial: float = 0.0
+    """1 if it mixes positions"""
+    attention_like: float = 0.0
+    """1 if its weights depend on its input"""
+    normalising: float = 0.0
+    """1 if it normalises its input"""
+    depth: float = 1.0
+    """layers with weights, one behind the other"""
+
+
+@dataclass(frozen=True)
+class BlueprintCost:
+    """Price of one seed at one slot."""
+
+    params: int
+    flops: int
+    """multiply-adds count twice; one example, forward"""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A named way to build the body of a seed for features of a given width."""
+
+    kind: str
+    name: str
+    build: Callable[[int], nn.Module]
+    traits: BlueprintTraits
+
+    def build_seed(self, shape: tuple[int, ...], *, scale: float = 0.0, gated: bool = False) -> seeds.Seed | seeds.Sham:
+        """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity."""
+        if self.name == SHAM:
+            return seeds.Sham()
+        channels = channels_of(self.kind, shape)
+        try:
+            body = self.build(channels)
+        except ValueError as problem:
+            raise BlueprintMismatchError(
+                f"blueprint {self.name!r} does not fit {self.kind} features of shape {tuple(shape)}: {problem}. "
+                "Choose another blueprint for this slot."
+            ) from problem
+        if not isinstance(body, nn.Module):
+            raise BlueprintError(
+                f"blueprint {self.name!r} built a {type(body).__name__}. Its function must return an nn.Module."
+            )
+        is_image = self.kind == "image"
+        gate = seeds.Gate(channels, is_image) if gated else None
+        return seeds.Seed(body, torch.full((channels, 1, 1) if is_image else (channels,), scale), gate)
+
+    def cost(self, shape: tuple[int, ...], gated: bool = False) -> BlueprintCost:
+        """Parameters and FLOPs at a slot with these features, without allocating either."""
+        return _cost(self, tuple(shape), gated)
+
+
+@lru_cache(maxsize=4096)
+def _cost(blueprint: Blueprint, shape: tuple[int, ...], gated: bool) -> BlueprintCost:
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
+        seed = blueprint.build_seed(shape, gated=gated)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            seed(torch.empty(1, *shape))
+    return BlueprintCost(sum(p.numel() for p in seed.parameters()), int(counter.get_total_flops()))
+
+
+class BlueprintRegistry:
+    """Blueprints by (kind, name). The package's own is `REGISTRY`; `@blueprint(kind, name)` adds to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Blueprint] = {}
+
+    def register(
+        self, kind: str, name: str, **traits: float
+    ) -> Callable[[Callable[[int], nn.Module]], Callable[[int], nn.Module]]:
+        """Decorator: the function takes the number of channels and returns the body of a seed."""
+        if kind not in KINDS.values():
+            raise UnknownNameError("kind of blueprint", kind, KINDS.values())
+        if not name.isidentifier():
+            raise BlueprintError(f"blueprint name {name!r} is not a plain identifier; write it like 'my_conv'.")
+
+        def enter(build: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+            self._known[kind, name] = Blueprint(kind, name, build, BlueprintTraits(**traits))
+            return build
+
+        return enter
+
+    def get(self, kind: str, name: str) -> Blueprint:
+        if (kind, name) not in self._known:
+            raise UnknownNameError(f"{kind} blueprint", name, self.names(kind))
+        return self._known[kind, name]
+
+    def has(self, kind: str, name: str) -> bool:
+        return (kind, name) in self._known
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Every blueprint of this kind that adds capacity, in the order of registration."""
+        return tuple(name for of, name in self._known if of == kind and name != SHAM)
+
+    def names_for(self, kinds: Iterable[str]) -> tuple[str, ...]:
+        """The union over kinds, each name once."""
+        return tuple(dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in self.names(kind)))
+
+
+REGISTRY = BlueprintRegistry()
+blueprint = REGISTRY.register
+
+
+def _register_built_ins() -> None:
+    conv = {"spatial": 1.0, "normalising": 1.0}
+    for name, build, traits in (
+        ("conv_light", seeds.conv_light, conv),
+        ("attention", seeds.squeeze_excite, {"attention_like": 1.0, "depth": 2.0}),
+        ("norm", seeds.image_norm, {"normalising": 1.0}),
+        ("depthwise", seeds.depthwise, {**conv, "depth": 2.0}),
+        ("bottleneck", seeds.bottleneck, {**conv, "depth": 3.0}),
+        ("conv_small", seeds.conv_small, {"normalising": 1.0}),
+        ("conv_heavy", seeds.conv_heavy, {**conv, "depth": 2.0}),
+        ("inverted_bottleneck", seeds.inverted_bottleneck, {**conv, "depth": 3.0}),
+    ):
+        blueprint("image", name, **traits)(build)
+    mlp = {"normalising": 1.0, "depth": 2.0}
+    for kind in ("sequence", "vector"):
+        blueprint(kind, "lora", depth=2.0)(seeds.lora)
+        blueprint(kind, "mlp", **mlp)(seeds.mlp)
+    blueprint("sequence", "mlp_small", **mlp)(seeds.mlp_small)
+    blueprint("sequence", "attention", spatial=1.0, attention_like=1.0, normalising=1.0, depth=2.0)(seeds.attention)
+    blueprint("sequence", "norm", normalising=1.0)(seeds.token_norm)
+    for kind in KINDS.values():
+        blueprint(kind, SHAM, depth=0.0)(lambda channels: seeds.Sham())
+
+
+_register_built_ins()
+for _kind, _built_in in (("image", CNN_BLUEPRINTS), ("sequence", TRANSFORMER_BLUEPRINTS)):
+    assert set(REGISTRY.names(_kind)) == {member.to_blueprint_id() for member in _built_in}, _kind

@@ -1,0 +1,116 @@
+"""Fitting slots to a host, once, when it is wrapped: sites, shapes, price list, limits. Nothing here changes the host."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.probing import Example, find_places
+from esper.kasmina.seeds import Seed, Sham
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
+from esper.leyline.factored_actions import ActionSpace
+from esper.leyline.slots import SlotConfig
+
+
+def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
+    """The slots with the module each sits on, asked of the host where the caller did not say."""
+    if slots is not None and slots.modules:
+        return slots
+    if not hasattr(host, "slot_config"):
+        raise HostError(
+            f"{type(host).__name__} does not say where its slots are. Name them: "
+            "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
+        )
+    own: SlotConfig = host.slot_config()
+    if slots is None:
+        return own
+    for slot_id in slots.slot_ids:
+        own.index_for_slot_id(slot_id)
+    return SlotConfig(slots.slot_ids, {slot_id: own.modules[slot_id] for slot_id in slots.slot_ids})
+
+
+def build_slots(
+    host: nn.Module, config: SlotConfig, example: Example | None, kinds: Mapping[str, str]
+) -> dict[str, SeedSlot]:
+    """An empty slot for every site, shaped by one example forward."""
+    if example is None:
+        if not hasattr(host, "example"):
+            raise HostError(
+                f"the shapes inside {type(host).__name__} are not known. Pass one batch: "
+                "MorphogeneticModel(host, slots, example=batch)."
+            )
+        example = host.example()
+    places = {place.name: place for place in find_places(host, example, kinds)}
+    names = {name for name, _ in host.named_modules() if name}
+    slots = {}
+    for slot_id in config.slot_ids:
+        name = config.modules[slot_id]
+        if name not in names:
+            raise UnknownNameError("module", name, names, f"Slot {slot_id} needs the name of a sub-module.")
+        place = places.get(name)
+        problem = "it does not run on the example batch" if place is None else place.problem
+        if place is None or place.kind is None or place.like is None or problem is not None:
+            raise HostError(f"slot {slot_id} cannot sit on {name!r}: {problem}. Choose another module for it.")
+        slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like)
+    return slots
+
+
+def price_list(slots: Sequence[SeedSlot], space: ActionSpace) -> dict[tuple[str, str, str], int]:
+    """Parameters of every (slot, blueprint, blend) that fits; what does not fit is left out."""
+    kinds = {slot.kind for slot in slots}
+    costs: dict[tuple[str, str, str], int] = {}
+    for name in space.blueprint_ids[1:]:
+        assert name is not None
+        if not any(REGISTRY.has(kind, name) for kind in kinds):
+            raise UnknownNameError(f"{' or '.join(sorted(kinds))} blueprint", name, REGISTRY.names_for(sorted(kinds)))
+        for slot in slots:
+            if not REGISTRY.has(slot.kind, name):
+                continue
+            for blend in space.blends:
+                try:
+                    cost = REGISTRY.get(slot.kind, name).cost(slot.feature_shape, blend == "gated")
+                except BlueprintMismatchError:
+                    continue
+                costs[slot.slot_id, name, blend] = cost.params
+    if not costs:
+        wanted = ", ".join(str(name) for name in space.blueprint_ids[1:])
+        raise BlueprintMismatchError(f"none of the blueprints {wanted} fits any slot; choose others or other slots.")
+    return costs
+
+
+def refuse_limits(
+    max_seeds: int | None, budget: int | None, host_params: int, costs: Mapping[tuple[str, str, str], int]
+) -> None:
+    """Limits under which nothing could ever grow are a mistake, not a setting."""
+    if max_seeds is not None and max_seeds < 1:
+        raise SettingError(f"max_seeds must be at least 1 or None for no limit, got {max_seeds}.")
+    if budget is None:
+        return
+    cheapest = min(costs, key=lambda key: costs[key])
+    if budget < host_params + costs[cheapest]:
+        raise SettingError(
+            f"a budget of {budget:,} parameters leaves {budget - host_params:,} above the host's {host_params:,}, and "
+            f"the smallest seed ({cheapest[1]} in {cheapest[0]}) needs {costs[cheapest]:,}. Raise the budget to at "
+            f"least {host_params + costs[cheapest]:,}."
+        )
+
+
+def probe_deviation(seed: Seed | Sham, features: Tensor, blueprint_id: str) -> float:
+    """How far a newborn seed moves random features; a seed that changes their shape is refused."""
+    with torch.no_grad():
+        grown = seed(features)
+    if grown.shape != features.shape:
+        raise BlueprintError(
+            f"blueprint {blueprint_id!r} turns features of shape {tuple(features.shape)} into {tuple(grown.shape)}. "
+            "A seed must keep the shape of its input."
+        )
+    return float((grown - features).abs().max())
+
+
+def mix_seed(*parts: int) -> int:
+    """One random seed from several numbers, the same on every machine."""
+    digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=7)
+    return int.from_bytes(digest.digest(), "big")

@@ -1,0 +1,153 @@
+"""Built-in hosts: a chain of blocks with a slot after each, and a head. Slots are attached from outside, by `model`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.seeds import CausalAttention
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.slots import SlotConfig
+
+
+class ChainHost(nn.Module):
+    """Blocks, then a head. After each block comes a site: an identity whose output a slot may take over."""
+
+    def __init__(self, blocks: Sequence[nn.Module], head: nn.Module, example: Tensor):
+        super().__init__()
+        if not blocks:
+            raise SettingError("a host needs at least one block, got none.")
+        self.blocks = nn.ModuleList(blocks)
+        self.sites = nn.ModuleList(nn.Identity() for _ in blocks)
+        self.head = head
+        self._example = example
+
+    def slot_config(self) -> SlotConfig:
+        return SlotConfig.for_modules(f"sites.{index}" for index in range(len(self.blocks)))
+
+    def example(self) -> Tensor:
+        """A batch of the right shape and type, for probing."""
+        device = next(self.parameters()).device
+        return self._example.to(device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = inputs
+        for block, site in zip(self.blocks, self.sites, strict=True):
+            features = site(block(features))
+        return self.head(features)
+
+    def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor:
+        """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
+        end = self._index(slot_id)
+        if from_segment is None:
+            features, start = self.blocks[0](inputs), 0
+        else:
+            features, start = inputs, self._index(from_segment)
+        if start > end:
+            raise SettingError(f"from_segment {from_segment} comes after {slot_id}; a pass goes forward only.")
+        for index in range(start, end):
+            features = self.blocks[index + 1](self.sites[index](features))
+        return features
+
+    def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
+        """The output for features that arrive at `slot_id`; that slot and all after it are applied."""
+        index = self._index(slot_id)
+        features = self.sites[index](features)
+        for block, site in zip(self.blocks[index + 1 :], self.sites[index + 1 :], strict=True):
+            features = site(block(features))
+        return self.head(features)
+
+    def _index(self, slot_id: str) -> int:
+        known = self.slot_config().slot_ids
+        if slot_id not in known:
+            raise UnknownNameError("slot", slot_id, known)
+        return known.index(slot_id)
+
+
+def build_cnn_host(
+    *,
+    blocks: int = 3,
+    base_channels: int = 8,
+    in_channels: int = 3,
+    image_size: int = 32,
+    classes: int = 10,
+) -> ChainHost:
+    """Conv-norm-ReLU-pool blocks whose width doubles each time, then average pooling and a linear head."""
+    _require_positive(
+        blocks=blocks, base_channels=base_channels, in_channels=in_channels, image_size=image_size, classes=classes
+    )
+    widths = [base_channels * 2**index for index in range(blocks)]
+    layers, size = [], image_size
+    for inputs, outputs in zip([in_channels, *widths], widths, strict=False):
+        parts = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        if size >= 2:  # a small image stops shrinking, the blocks go on
+            parts.append(nn.MaxPool2d(2))
+            size //= 2
+        layers.append(nn.Sequential(*parts))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+    return ChainHost(layers, head, torch.zeros(2, in_channels, image_size, image_size))
+
+
+def build_mlp_host(*, inputs: int, widths: Sequence[int] = (32, 32), classes: int = 10) -> ChainHost:
+    """Linear-ReLU blocks and a linear head."""
+    _require_positive(inputs=inputs, classes=classes, **{f"widths_{i}": width for i, width in enumerate(widths)})
+    layers = [
+        nn.Sequential(nn.Linear(before, after), nn.ReLU())
+        for before, after in zip([inputs, *widths], widths, strict=False)
+    ]
+    return ChainHost(layers, nn.Linear(widths[-1] if widths else inputs, classes), torch.zeros(2, inputs))
+
+
+class TokenEmbedding(nn.Module):
+    """Token plus position."""
+
+    def __init__(self, vocabulary: int, width: int, context: int):
+        super().__init__()
+        self.context = context
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > self.context:
+            raise SettingError(f"{tokens.shape[1]} tokens are longer than this host's context of {self.context}.")
+        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+
+
+class DecoderLayer(nn.Module):
+    """Causal attention and a perceptron, both behind a norm and around a residual."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.attention = CausalAttention(width, heads)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        features = features + self.attention(features)
+        return features + self.mlp(features)
+
+
+def build_transformer_host(
+    *, vocabulary: int, width: int = 64, layers: int = 4, heads: int = 4, context: int = 64, slots: int = 2
+) -> ChainHost:
+    """A small GPT; its layers are dealt into `slots` groups with a slot after each group."""
+    _require_positive(vocabulary=vocabulary, width=width, layers=layers, heads=heads, context=context, slots=slots)
+    if width % heads:
+        raise SettingError(f"width {width} is not divisible by {heads} heads; choose a multiple.")
+    if slots > layers:
+        raise SettingError(f"{slots} slots need as many layers, got {layers}; lower slots or raise layers.")
+    bounds = [round(index * layers / slots) for index in range(slots + 1)]
+    groups = [
+        nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end)))
+        for start, end in zip(bounds, bounds[1:], strict=False)
+    ]
+    groups[0].insert(0, TokenEmbedding(vocabulary, width, context))
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
+    return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long))
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise SettingError(f"{name} must be a whole number of at least 1, got {value!r}.")

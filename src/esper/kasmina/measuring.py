@@ -1,0 +1,58 @@
+"""Turning losses and gradients into evidence. Reads tensors, returns records; decides nothing."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import MeasurementError
+from esper.leyline.gates import Measurement
+
+
+def check_values(values: object, name: str = "evaluate()") -> Tensor:
+    """Held-out values as evidence needs them: one finite number per example."""
+    if not isinstance(values, Tensor) or values.dim() != 1:
+        got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise MeasurementError(
+            f"{name} returned {got}. It must return one value per held-out example, a 1-D tensor, because a mean has no "
+            "standard error; use reduction='none' and concatenate the batches."
+        )
+    if len(values) < 2:
+        raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")
+    values = values.detach().double()
+    if not torch.isfinite(values).all():
+        bad = int((~torch.isfinite(values)).sum())
+        raise MeasurementError(
+            f"{name} returned NaN or Inf for {bad} of {len(values)} examples. The network has diverged or the "
+            "evaluation is broken; lower the learning rate or restore an earlier state."
+        )
+    return values
+
+
+def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
+    """By how much the first losses are lower, example by example, with the standard error of that mean."""
+    first, second = check_values(better), check_values(than)
+    if len(first) != len(second):
+        raise MeasurementError(
+            f"{len(first)} and {len(second)} held-out values do not pair up. Every evaluation must see the same "
+            "examples in the same order."
+        )
+    gain = second - first
+    return Measurement(float(gain.mean()), float(gain.std() / math.sqrt(len(gain))), len(gain))
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float | None:
+    """Norm over all gradients; None where there is none yet."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else None
+
+
+def gradient_ratio(seed: nn.Module, host: nn.Module) -> float | None:
+    """Gradient norm per root parameter, seed over host; None where either has no gradient."""
+    norms = gradient_norm(seed.parameters()), gradient_norm(host.parameters())
+    sizes = [sum(p.numel() for p in module.parameters()) for module in (seed, host)]
+    if None in norms or not norms[1] or 0 in sizes:
+        return None
+    assert norms[0] is not None
+    return (norms[0] / math.sqrt(sizes[0])) / (norms[1] / math.sqrt(sizes[1]))

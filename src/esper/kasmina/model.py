@@ -1,0 +1,327 @@
+"""A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.fitting import build_slots, complete_slots, mix_seed, price_list, probe_deviation, refuse_limits
+from esper.kasmina.measuring import gradient_ratio, measure_pairs
+from esper.kasmina.probing import Example
+from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.kasmina.surgery import OptimizerLink
+from esper.leyline.errors import BlueprintError, OptimizerError
+from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
+from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
+from esper.leyline.legality import GrowthView, refusal
+from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
+from esper.leyline.reports import SeedStateReport
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+
+
+@dataclass(frozen=True)
+class GrowthSettings:
+    """How seeds are raised in one network."""
+
+    lengths: StageLengths = field(default_factory=StageLengths)
+    """epochs per stage"""
+    scale_at_birth: float = 0.0
+    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest in our measurements"""
+    blends: tuple[str, ...] = ("linear", "sigmoid", "gated")
+    """ways to blend that a policy may choose from"""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
+    seed: int = 0
+    """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
+
+
+@dataclass(frozen=True)
+class SlotChange:
+    """One slot before and after an op or a tick."""
+
+    slot_id: str
+    before: SeedState
+    after: SeedState
+
+
+class MorphogeneticModel(nn.Module):
+    """A host that can grow. Called like the host, and equal to it to the bit while nothing is planted."""
+
+    def __init__(
+        self,
+        host: nn.Module,
+        slots: SlotConfig | None = None,
+        *,
+        example: Example | None = None,
+        blueprints: Sequence[str] | None = None,
+        max_seeds: int | None = None,
+        budget: int | None = None,
+        settings: GrowthSettings | None = None,
+    ):
+        super().__init__()
+        self.host = host
+        self.settings = settings or GrowthSettings()
+        self.slot_config = complete_slots(host, slots)
+        self.slots = nn.ModuleDict(build_slots(host, self.slot_config, example, self.settings.kinds))
+        names = tuple(blueprints or REGISTRY.names_for(slot.kind for slot in self._ordered()))
+        self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
+        self.costs = price_list(self._ordered(), self.space)
+        self.max_seeds, self.budget = max_seeds, budget
+        refuse_limits(max_seeds, budget, count_parameters(host), self.costs)
+        self.link: OptimizerLink | None = None
+        self.births = 0
+        self.shadow_passes = 0
+        for slot in self._ordered():
+            host.get_submodule(self.slot_config.modules[slot.slot_id]).register_forward_hook(slot.hook)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.host(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What this wrapper does not have, the host may: `model.config`, `model.generate`, ..."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "host":
+                raise
+            return getattr(self.host, name)
+
+    # -- ops ---------------------------------------------------------------------------------------------------------
+
+    def germinate_seed(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> SlotChange:
+        """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
+        slot = self._permit(LifecycleOp.GERMINATE, slot_id, blueprint_id, blend_id)
+        gated = blend_id == "gated"
+        scale = 0.0 if self.settings.lengths.training else self.settings.scale_at_birth
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix_seed(self.settings.seed, self.births))
+            seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
+            probe = torch.randn(2, *slot.feature_shape)
+        seed = seed.to(device=slot.alpha.device, dtype=slot.alpha.dtype)
+        deviation = probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
+        evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
+        if not evidence.passed:
+            raise BlueprintError(f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
+        self.births += 1
+        before = slot.state
+        if self.link is not None:
+            self.link.adopt(slot_id, seed.parameters())
+        slot.plant(seed, germinate(blueprint_id, blend_id).judged(evidence))
+        return SlotChange(slot_id, before, slot.state)
+
+    def cull_seed(self, slot_id: str) -> SlotChange:
+        """Remove the live seed; the function is the host's with this slot empty, to the bit."""
+        slot = self._permit(LifecycleOp.CULL, slot_id)
+        return self._settle(slot, slot.state.advance(SeedStage.CULLED))
+
+    def fossilize_seed(self, slot_id: str) -> SlotChange:
+        """Keep the live seed for good; the output does not change, the slot opens on the next tick."""
+        slot = self._permit(LifecycleOp.FOSSILIZE, slot_id)
+        return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
+
+    def apply(self, action: FactoredAction) -> SlotChange | None:
+        """Carry out one decision; WAIT changes nothing."""
+        match action.op:
+            case LifecycleOp.GERMINATE:
+                return self.germinate_seed(action.slot_id, str(action.blueprint_id), action.blend_algorithm_id)
+            case LifecycleOp.CULL:
+                return self.cull_seed(action.slot_id)
+            case LifecycleOp.FOSSILIZE:
+                return self.fossilize_seed(action.slot_id)
+            case LifecycleOp.WAIT:
+                return None
+
+    def tick(self) -> list[SlotChange]:
+        """Between two epochs: stages that are over end, ramps take a step. Returns what changed stage."""
+        self._require_owned()
+        changes = [self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()]
+        return [change for change in changes if change.before.stage is not change.after.stage]
+
+    def _permit(self, op: LifecycleOp, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
+        """The slot, if the op is legal there now; otherwise the refusal is raised."""
+        slot_idx = self.slot_config.index_for_slot_id(slot_id)
+        self.space.blueprint_index(blueprint_id)
+        blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
+        problem = refusal(FactoredAction(op, slot_idx, blueprint_id, blend_id, slot_id), self.view())
+        if problem is not None:
+            raise problem
+        return self.slot(slot_id)
+
+    def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
+        """Move modules and parameters to where `after` says they are."""
+        before = slot.state
+        if after.stage is not before.stage and after.stage is SeedStage.CULLED:
+            seed = slot.uproot()
+            if self.link is not None:
+                self.link.release(slot.slot_id, seed.parameters())
+        elif after.stage is not before.stage and after.stage is SeedStage.FOSSILIZED:
+            seed = slot.petrify()
+            if self.link is not None:
+                self.link.commit(slot.slot_id, seed.parameters())
+        slot.assign(after)
+        return SlotChange(slot.slot_id, before, after)
+
+    def _require_owned(self) -> None:
+        for slot in self._ordered():
+            if slot.seed is None:
+                continue
+            total = len(list(slot.seed.parameters()))
+            orphans = total if self.link is None else self.link.orphans(slot.seed.parameters())
+            slot.assign(slot.state.judged(optimizer_gate(orphans)))
+            if orphans:
+                raise OptimizerError(
+                    f"{orphans} parameters of the {slot.state.blueprint_id} seed in slot {slot.slot_id} are in no "
+                    "optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
+                )
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
+        """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
+        slot = self.slot(slot_id)
+        measurement = measure_pairs(better=with_slot, than=without_slot)
+        slot.assign(slot.state.measured(measurement))
+        return measurement
+
+    def record_shadow(self, slot_id: str, with_seed: Tensor, without_seed: Tensor) -> Measurement:
+        """Take held-out losses with a TRAINING seed at full strength, and without it, as its incubation's evidence."""
+        slot = self.slot(slot_id)
+        measurement = measure_pairs(better=with_seed, than=without_seed)
+        slot.assign(slot.state.incubated(measurement))
+        return measurement
+
+    def record_gradients(self) -> None:
+        """Read the gradients of the last backward pass into the reports."""
+        for slot in self._ordered():
+            slot.gradient_ratio = None if slot.seed is None else gradient_ratio(slot.seed, self.host)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step."""
+        live = [list(slot.seed.parameters()) for slot in self._ordered() if slot.seed is not None]
+        apart = {id(parameter) for parameters in live for parameter in parameters}
+        host = [parameter for parameter in self.parameters() if id(parameter) not in apart]
+        for parameters in (host, *live):
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    @contextmanager
+    def slot_off(self, slot_id: str) -> Iterator[None]:
+        """The network as it would be without this slot's live seed."""
+        slot = self.slot(slot_id)
+        try:
+            slot.alpha.fill_(0.0)
+            yield
+        finally:
+            slot.alpha.fill_(slot.state.alpha)
+
+    @contextmanager
+    def at_full_strength(self, slot_id: str) -> Iterator[None]:
+        """The network with this slot's live seed fully in, whatever its stage."""
+        slot = self.slot(slot_id)
+        try:
+            slot.is_shadowed = slot.seed is not None
+            yield
+        finally:
+            slot.is_shadowed = False
+
+    @contextmanager
+    def shadow(self) -> Iterator[None]:
+        """All TRAINING seeds at full strength and everything else frozen: run forward and backward inside.
+
+        Buffers (batch-norm statistics) are as before afterwards, and random draws come from a generator of its own.
+        """
+        training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
+        learning = {id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()}
+        frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
+        buffers = [(buffer, buffer.clone()) for buffer in self.buffers()]
+        devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
+        try:
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(mix_seed(self.settings.seed, -1 - self.shadow_passes))
+                for parameter in frozen:
+                    parameter.requires_grad_(False)
+                for slot in training:
+                    slot.is_shadowed = True
+                yield
+        finally:
+            self.shadow_passes += 1
+            for slot in training:
+                slot.is_shadowed = False
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def slot(self, slot_id: str) -> SeedSlot:
+        self.slot_config.index_for_slot_id(slot_id)
+        slot = self.slots[slot_id]
+        assert isinstance(slot, SeedSlot)
+        return slot
+
+    def _ordered(self) -> list[SeedSlot]:
+        return [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
+
+    def get_slot_reports(self) -> dict[str, SeedStateReport]:
+        """Every slot, in order."""
+        host_params = self.host_params + self.fossilized_params
+        return {slot.slot_id: slot.report(host_params) for slot in self._ordered()}
+
+    def view(self) -> GrowthView:
+        """What legality is judged by."""
+        return GrowthView(
+            space=self.space,
+            reports=self.get_slot_reports(),
+            seeds_used=self.active_seeds + self.fossilized_seeds,
+            max_seeds=self.max_seeds,
+            params_used=self.total_params,
+            budget=self.budget,
+            costs=self.costs,
+        )
+
+    @property
+    def active_seeds(self) -> int:
+        return sum(slot.state.stage in LIVE_STAGES for slot in self._ordered())
+
+    @property
+    def fossilized_seeds(self) -> int:
+        return sum(len(slot.fossils) for slot in self._ordered())
+
+    @property
+    def active_params(self) -> int:
+        return sum(count_parameters(slot.seed) for slot in self._ordered())
+
+    @property
+    def fossilized_params(self) -> int:
+        return sum(count_parameters(slot.fossils) for slot in self._ordered())
+
+    @property
+    def host_params(self) -> int:
+        return count_parameters(self.host)
+
+    @property
+    def total_params(self) -> int:
+        return count_parameters(self)
+
+    def attach(self, optimizer: torch.optim.Optimizer, **options: Any) -> OptimizerLink:
+        """Let an optimiser follow this network; see `OptimizerLink` for the options."""
+        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, **options)
+        if self.link is not None:
+            self.link.detach()
+        self.link = link
+        for slot in self._ordered():
+            link.claim_fossils(slot.fossils.parameters())
+            if slot.seed is not None:
+                link.release(slot.slot_id, slot.seed.parameters())
+                link.adopt(slot.slot_id, slot.seed.parameters())
+        return link
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are without an optimiser: the original's one trains the original."""
+        return {**self.__dict__, "link": None}

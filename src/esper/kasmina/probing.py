@@ -1,0 +1,143 @@
+"""Where in a module a slot would fit: one example forward with observers, and the model is as before. Plants nothing."""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import KINDS
+from esper.leyline.errors import HostError, UnknownNameError
+
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+"""One batch as the model takes it: a tensor, positional arguments, or keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One sub-module's output, seen as a place for a slot."""
+
+    name: str
+    module: str
+    kind: str | None
+    shape: tuple[int, ...]
+    """one example's features"""
+    problem: str | None
+    """why no slot fits here; None if one does"""
+    like: Tensor | None = None
+    """an empty tensor on the device and of the type of the features"""
+
+    def __str__(self) -> str:
+        fit = f"{self.kind} {self.shape}" if self.problem is None else f"no slot: {self.problem}"
+        return f"{self.name} ({self.module}): {fit}"
+
+
+def call_with(model: nn.Module, example: Example) -> Any:
+    """Run the model on an example batch, spread as its form says."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, Tensor):
+        return model(example)
+    return model(*example)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; mode flags and random state are restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None) -> list[Place]:
+    """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
+    seen: dict[str, list[Any]] = {}
+    names = {module: name for name, module in model.named_modules() if name}
+    handles = [
+        module.register_forward_hook(lambda _m, _i, output, name=name: seen.setdefault(name, []).append(output))
+        for module, name in names.items()
+    ]
+    try:
+        with undisturbed(model):
+            call_with(model, example)
+    except Exception as problem:
+        raise HostError(
+            f"the example batch does not run through {type(model).__name__}: {problem}. "
+            "`example` must be what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
+        ) from problem
+    finally:
+        for handle in handles:
+            handle.remove()
+    modules = dict(model.named_modules())
+    tokens_first = any(getattr(module, "batch_first", True) is False for module in modules.values())
+    order = list(seen)
+    return [
+        _judge(name, modules[name], seen[name], tokens_first, kinds or {}) for name in sorted(order, key=order.index)
+    ]
+
+
+def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool, kinds: Mapping[str, str]) -> Place:
+    def place(problem: str | None, kind: str | None = None, output: Tensor | None = None) -> Place:
+        shape = () if output is None else tuple(output.shape[1:])
+        like = None if output is None else output.new_empty(0)
+        return Place(name, type(module).__name__, kind, shape, problem, like)
+
+    output = outputs[0]
+    if not isinstance(output, Tensor):
+        return place(f"its output is a {type(output).__name__}, and a slot needs one tensor")
+    if len(outputs) > 1:
+        return place(f"it is called {len(outputs)} times per forward, and a slot belongs to one place", None, output)
+    if not output.is_floating_point():
+        return place(f"its output is {output.dtype}, and seeds work on floating point features", None, output)
+    kind = next((kind for pattern, kind in kinds.items() if matches(pattern, name)), KINDS.get(output.dim()))
+    if kind is None:
+        return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
+    if kind not in KINDS.values():
+        raise UnknownNameError("kind of slot", kind, KINDS.values())
+    if kind == "sequence" and tokens_first and not kinds:
+        kind = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
+    return place(None, kind, output)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a module name is meant by a name, a shell pattern or a regular expression."""
+    if pattern == name or fnmatch.fnmatchcase(name, pattern):
+        return True
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[str]) -> list[Place]:
+    """The places that the patterns name, in the order of execution; a pattern without a fitting place is refused."""
+    names = {name for name, _ in model.named_modules() if name}
+    by_name = {place.name: place for place in places}
+    chosen: set[str] = set()
+    for pattern in patterns:
+        meant = {name for name in names if matches(pattern, name)}
+        if not meant:
+            raise UnknownNameError("module or pattern", pattern, names, "esper.inspect(model, example) lists the places.")
+        problems = [
+            f"{name}: {by_name[name].problem if name in by_name else 'it does not run on the example batch'}"
+            for name in sorted(meant)
+            if name not in by_name or by_name[name].problem is not None
+        ]
+        fitting = meant & {place.name for place in places if place.problem is None}
+        if not fitting or (problems and pattern in names):
+            raise HostError(
+                f"no slot fits {pattern!r}: {'; '.join(problems)}. "
+                "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
+            )
+        chosen |= fitting
+    return [place for place in places if place.name in chosen]

@@ -1,0 +1,107 @@
+"""One place in a network where seeds grow: forward pass and modules. Rules of life are in `leyline.lifecycle`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import channels_of
+from esper.kasmina.seeds import Seed, Sham
+from esper.leyline.lifecycle import SeedState
+from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.stages import SeedStage
+
+_IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
+
+
+class SeedSlot(nn.Module):
+    """Fossils in the order they were made, then the live seed. Empty, it returns its input untouched.
+
+    The forward pass branches on structure only (which modules exist, whether the seed is in the output); alpha is a
+    tensor, so a compiled or captured network follows a ramp without being rebuilt.
+    """
+
+    alpha: Tensor
+
+    def __init__(self, slot_id: str, kind: str, feature_shape: tuple[int, ...], like: Tensor):
+        super().__init__()
+        self.slot_id = slot_id
+        self.kind = kind
+        self.feature_shape = tuple(feature_shape)
+        self.fossils = nn.ModuleList()
+        self.seed: Seed | Sham | None
+        self.register_module("seed", None)
+        self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
+        self.state = SeedState()
+        self.is_in_output = False
+        self.is_shadowed = False
+        self.gradient_ratio: float | None = None
+
+    @property
+    def channels(self) -> int:
+        return channels_of(self.kind, self.feature_shape)
+
+    def forward(self, features: Tensor) -> Tensor:
+        for fossil in self.fossils:
+            features = fossil(features)
+        if self.seed is None:
+            return features
+        if self.is_shadowed:
+            return self.seed(features)
+        return self.seed.blend(features, self.alpha) if self.is_in_output else features
+
+    def hook(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """What the host's module calls after its own forward."""
+        return self(output)
+
+    def assign(self, state: SeedState) -> None:
+        """Take over a state: alpha and the seed's place in the output follow."""
+        self.state = state
+        self.alpha.fill_(state.alpha)
+        self.is_in_output = state.stage in _IN_OUTPUT
+
+    def plant(self, seed: Seed | Sham, state: SeedState) -> None:
+        self.seed = seed
+        self.gradient_ratio = None
+        self.assign(state)
+
+    def uproot(self) -> Seed | Sham:
+        """Take the live seed out; what remains is the host and its fossils, to the bit."""
+        assert self.seed is not None
+        seed, self.seed = self.seed, None
+        self.gradient_ratio = None
+        return seed
+
+    def petrify(self) -> Seed | Sham:
+        """Make the live seed, gate included, part of the host."""
+        seed = self.uproot()
+        self.fossils.append(seed)
+        return seed
+
+    def report(self, host_param_count: int) -> SeedStateReport:
+        state = self.state
+        contribution = state.contribution
+        return SeedStateReport(
+            slot_id=self.slot_id,
+            stage=state.stage,
+            epochs_in_stage=state.epochs_in_stage,
+            seed_age_epochs=state.age,
+            alpha=state.alpha,
+            blueprint_id=state.blueprint_id,
+            blend_algorithm_id=state.blend_id,
+            fossil_count=len(self.fossils),
+            kind=self.kind,
+            feature_shape=self.feature_shape,
+            metrics=SeedMetrics(
+                counterfactual_contribution=None if contribution is None else contribution.mean,
+                counterfactual_standard_error=None if contribution is None else contribution.standard_error,
+                seed_gradient_norm_ratio=self.gradient_ratio,
+                seed_param_count=count_parameters(self.seed),
+                host_param_count=host_param_count,
+            ),
+            gates=state.gates,
+        )
+
+
+def count_parameters(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,207 @@
+"""Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedulers
+
+from esper.leyline.errors import OptimizerError, SettingError
+
+WHOLE_MODEL = (torch.optim.LBFGS,)
+"""Optimisers that treat all parameters as one vector; none may leave or enter."""
+
+EAGER_STATE = (torch.optim.Adagrad,)
+"""Optimisers that make a parameter's state when they are built rather than at its first step."""
+
+PER_GROUP_SCHEDULERS = (
+    schedulers.LambdaLR,
+    schedulers.MultiplicativeLR,
+    schedulers.StepLR,
+    schedulers.MultiStepLR,
+    schedulers.ConstantLR,
+    schedulers.LinearLR,
+    schedulers.ExponentialLR,
+    schedulers.PolynomialLR,
+    schedulers.CosineAnnealingLR,
+    schedulers.CosineAnnealingWarmRestarts,
+    schedulers.OneCycleLR,
+)
+"""Schedulers whose per-group lists can be extended; others are refused by name."""
+
+_RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
+LOW_RATE = 0.1
+"""Below this share of the peak rate a new seed learns little, and the user is told."""
+
+
+class OptimizerLink:
+    """One optimiser that follows one growing network: a parameter group per slot, empty until a seed is planted."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        host: nn.Module,
+        slot_ids: Sequence[str],
+        *,
+        scheduler: Any = None,
+        seed_lr: float = 1.0,
+        warmup_steps: int = 0,
+        rewarm_steps: int = 0,
+    ):
+        for name, value in (("seed_lr", seed_lr), ("warmup_steps", warmup_steps), ("rewarm_steps", rewarm_steps)):
+            if value < 0 or (name == "seed_lr" and value == 0):
+                raise SettingError(f"{name} must not be {value!r}; seed_lr is above 0, step counts are at least 0.")
+        _refuse_unfit(optimizer, host, scheduler)
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.seed_lr, self.warmup_steps, self.rewarm_steps = seed_lr, warmup_steps, rewarm_steps
+        self.home = max(range(len(optimizer.param_groups)), key=lambda i: _numel(optimizer.param_groups[i]["params"]))
+        self.groups: dict[str, int] = {}
+        for slot_id in slot_ids:
+            self._add_group(slot_id)
+        self.steps_since_planting: dict[str, int] = {}
+        self.peak_rate = self.rate
+        self._scheduled: list[Any] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @property
+    def rate(self) -> float:
+        """The host's learning rate as its plan has it now."""
+        return float(self.optimizer.param_groups[self.home]["lr"])
+
+    @property
+    def is_rate_low(self) -> bool:
+        return self.rate < LOW_RATE * self.peak_rate
+
+    def orphans(self, parameters: Iterable[nn.Parameter]) -> int:
+        """How many of these no group owns."""
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        return sum(id(parameter) not in owned for parameter in parameters)
+
+    def adopt(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
+        """A seed is planted: its parameters start without history in the slot's own group."""
+        parameters = list(parameters)
+        self._group(slot_id)["params"].extend(parameters)
+        self.steps_since_planting[slot_id] = 0
+        self._make_state(parameters, self._group(slot_id))
+
+    def release(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
+        """A seed is culled: its parameters and their state leave."""
+        gone = {id(parameter) for parameter in parameters}
+        for group in self.optimizer.param_groups:
+            group["params"][:] = [p for p in group["params"] if id(p) not in gone]
+        for parameter in [p for p in self.optimizer.state if id(p) in gone]:
+            del self.optimizer.state[parameter]
+        self.steps_since_planting.pop(slot_id, None)
+
+    def commit(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
+        """A seed is host now: its parameters move to the host's group, state and all."""
+        moving = {id(parameter) for parameter in parameters}
+        group = self._group(slot_id)
+        self.optimizer.param_groups[self.home]["params"].extend(p for p in group["params"] if id(p) in moving)
+        group["params"][:] = [p for p in group["params"] if id(p) not in moving]
+        self.steps_since_planting.pop(slot_id, None)
+
+    def claim_fossils(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Fossils of a network that grew before this optimiser existed belong to the host's group."""
+        orphans = [parameter for parameter in parameters if self.orphans([parameter])]
+        self.optimizer.param_groups[self.home]["params"].extend(orphans)
+        self._make_state(orphans, self.optimizer.param_groups[self.home])
+
+    def detach(self) -> None:
+        """Stop following; the groups stay, since a scheduler may already count on them."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        if parameters and isinstance(self.optimizer, EAGER_STATE):
+            accepted = ("initial_accumulator_value", "foreach", "fused")
+            options = {key: group[key] for key in accepted if key in group}
+            self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
+
+    def _group(self, slot_id: str) -> dict[str, Any]:
+        return self.optimizer.param_groups[self.groups[slot_id]]
+
+    def _add_group(self, slot_id: str) -> None:
+        home = self.optimizer.param_groups[self.home]
+        options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
+        for key in _RATE_KEYS:
+            if key in options:
+                options[key] = options[key] * self.seed_lr
+        if "param_names" in home:
+            home.pop("param_names")  # names given at construction cannot be kept true while parameters move
+        self.groups[slot_id] = len(self.optimizer.param_groups)
+        self.optimizer.add_param_group({"params": [], **options})
+        if self.scheduler is not None:
+            _extend_scheduler(self.scheduler, self.home, self.seed_lr)
+
+    def _before_step(self, *_: Any) -> None:
+        """Warm-up and re-warming act on this one step; the plan's own rates come back right after it."""
+        self.peak_rate = max(self.peak_rate, self.rate)
+        groups = self.optimizer.param_groups
+        self._scheduled = [group["lr"] for group in groups]
+        lift = self._rewarm_factor()
+        if lift != 1.0:
+            for group in groups:
+                group["lr"] = group["lr"] * lift
+        for slot_id, steps in self.steps_since_planting.items():
+            if steps < self.warmup_steps:
+                group = self._group(slot_id)
+                group["lr"] = group["lr"] * ((steps + 1) / (self.warmup_steps + 1))
+
+    def _rewarm_factor(self) -> float:
+        """How far above its plan the rate is: back at the peak when a seed is planted, then down along a line."""
+        if not self.rewarm_steps or not self.steps_since_planting or self.rate == 0.0:
+            return 1.0
+        share = max(0.0, 1.0 - min(self.steps_since_planting.values()) / self.rewarm_steps)
+        return (self.rate + share * (self.peak_rate - self.rate)) / self.rate
+
+    def _after_step(self, *_: Any) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self._scheduled, strict=True):
+            group["lr"] = rate
+        for slot_id in self.steps_since_planting:
+            self.steps_since_planting[slot_id] += 1
+
+
+def _numel(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, WHOLE_MODEL):
+        raise OptimizerError(
+            f"{type(optimizer).__name__} cannot follow a growing network: parameters enter and leave one by one, "
+            "so the optimiser must treat them one by one. Use SGD, Adam, AdamW or another param_groups optimiser."
+        )
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in owned]
+    if missing:
+        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        raise OptimizerError(
+            f"this optimiser does not own {len(missing)} of the host's trainable parameters ({shown}). "
+            "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
+        )
+    if scheduler is None:
+        return
+    if type(scheduler) not in PER_GROUP_SCHEDULERS:
+        names = ", ".join(cls.__name__ for cls in PER_GROUP_SCHEDULERS)
+        raise OptimizerError(
+            f"scheduler {type(scheduler).__name__} cannot be extended to a slot's parameter group. "
+            f"Use one of {names}, or create the scheduler after attach(optimizer) and leave it out of the call."
+        )
+    if scheduler.optimizer is not optimizer:
+        raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")
+
+
+def _extend_scheduler(scheduler: Any, home: int, seed_lr: float) -> None:
+    """Give the newest parameter group the host's plan, times the seeds' multiplier."""
+    for name, factor in (("base_lrs", seed_lr), ("_last_lr", seed_lr)):
+        values = getattr(scheduler, name, None)
+        if isinstance(values, list) and values:
+            values.append(values[home] * factor)
+    lambdas: list[Callable[[int], float]] | None = getattr(scheduler, "lr_lambdas", None)
+    if lambdas is not None:
+        lambdas.append(lambdas[home])

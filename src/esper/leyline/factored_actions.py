@@ -1,0 +1,196 @@
+"""What can be done to a network: op + slot + blueprint + blend. Indices and tables; nothing here applies an action."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.slots import SlotConfig
+
+
+class LifecycleOp(IntEnum):
+    """What to do this epoch. Stages advance by themselves, so there is no op for it."""
+
+    WAIT = 0
+    GERMINATE = 1
+    CULL = 2
+    FOSSILIZE = 3
+
+
+class BlendAction(IntEnum):
+    """How a seed's share of the output rises from 0 to 1."""
+
+    LINEAR = 0
+    SIGMOID = 1
+    GATED = 2
+
+    def to_algorithm_id(self) -> str:
+        return self.name.lower()
+
+
+class BlueprintAction(IntEnum):
+    """The built-in blueprints, numbered. NOOP means "none" and is never legal to germinate."""
+
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+    INVERTED_BOTTLENECK = 8
+    LORA = 9
+    MLP_SMALL = 10
+    MLP = 11
+
+    def to_blueprint_id(self) -> str | None:
+        return None if self is BlueprintAction.NOOP else self.name.lower()
+
+
+OP_NAMES: tuple[str, ...] = ("WAIT", "GERMINATE", "CULL", "FOSSILIZE")
+BLEND_IDS: tuple[str, ...] = ("linear", "sigmoid", "gated")
+BLUEPRINT_IDS: tuple[str | None, ...] = (
+    None,
+    "conv_light",
+    "attention",
+    "norm",
+    "depthwise",
+    "bottleneck",
+    "conv_small",
+    "conv_heavy",
+    "inverted_bottleneck",
+    "lora",
+    "mlp_small",
+    "mlp",
+)
+OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = range(4)
+NUM_OPS = len(OP_NAMES)
+NUM_BLENDS = len(BLEND_IDS)
+NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
+
+CNN_BLUEPRINTS = frozenset(
+    {
+        BlueprintAction.CONV_LIGHT,
+        BlueprintAction.ATTENTION,
+        BlueprintAction.NORM,
+        BlueprintAction.DEPTHWISE,
+        BlueprintAction.BOTTLENECK,
+        BlueprintAction.CONV_SMALL,
+        BlueprintAction.CONV_HEAVY,
+        BlueprintAction.INVERTED_BOTTLENECK,
+    }
+)
+TRANSFORMER_BLUEPRINTS = frozenset(
+    {
+        BlueprintAction.LORA,
+        BlueprintAction.MLP,
+        BlueprintAction.MLP_SMALL,
+        BlueprintAction.ATTENTION,
+        BlueprintAction.NORM,
+    }
+)
+
+
+def _check_tables() -> None:
+    """The hot loop reads the tables, people read the enums: a difference must not survive an import."""
+    pairs = (
+        ("OP_NAMES", OP_NAMES, tuple(op.name for op in LifecycleOp)),
+        ("BLEND_IDS", BLEND_IDS, tuple(blend.to_algorithm_id() for blend in BlendAction)),
+        ("BLUEPRINT_IDS", BLUEPRINT_IDS, tuple(blueprint.to_blueprint_id() for blueprint in BlueprintAction)),
+        ("OP_* constants", (OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE), tuple(int(op) for op in LifecycleOp)),
+    )
+    for name, table, expected in pairs:
+        if table != expected:
+            raise AssertionError(f"{name} is {table} but its enum says {expected}; make them equal")
+
+
+_check_tables()
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """The actions of one run. Arrays of actions are always in the order op, slot, blueprint, blend."""
+
+    slots: SlotConfig
+    blueprint_ids: tuple[str | None, ...] = BLUEPRINT_IDS
+    blends: tuple[str, ...] = BLEND_IDS
+
+    def __post_init__(self) -> None:
+        if len(self.blueprint_ids) < 2 or self.blueprint_ids[0] is not None or None in self.blueprint_ids[1:]:
+            raise SettingError(
+                f"blueprint_ids {self.blueprint_ids} must start with None (no blueprint) and name at least one more; "
+                "build the space with ActionSpace.of(slots, blueprints)."
+            )
+        for what, names in (("blueprint", self.blueprint_ids), ("blend", self.blends)):
+            if len(set(names)) != len(names):
+                raise SettingError(f"{what} ids {names} repeat a name; list each one once.")
+        for blend in self.blends:
+            if blend not in BLEND_IDS:
+                raise UnknownNameError("blend", blend, BLEND_IDS)
+        if not self.blends:
+            raise SettingError(f"no blends given; name at least one of {', '.join(BLEND_IDS)}.")
+
+    @classmethod
+    def of(cls, slots: SlotConfig, blueprints: tuple[str, ...], blends: tuple[str, ...] = BLEND_IDS) -> Self:
+        """The space of a run that may plant `blueprints`, numbered from 1 in the order given."""
+        return cls(slots, (None, *blueprints), blends)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Number of choices per head: op, slot, blueprint, blend."""
+        return NUM_OPS, self.slots.num_slots, len(self.blueprint_ids), len(self.blends)
+
+    def blueprint_index(self, blueprint_id: str | None) -> int:
+        if blueprint_id not in self.blueprint_ids:
+            raise UnknownNameError("blueprint", blueprint_id, (name for name in self.blueprint_ids if name))
+        return self.blueprint_ids.index(blueprint_id)
+
+    def blend_index(self, blend_id: str) -> int:
+        if blend_id not in self.blends:
+            raise UnknownNameError("blend", blend_id, self.blends)
+        return self.blends.index(blend_id)
+
+
+DEFAULT_SPACE = ActionSpace(SlotConfig.default())
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredAction:
+    """One decision in words, for logs, tests and people. The hot loop uses the indices."""
+
+    op: LifecycleOp
+    slot_idx: int
+    blueprint_id: str | None
+    blend_algorithm_id: str
+    slot_id: str
+
+    @classmethod
+    def from_indices(
+        cls, *, slot_idx: int, blueprint_idx: int, blend_idx: int, op_idx: int, space: ActionSpace = DEFAULT_SPACE
+    ) -> Self:
+        """Look the four indices up in `space`; an index outside it is refused by head."""
+        for head, index, size in zip(
+            ("op", "slot", "blueprint", "blend"), (op_idx, slot_idx, blueprint_idx, blend_idx), space.sizes, strict=True
+        ):
+            if not 0 <= index < size:
+                raise SettingError(f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}.")
+        return cls(
+            op=LifecycleOp(op_idx),
+            slot_idx=int(slot_idx),
+            blueprint_id=space.blueprint_ids[blueprint_idx],
+            blend_algorithm_id=space.blends[blend_idx],
+            slot_id=space.slots.slot_ids[slot_idx],
+        )
+
+    @property
+    def is_germinate(self) -> bool:
+        return self.op is LifecycleOp.GERMINATE
+
+    @property
+    def is_cull(self) -> bool:
+        return self.op is LifecycleOp.CULL
+
+    @property
+    def is_fossilize(self) -> bool:
+        return self.op is LifecycleOp.FOSSILIZE

@@ -1,0 +1,110 @@
+"""The one rule for what may be done now. Masks, executors and policies ask here and nowhere else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from esper.leyline.errors import (
+    BlueprintMismatchError,
+    BudgetExceededError,
+    IllegalActionError,
+    NoLiveSeedError,
+    NotMeasuredError,
+    SeedLimitError,
+    SeedTooYoungError,
+    SlotOccupiedError,
+)
+from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
+from esper.leyline.lifecycle import MIN_CULL_AGE
+from esper.leyline.reports import SeedStateReport
+from esper.leyline.stages import SeedStage
+
+
+@dataclass(frozen=True)
+class GrowthView:
+    """All that legality depends on. No timing rules: only what is physically possible."""
+
+    space: ActionSpace
+    reports: Mapping[str, SeedStateReport]
+    seeds_used: int
+    """live seeds and fossils together"""
+    max_seeds: int | None
+    params_used: int
+    """host, fossils and live seeds together"""
+    budget: int | None
+    """most parameters the whole network may have; None = no limit"""
+    costs: Mapping[tuple[str, str, str], int]
+    """(slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry"""
+
+
+def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
+    """Why `action` cannot be applied now, ready to be raised; None if it can."""
+    if action.op is LifecycleOp.WAIT:
+        return None
+    report = view.reports[action.slot_id]
+    match action.op:
+        case LifecycleOp.GERMINATE:
+            return _refuse_germinate(action, report, view)
+        case LifecycleOp.CULL:
+            return _refuse_cull(report)
+        case LifecycleOp.FOSSILIZE:
+            return _refuse_fossilize(report)
+
+
+def is_legal(action: FactoredAction, view: GrowthView) -> bool:
+    """Whether `action` may be applied now."""
+    return refusal(action, view) is None
+
+
+def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
+    slot, blueprint, blend = action.slot_id, action.blueprint_id, action.blend_algorithm_id
+    if report.stage is not SeedStage.DORMANT:
+        return SlotOccupiedError(
+            f"slot {slot} is {report.stage.name}. A seed can be germinated only where the slot is DORMANT; "
+            "wait until it is, or choose another slot."
+        )
+    if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
+        return SeedLimitError(
+            f"{view.seeds_used} seeds and fossils exist and max_seeds is {view.max_seeds}. "
+            "Cull a live seed first, or raise max_seeds."
+        )
+    cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
+    if cost is None:
+        fitting = sorted({b for s, b, _ in view.costs if s == slot})
+        return BlueprintMismatchError(
+            f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of shape "
+            f"{report.feature_shape}. Fitting here: {', '.join(fitting) or 'none'}."
+        )
+    if view.budget is not None and view.params_used + cost > view.budget:
+        return BudgetExceededError(
+            f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but {view.params_used:,} of "
+            f"{view.budget:,} are used. Choose a smaller blueprint, cull a seed, or raise the budget."
+        )
+    return None
+
+
+def _refuse_cull(report: SeedStateReport) -> IllegalActionError | None:
+    if not report.is_live:
+        return NoLiveSeedError(
+            f"slot {report.slot_id} is {report.stage.name} and holds no live seed. "
+            "Only GERMINATED, TRAINING, BLENDING and PROBATIONARY seeds can be culled."
+        )
+    if report.seed_age_epochs < MIN_CULL_AGE:
+        return SeedTooYoungError(
+            f"the seed in slot {report.slot_id} is {report.seed_age_epochs} epochs old. "
+            f"It can be culled from age {MIN_CULL_AGE} on; train an epoch first."
+        )
+    return None
+
+
+def _refuse_fossilize(report: SeedStateReport) -> IllegalActionError | None:
+    if report.stage is SeedStage.PROBATIONARY and report.is_measured:
+        return None
+    if not report.is_live:
+        return NoLiveSeedError(
+            f"slot {report.slot_id} is {report.stage.name} and holds no live seed to fossilize; germinate one first."
+        )
+    problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
+    return NotMeasuredError(
+        f"the seed in slot {report.slot_id} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "
+        "counterfactual; let its epochs pass and record the measurement first."
+    )

@@ -1,0 +1,158 @@
+"""What one slot's life looks like and how an epoch moves it on. Plain data: no tensors, no modules, no logging."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
+from esper.leyline.factored_actions import BLEND_IDS
+from esper.leyline.gates import (
+    GateEvidence,
+    Measurement,
+    counterfactual_gate,
+    probation_end,
+    ramp_gate,
+    shadow_gate,
+)
+from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
+
+MIN_CULL_AGE = 1
+"""Epochs a seed must have lived before it may be culled."""
+
+_SIGMOID_STEEPNESS = 10.0
+
+
+@dataclass(frozen=True)
+class StageLengths:
+    """How many epochs each stage lasts when nobody intervenes."""
+
+    training: int = 0
+    """closed-loop incubation before blending; 0 starts to blend at once, which did better in our measurements"""
+    ramp: int = 1
+    """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch"""
+    probation: int = 3
+    """epochs of measured contribution before a seed is kept or culled by its evidence"""
+    embargo: int = 3
+    """epochs a slot stays closed after a cull"""
+    resetting: int = 1
+    """epochs between embargo and the next chance"""
+
+    def __post_init__(self) -> None:
+        for name, least in (("training", 0), ("ramp", 1), ("probation", 1), ("embargo", 0), ("resetting", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise SettingError(f"StageLengths.{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def ramp_alpha(blend_id: str, progress: float) -> float:
+    """A seed's share of the output after `progress` (0 to 1) of its ramp; exactly 0 and 1 at the ends."""
+    if blend_id not in BLEND_IDS:
+        raise UnknownNameError("blend", blend_id, BLEND_IDS)
+    if progress <= 0.0:
+        return 0.0
+    if progress >= 1.0:
+        return 1.0
+    if blend_id == "sigmoid":
+        low, high = _logistic(-0.5), _logistic(0.5)
+        return (_logistic(progress - 0.5) - low) / (high - low)
+    return progress
+
+
+def _logistic(position: float) -> float:
+    return 1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * position))
+
+
+@dataclass(frozen=True, slots=True)
+class SeedState:
+    """All the lifecycle knows about a slot. Snapshot = keep it; rollback = assign it."""
+
+    stage: SeedStage = SeedStage.DORMANT
+    epochs_in_stage: int = 0
+    age: int = 0
+    alpha: float = 0.0
+    blueprint_id: str | None = None
+    blend_id: str | None = None
+    contribution: Measurement | None = None
+    shadow_gain: Measurement | None = None
+    gates: tuple[GateEvidence, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.stage in LIVE_STAGES
+
+    def advance(self, to: SeedStage) -> Self:
+        """The same slot, one stage further; a move the table does not have is refused."""
+        if to not in TRANSITIONS[self.stage]:
+            allowed = ", ".join(stage.name for stage in sorted(TRANSITIONS[self.stage]))
+            raise IllegalTransitionError(f"{self.stage.name} -> {to.name} is not a move; allowed from here: {allowed}.")
+        if to in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING):
+            return type(self)(stage=to)
+        alpha = self.alpha if to in (SeedStage.PROBATIONARY, SeedStage.FOSSILIZED) else 0.0
+        return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
+
+    def judged(self, evidence: GateEvidence) -> Self:
+        """The same state with this gate's newest evidence."""
+        others = tuple(gate for gate in self.gates if gate.name != evidence.name)
+        return replace(self, gates=(*others, evidence))
+
+    def measured(self, contribution: Measurement) -> Self:
+        """The same state with a fresh paired counterfactual."""
+        return replace(self, contribution=contribution).judged(counterfactual_gate(contribution))
+
+    def incubated(self, gain: Measurement) -> Self:
+        """The same state with a fresh held-out comparison of its incubation."""
+        return replace(self, shadow_gain=gain)
+
+
+def germinate(blueprint_id: str, blend_id: str) -> SeedState:
+    """A slot in which a seed has just been planted."""
+    return replace(SeedState().advance(SeedStage.GERMINATED), blueprint_id=blueprint_id, blend_id=blend_id)
+
+
+def tick(state: SeedState, lengths: StageLengths) -> SeedState:
+    """The state for the epoch that is about to be trained: stages that are over end, alpha takes its next step."""
+    moved = _end_stages(state, lengths)
+    if moved.stage is SeedStage.DORMANT:
+        return moved
+    epochs = moved.epochs_in_stage + 1
+    alpha = moved.alpha
+    if moved.stage is SeedStage.BLENDING:
+        assert moved.blend_id is not None
+        alpha = ramp_alpha(moved.blend_id, epochs / lengths.ramp)
+    return replace(moved, epochs_in_stage=epochs, age=moved.age + moved.is_live, alpha=alpha)
+
+
+def _end_stages(state: SeedState, lengths: StageLengths) -> SeedState:
+    while (ending := _natural_end(state, lengths)) is not None:
+        target, evidence = ending
+        if evidence is not None:
+            state = state.judged(evidence)
+        state = state.advance(target)
+        if target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
+            break  # both are seen for one epoch, so that whoever watches can tell how a life ended
+    return state
+
+
+def _natural_end(state: SeedState, lengths: StageLengths) -> tuple[SeedStage, GateEvidence | None] | None:
+    """Where a stage goes when its time is over, with the evidence that decided; None while it lasts."""
+    match state.stage:
+        case SeedStage.GERMINATED:
+            return SeedStage.TRAINING, None
+        case SeedStage.TRAINING if state.epochs_in_stage >= lengths.training:
+            gate = shadow_gate(state.shadow_gain, lengths.training)
+            return (SeedStage.BLENDING if gate.passed else SeedStage.CULLED), gate
+        case SeedStage.BLENDING if (gate := ramp_gate(state.alpha)).passed:
+            return SeedStage.PROBATIONARY, gate
+        case SeedStage.PROBATIONARY if state.epochs_in_stage >= lengths.probation:
+            gate = probation_end(state.contribution)
+            return (SeedStage.FOSSILIZED if gate.passed else SeedStage.CULLED), gate
+        case SeedStage.FOSSILIZED:
+            return SeedStage.DORMANT, None
+        case SeedStage.CULLED:
+            return SeedStage.EMBARGOED, None
+        case SeedStage.EMBARGOED if state.epochs_in_stage >= lengths.embargo:
+            return SeedStage.RESETTING, None
+        case SeedStage.RESETTING if state.epochs_in_stage >= lengths.resetting:
+            return SeedStage.DORMANT, None
+        case _:
+            return None

@@ -1,0 +1,81 @@
+"""Slot ids and their order. Whoever needs "the slots, in order" asks here; nobody sorts ids elsewhere."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from esper.leyline.errors import SlotIdError, UnknownNameError
+
+_SLOT_ID = re.compile(r"r(0|[1-9]\d*)c(0|[1-9]\d*)")
+_DEFAULT_COLUMNS = 3
+
+
+def slot_position(slot_id: str) -> tuple[int, int]:
+    """Row and column of a canonical id; anything else is refused."""
+    match = _SLOT_ID.fullmatch(slot_id) if isinstance(slot_id, str) else None
+    if match is None:
+        raise SlotIdError(
+            f"slot id {slot_id!r} is not canonical. A slot id is r<row>c<column> without leading zeros; "
+            "write 'r0c0', 'r0c1', 'r0c2' for the first, second and third slot (instead of early, mid, late)."
+        )
+    return int(match[1]), int(match[2])
+
+
+def ordered_slots(slot_ids: Iterable[str]) -> tuple[str, ...]:
+    """The ids sorted by row, then column, as numbers: r0c10 comes after r0c2."""
+    return tuple(sorted(slot_ids, key=slot_position))
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """Which slots a host has, in execution order, and the module whose output each one sits on."""
+
+    slot_ids: tuple[str, ...]
+    modules: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """slot id -> module name inside the host; empty where the host knows its own sites"""
+
+    def __post_init__(self) -> None:
+        if not self.slot_ids:
+            raise SlotIdError("no slots given. A host needs at least one slot; write slot_ids=('r0c0',).")
+        ordered = ordered_slots(self.slot_ids)
+        repeated = sorted({a for a, b in zip(ordered, ordered[1:], strict=False) if a == b})
+        if repeated:
+            raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
+        if self.modules and set(self.modules) != set(ordered):
+            raise SlotIdError(
+                f"module names are given for {sorted(self.modules)} but the slots are {list(ordered)}. "
+                "Name one module for every slot, or none."
+            )
+        object.__setattr__(self, "slot_ids", ordered)
+
+    @classmethod
+    def default(cls) -> Self:
+        """One row of three slots: what the built-in three-block hosts have."""
+        return cls.for_grid(1, _DEFAULT_COLUMNS)
+
+    @classmethod
+    def for_grid(cls, rows: int, columns: int) -> Self:
+        if rows < 1 or columns < 1:
+            raise SlotIdError(f"a grid of {rows} x {columns} has no slots. Both numbers must be at least 1.")
+        return cls(tuple(f"r{row}c{column}" for row in range(rows) for column in range(columns)))
+
+    @classmethod
+    def for_modules(cls, names: Iterable[str]) -> Self:
+        """One row, one slot after each named module, in the order given."""
+        modules = {f"r0c{column}": name for column, name in enumerate(names)}
+        return cls(tuple(modules), modules)
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.slot_ids)
+
+    def index_for_slot_id(self, slot_id: str) -> int:
+        if slot_id not in self.slot_ids:
+            raise UnknownNameError("slot", slot_id, self.slot_ids)
+        return self.slot_ids.index(slot_id)
+
+    def slot_id_for_index(self, index: int) -> str:
+        if not 0 <= index < self.num_slots:
+            raise UnknownNameError("slot index", index, (str(i) for i in range(self.num_slots)))
+        return self.slot_ids[index]
