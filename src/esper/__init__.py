@@ -18,7 +18,20 @@ _HOMES = {
     "check_blueprint": "esper.kasmina",
     "check_host": "esper.kasmina",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "EsperError",
+    "Garden",
+    "GrowthSettings",
+    "MorphogeneticModel",
+    "StageLengths",
+    "__version__",
+    "blueprint",
+    "check_blueprint",
+    "check_host",
+    "grow",
+    "inspect",
+    "load",
+]
 
 if TYPE_CHECKING:
     from esper.garden import Garden, grow, inspect, load

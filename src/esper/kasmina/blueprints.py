@@ -74,7 +74,7 @@ class Blueprint:
             )
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
-        return seeds.Seed(body, torch.full((channels, 1, 1) if is_image else (channels,), scale), gate)
+        return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)
 
     def cost(self, shape: tuple[int, ...], gated: bool = False) -> BlueprintCost:
         """Parameters and FLOPs at a slot with these features, without allocating either."""

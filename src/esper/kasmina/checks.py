@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.leyline.errors import BlueprintError, HostError
@@ -16,7 +17,7 @@ _STEPS_TO_WAKE = 3
 
 
 def check_blueprint(kind: str, name: str, shape: tuple[int, ...] | None = None) -> None:
-    """Raise `BlueprintError` unless the seed is shape-preserving, the identity at birth, priced right, and able to learn."""
+    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn."""
     shape = shape or TYPICAL_SHAPES[kind]
     blueprint = REGISTRY.get(kind, name)
     with torch.random.fork_rng(devices=[]):
@@ -72,14 +73,18 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
     """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal its forward pass."""
     twin = copy.deepcopy(host)
     model = MorphogeneticModel(twin, slots, example=example)
-    example = twin.example() if example is None and hasattr(twin, "example") else example
-    assert example is not None
+    if example is None:
+        assert isinstance(twin, SegmentedHost)  # wrapping it without an example has just worked
+        example = twin.example()
     with undisturbed(host), undisturbed(model):
         plain, wrapped = call_with(host, example), call_with(model, example)
         if not torch.equal(plain, wrapped):
-            raise HostError(f"{type(host).__name__} gives another output once wrapped; its forward must be deterministic.")
-        if not hasattr(twin, "forward_to_segment"):
+            raise HostError(
+                f"{type(host).__name__} gives another output once wrapped; its forward must be deterministic."
+            )
+        if not isinstance(twin, SegmentedHost):
             return
+        assert isinstance(example, torch.Tensor)
         for slot_id in model.slot_config.slot_ids:
             features = twin.forward_to_segment(slot_id, example)
             if not torch.equal(twin.forward_from_segment(slot_id, features), plain):

@@ -1,12 +1,14 @@
-"""Fitting slots to a host, once, when it is wrapped: sites, shapes, price list, limits. Nothing here changes the host."""
+"""Fitting slots to a host, once, when it is wrapped: sites, shapes, prices, limits. Nothing here changes the host."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.probing import Example, find_places
 from esper.kasmina.seeds import Seed, Sham
 from esper.kasmina.slot import SeedSlot
@@ -15,16 +17,23 @@ from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.slots import SlotConfig
 
 
+@dataclass(frozen=True)
+class KnownShapes:
+    """Slot id -> (kind, shape of one example's features, dtype), where they are known without running the host."""
+
+    slots: Mapping[str, tuple[str, tuple[int, ...], str]]
+
+
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     """The slots with the module each sits on, asked of the host where the caller did not say."""
     if slots is not None and slots.modules:
         return slots
-    if not hasattr(host, "slot_config"):
+    if not isinstance(host, SegmentedHost):
         raise HostError(
             f"{type(host).__name__} does not say where its slots are. Name them: "
             "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
         )
-    own: SlotConfig = host.slot_config()
+    own = host.slot_config()
     if slots is None:
         return own
     for slot_id in slots.slot_ids:
@@ -33,11 +42,17 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
 
 
 def build_slots(
-    host: nn.Module, config: SlotConfig, example: Example | None, kinds: Mapping[str, str]
+    host: nn.Module, config: SlotConfig, example: Example | KnownShapes | None, kinds: Mapping[str, str]
 ) -> dict[str, SeedSlot]:
     """An empty slot for every site, shaped by one example forward."""
+    if isinstance(example, KnownShapes):
+        device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
+        return {
+            slot_id: SeedSlot(slot_id, kind, shape, torch.empty(0, device=device, dtype=getattr(torch, dtype)))
+            for slot_id, (kind, shape, dtype) in example.slots.items()
+        }
     if example is None:
-        if not hasattr(host, "example"):
+        if not isinstance(host, SegmentedHost):
             raise HostError(
                 f"the shapes inside {type(host).__name__} are not known. Pass one batch: "
                 "MorphogeneticModel(host, slots, example=batch)."

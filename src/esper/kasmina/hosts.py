@@ -1,6 +1,8 @@
 """Built-in hosts: a chain of blocks with a slot after each, and a head. Slots are attached from outside, by `model`."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,19 @@ from torch import Tensor, nn
 from esper.kasmina.seeds import CausalAttention
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.slots import SlotConfig
+
+
+@runtime_checkable
+class SegmentedHost(Protocol):
+    """A host that knows its own slots and can be run in parts."""
+
+    def slot_config(self) -> SlotConfig: ...
+
+    def example(self) -> Tensor: ...
+
+    def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor: ...
+
+    def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor: ...
 
 
 class ChainHost(nn.Module):
@@ -139,8 +154,7 @@ def build_transformer_host(
         raise SettingError(f"{slots} slots need as many layers, got {layers}; lower slots or raise layers.")
     bounds = [round(index * layers / slots) for index in range(slots + 1)]
     groups = [
-        nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end)))
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end))) for start, end in pairwise(bounds)
     ]
     groups[0].insert(0, TokenEmbedding(vocabulary, width, context))
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))

@@ -15,8 +15,8 @@ def check_values(values: object, name: str = "evaluate()") -> Tensor:
     if not isinstance(values, Tensor) or values.dim() != 1:
         got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
         raise MeasurementError(
-            f"{name} returned {got}. It must return one value per held-out example, a 1-D tensor, because a mean has no "
-            "standard error; use reduction='none' and concatenate the batches."
+            f"{name} returned {got}. It must return one value per held-out example, a 1-D tensor, because a mean has "
+            "no standard error; use reduction='none' and concatenate the batches."
         )
     if len(values) < 2:
         raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")

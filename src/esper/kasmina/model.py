@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.fitting import build_slots, complete_slots, mix_seed, price_list, probe_deviation, refuse_limits
+from esper.kasmina.fitting import (
+    KnownShapes,
+    build_slots,
+    complete_slots,
+    mix_seed,
+    price_list,
+    probe_deviation,
+    refuse_limits,
+)
 from esper.kasmina.measuring import gradient_ratio, measure_pairs
 from esper.kasmina.probing import Example
 from esper.kasmina.slot import SeedSlot, count_parameters
@@ -31,7 +39,7 @@ class GrowthSettings:
     lengths: StageLengths = field(default_factory=StageLengths)
     """epochs per stage"""
     scale_at_birth: float = 0.0
-    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest in our measurements"""
+    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest when measured"""
     blends: tuple[str, ...] = ("linear", "sigmoid", "gated")
     """ways to blend that a policy may choose from"""
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +65,7 @@ class MorphogeneticModel(nn.Module):
         host: nn.Module,
         slots: SlotConfig | None = None,
         *,
-        example: Example | None = None,
+        example: Example | KnownShapes | None = None,
         blueprints: Sequence[str] | None = None,
         max_seeds: int | None = None,
         budget: int | None = None,
@@ -106,7 +114,9 @@ class MorphogeneticModel(nn.Module):
         deviation = probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
         evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
         if not evidence.passed:
-            raise BlueprintError(f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
+            raise BlueprintError(
+                f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
+            )
         self.births += 1
         before = slot.state
         if self.link is not None:
@@ -124,7 +134,7 @@ class MorphogeneticModel(nn.Module):
         slot = self._permit(LifecycleOp.FOSSILIZE, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
-    def apply(self, action: FactoredAction) -> SlotChange | None:
+    def act(self, action: FactoredAction) -> SlotChange | None:
         """Carry out one decision; WAIT changes nothing."""
         match action.op:
             case LifecycleOp.GERMINATE:
@@ -142,7 +152,9 @@ class MorphogeneticModel(nn.Module):
         changes = [self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()]
         return [change for change in changes if change.before.stage is not change.after.stage]
 
-    def _permit(self, op: LifecycleOp, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
+    def _permit(
+        self, op: LifecycleOp, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None
+    ) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
         slot_idx = self.slot_config.index_for_slot_id(slot_id)
         self.space.blueprint_index(blueprint_id)

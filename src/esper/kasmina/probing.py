@@ -1,8 +1,8 @@
-"""Where in a module a slot would fit: one example forward with observers, and the model is as before. Plants nothing."""
+"""Where in a module a slot would fit: one example forward with observers, the model is as before. Plants nothing."""
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +99,7 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
         return place(f"it is called {len(outputs)} times per forward, and a slot belongs to one place", None, output)
     if not output.is_floating_point():
         return place(f"its output is {output.dtype}, and seeds work on floating point features", None, output)
-    kind = next((kind for pattern, kind in kinds.items() if matches(pattern, name)), KINDS.get(output.dim()))
+    kind = next((kind for pattern, kind in kinds.items() if find_names(pattern, [name])), KINDS.get(output.dim()))
     if kind is None:
         return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
     if kind not in KINDS.values():
@@ -109,14 +109,23 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
     return place(None, kind, output)
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether a module name is meant by a name, a shell pattern or a regular expression."""
-    if pattern == name or fnmatch.fnmatchcase(name, pattern):
-        return True
+def find_names(pattern: str, names: Iterable[str]) -> set[str]:
+    """The module names meant by a pattern: a name, or a shell pattern part by part ('h.*.mlp'), or else a regex."""
+    names = set(names)
+    if pattern in names:
+        return {pattern}
+    parts = pattern.split(".")
+    globbed = {name for name in names if _parts_match(parts, name.split("."))}
+    if globbed:
+        return globbed
     try:
-        return re.fullmatch(pattern, name) is not None
+        return {name for name in names if re.fullmatch(pattern, name)}
     except re.error:
-        return False
+        return set()
+
+
+def _parts_match(patterns: list[str], parts: list[str]) -> bool:
+    return len(patterns) == len(parts) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[str]) -> list[Place]:
@@ -125,9 +134,11 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
     by_name = {place.name: place for place in places}
     chosen: set[str] = set()
     for pattern in patterns:
-        meant = {name for name in names if matches(pattern, name)}
+        meant = find_names(pattern, names)
         if not meant:
-            raise UnknownNameError("module or pattern", pattern, names, "esper.inspect(model, example) lists the places.")
+            raise UnknownNameError(
+                "module or pattern", pattern, names, "esper.inspect(model, example) lists the places."
+            )
         problems = [
             f"{name}: {by_name[name].problem if name in by_name else 'it does not run on the example batch'}"
             for name in sorted(meant)

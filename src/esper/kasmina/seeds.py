@@ -1,5 +1,7 @@
 """The modules that seeds are made of. Needs torch alone: an exported network carries this file along as its source."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -167,3 +169,22 @@ class Sham(nn.Module):
 
     def blend(self, features: Tensor, alpha: Tensor) -> Tensor:
         return torch.lerp(features, features, alpha.to(features.dtype))
+
+
+def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
+    """A seed's per-channel scale, shaped to multiply its features."""
+    return torch.full((channels, 1, 1) if channels_first else (channels,), value)
+
+
+def run_grown(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """Forward hook of a module that carries fossils: its output goes through them."""
+    return module.get_submodule("grown")(output)
+
+
+def graft_fossils(site: nn.Module, fossils: nn.Sequential) -> None:
+    """Make `fossils` the last thing `site` does; its own children and parameter names stay as they are."""
+    if hasattr(site, "grown"):
+        raise ValueError(f"{type(site).__name__} already has an attribute 'grown'; rename it before grafting")
+    site.add_module("grown", fossils)
+    if not (isinstance(site, nn.Sequential) and type(site).forward is nn.Sequential.forward):
+        site.register_forward_hook(run_grown)  # a Sequential runs its last child by itself

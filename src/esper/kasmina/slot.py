@@ -29,6 +29,7 @@ class SeedSlot(nn.Module):
         self.kind = kind
         self.feature_shape = tuple(feature_shape)
         self.fossils = nn.ModuleList()
+        self.fossil_names: list[str] = []
         self.seed: Seed | Sham | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
@@ -76,6 +77,7 @@ class SeedSlot(nn.Module):
         """Make the live seed, gate included, part of the host."""
         seed = self.uproot()
         self.fossils.append(seed)
+        self.fossil_names.append(str(self.state.blueprint_id))
         return seed
 
     def report(self, host_param_count: int) -> SeedStateReport:

@@ -1,4 +1,4 @@
-"""Contracts everybody shares: stages, slot ids, factored actions, gates, reports, legality, errors. No torch in here."""
+"""Contracts everybody shares: stages, slot ids, factored actions, gates, reports, legality, errors. No torch here."""
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.factored_actions import (
@@ -31,9 +31,9 @@ __all__ = [
     "LifecycleOp",
     "Measurement",
     "SeedMetrics",
+    "SeedStage",
     "SeedState",
     "SeedStateReport",
-    "SeedStage",
     "SlotConfig",
     "StageLengths",
     "UnknownNameError",

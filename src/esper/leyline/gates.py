@@ -23,6 +23,9 @@ class Measurement:
                 "The held-out values hold NaN or Inf; the host has diverged or the evaluation is broken."
             )
 
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.standard_error:.4f} over {self.examples} examples"
+
     @property
     def is_positive(self) -> bool:
         """Above zero by more than one standard error: the rule that decides who stays."""
@@ -96,8 +99,7 @@ def counterfactual_gate(contribution: Measurement | None) -> GateEvidence:
 
 def probation_end(contribution: Measurement | None) -> GateEvidence:
     """END: when probation is over, the seed stays only if it helps by more than one standard error."""
-    mean = None if contribution is None else contribution.mean
-    error = None if contribution is None else contribution.standard_error
-    passes = contribution is not None and contribution.is_positive
-    reason = f"contribution {mean} with standard error {error}"
-    return GateEvidence.judge("END", mean, "contribution above one standard error", passes, reason)
+    needed = "contribution above one standard error"
+    if contribution is None:
+        return GateEvidence.judge("END", None, needed, False, "")
+    return GateEvidence.judge("END", contribution.mean, needed, contribution.is_positive, f"contribution {contribution}")

@@ -1,4 +1,4 @@
-"""What a slot looks like from outside. Policies, masks, screens and logs read these; None always means "not measured"."""
+"""What a slot looks like from outside. Policies, masks, screens and logs read these; None means "not measured"."""
 
 from dataclasses import dataclass, field
 

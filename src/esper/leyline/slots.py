@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Self
 
 from esper.leyline.errors import SlotIdError, UnknownNameError
@@ -39,7 +40,7 @@ class SlotConfig:
         if not self.slot_ids:
             raise SlotIdError("no slots given. A host needs at least one slot; write slot_ids=('r0c0',).")
         ordered = ordered_slots(self.slot_ids)
-        repeated = sorted({a for a, b in zip(ordered, ordered[1:], strict=False) if a == b})
+        repeated = sorted({a for a, b in pairwise(ordered) if a == b})
         if repeated:
             raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
         if self.modules and set(self.modules) != set(ordered):

@@ -1,0 +1,303 @@
+"""Growing inside the user's own training loop: wrap a model, step once per epoch, take a plain network home."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.harvesting import export_network, harvest
+from esper.kasmina.measuring import check_values
+from esper.kasmina.model import GrowthSettings, MorphogeneticModel, SlotChange
+from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
+from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
+from esper.kasmina.slot import count_parameters
+from esper.kasmina.surgery import LOW_RATE
+from esper.leyline.errors import IllegalActionError, SettingError
+from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
+from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.policies import Policy
+from esper.tamiyo.rules import Ground, make_policy
+from esper.telemetry.events import (
+    ActionRefused,
+    ActionTaken,
+    ContributionMeasured,
+    EpochMeasured,
+    Event,
+    GateJudged,
+    GrowthHint,
+    StageChanged,
+    from_record,
+    to_record,
+)
+
+Evaluate = Callable[[], Tensor]
+"""Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
+
+
+def inspect(model: nn.Module, example: Example) -> list[Place]:
+    """Every place in a model where a slot would fit, in the order of execution, and why others do not."""
+    return find_places(model, example)
+
+
+def grow(
+    model: nn.Module,
+    *,
+    slots: str | Sequence[str],
+    example: Example,
+    blueprints: Sequence[str] | None = None,
+    budget: float | int | None = None,
+    max_seeds: int | None = None,
+    policy: str | Callable[[Ground], Policy] = "heuristic",
+    higher_is_better: bool | None = None,
+    settings: GrowthSettings | None = None,
+) -> "Garden":
+    """Wrap a model so that it can grow while you train it.
+
+    Args:
+        slots: names, shell patterns or regular expressions of sub-modules; a seed grows on each one's output.
+        example: one batch, as the model takes it, to learn the shapes from.
+        budget: most parameters in all; a float is a multiple of the model's own, an int a number.
+        max_seeds: most seeds, live and kept; without it and without a budget, one per slot.
+        policy: "never", "schedule", "random", "heuristic", "sham", or a function from `Ground` to a policy.
+        higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
+    """
+    settings = settings or GrowthSettings()
+    patterns = [slots] if isinstance(slots, str) else list(slots)
+    if not patterns:
+        raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
+    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
+    names = list(blueprints or REGISTRY.names_for(str(place.kind) for place in places))
+    if policy == SHAM and SHAM not in names:
+        names.append(SHAM)
+    grown = MorphogeneticModel(
+        model,
+        SlotConfig.for_modules(place.name for place in places),
+        example=example,
+        blueprints=names,
+        max_seeds=len(places) if max_seeds is None and budget is None else max_seeds,
+        budget=total_budget(budget, model),
+        settings=settings,
+    )
+    return Garden(grown, policy, higher_is_better)
+
+
+def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
+    """A budget as a number of parameters: a float is a multiple of what the model has."""
+    if budget is None or (isinstance(budget, int) and not isinstance(budget, bool)):
+        return budget
+    if not isinstance(budget, float) or not budget > 1.0:
+        raise SettingError(
+            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
+            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
+        )
+    return int(budget * count_parameters(model))
+
+
+class Garden:
+    """A growing model and whoever decides about it. One `step` per epoch, between two epochs of training."""
+
+    def __init__(
+        self,
+        model: MorphogeneticModel,
+        policy: str | Callable[[Ground], Policy] = "heuristic",
+        higher_is_better: bool | None = None,
+    ):
+        self.model = model
+        ground = Ground(model.space, model.costs, model.host_params, model.budget, model.max_seeds)
+        self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+        self.policy: Policy = make_policy(policy, ground) if isinstance(policy, str) else policy(ground)
+        self.higher_is_better = higher_is_better
+        self.memory: Any = None
+        self.epoch = 0
+        self.history: list[Event] = []
+        self.pending_optimizer: OptimizerSnapshot | None = None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What to build an optimiser from."""
+        return self.model.parameters()
+
+    def attach(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        seed_lr: float = 1.0,
+        warmup_steps: int = 0,
+        rewarm_steps: int = 0,
+    ) -> None:
+        """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
+
+        Args:
+            scheduler: the scheduler, if it exists already; one that is created later needs no mention.
+            seed_lr: seeds learn at this multiple of the host's rate.
+            warmup_steps: optimiser steps over which a new seed's rate rises.
+            rewarm_steps: optimiser steps over which all rates come back from their peak after a seed is planted.
+        """
+        link = self.model.attach(
+            optimizer, scheduler=scheduler, seed_lr=seed_lr, warmup_steps=warmup_steps, rewarm_steps=rewarm_steps
+        )
+        if self.pending_optimizer is not None:
+            restore_optimizer(self.model, link, self.pending_optimizer)
+            self.pending_optimizer = None
+
+    def step(self, evaluate: Evaluate) -> list[Event]:
+        """Measure the epoch that was trained, decide, and make the model ready for the next one."""
+        events = [*self._measure(evaluate), *self._decide(), *self._tick()]
+        self.history.extend(events)
+        self.epoch += 1
+        return events
+
+    def shadow(self, closure: Callable[[], Tensor]) -> None:
+        """Train TRAINING seeds: call after your backward, with a closure that returns the loss of the same batch."""
+        if any(report.stage is SeedStage.TRAINING for report in self.model.get_slot_reports().values()):
+            with self.model.shadow():
+                closure().backward()
+
+    def harvest(self) -> nn.Module:
+        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out."""
+        return harvest(self.model)
+
+    def export(self, folder: str | Path) -> Path:
+        """Write the harvested weights and a source file that rebuilds the network without esper."""
+        return export_network(self.model, Path(folder))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything needed to go on from here, optimiser included; `esper.load` reads it."""
+        extra = {
+            "epoch": self.epoch,
+            "policy": self.policy_name,
+            "memory": self.memory,
+            "higher_is_better": self.higher_is_better,
+            "history": [to_record(event) for event in self.history],
+        }
+        return save_network(self.model, Path(folder), extra)
+
+    def summary(self) -> Table:
+        """Slots, stages, parameters and evidence, as a table that rich (or `print(str(...))`) shows."""
+        return summary_table(self)
+
+    # -- the parts of a step -----------------------------------------------------------------------------------------
+
+    def _measure(self, evaluate: Evaluate) -> list[Event]:
+        base, sign = self._values(evaluate)
+        events: list[Event] = [EpochMeasured(0, self.epoch, float(base.mean()) * sign, self.model.total_params)]
+        for slot_id, report in self.model.get_slot_reports().items():
+            if report.stage is SeedStage.TRAINING:
+                with self.model.at_full_strength(slot_id):
+                    self.model.record_shadow(slot_id, self._values(evaluate)[0], base)
+            elif report.is_live and report.alpha > 0:
+                with self.model.slot_off(slot_id):
+                    without, _ = self._values(evaluate)
+                found = self.model.record_counterfactual(slot_id, base, without)
+                events.append(
+                    ContributionMeasured(0, self.epoch, slot_id, found.mean, found.standard_error, found.examples)
+                )
+        return events
+
+    def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
+        """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
+        with undisturbed(self.model):
+            values = evaluate()
+        is_score = self.higher_is_better
+        if is_score is None:
+            is_score = isinstance(values, Tensor) and values.dtype == torch.bool
+        sign = -1.0 if is_score else 1.0
+        return check_values(values) * sign, sign
+
+    def _decide(self) -> list[Event]:
+        view = self.model.view()
+        actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
+        op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
+        action = FactoredAction.from_indices(
+            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.model.space
+        )
+        self.memory = memory
+        if action.op is LifecycleOp.WAIT:
+            return []
+        try:
+            change = self.model.act(action)
+        except IllegalActionError as problem:
+            return [ActionRefused(0, self.epoch, action.op.name, action.slot_id, str(problem))]
+        planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
+        events: list[Event] = [ActionTaken(0, self.epoch, action.op.name, action.slot_id, *planted)]
+        events += self._stage_events([change] if change else [])
+        link = self.model.link
+        if action.is_germinate and link is not None and link.is_rate_low and not link.rewarm_steps:
+            text = (
+                f"a seed was planted at {link.rate:.2g}, under {LOW_RATE:.0%} of the peak learning rate "
+                f"{link.peak_rate:.2g}; it will learn little. attach(..., rewarm_steps=N) or seed_lr helps."
+            )
+            events.append(GrowthHint(0, self.epoch, text))
+        return events
+
+    def _tick(self) -> list[Event]:
+        return self._stage_events(self.model.tick())
+
+    def _stage_events(self, changes: Sequence[SlotChange]) -> list[Event]:
+        events: list[Event] = []
+        for change in changes:
+            before, after = change.before, change.after
+            known = set(before.gates)
+            events += [
+                GateJudged(0, self.epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
+                for g in after.gates
+                if g not in known
+            ]
+            blueprint = after.blueprint_id or before.blueprint_id
+            events.append(
+                StageChanged(0, self.epoch, change.slot_id, before.stage.name, after.stage.name, blueprint, after.alpha)
+            )
+        return events
+
+
+def summary_table(garden: Garden) -> Table:
+    """One row per slot and a last line with what is used of the budget."""
+    model = garden.model
+    limit = f" of {model.budget:,}" if model.budget is not None else ""
+    seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
+    table = Table(title=f"epoch {garden.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
+    for column in ("slot", "module", "kind", "stage", "seed", "alpha", "parameters", "fossils", "contribution"):
+        table.add_column(
+            column, justify="right" if column in ("alpha", "parameters", "fossils", "contribution") else "left"
+        )
+    for slot_id, report in model.get_slot_reports().items():
+        metrics = report.metrics
+        evidence = (
+            f"{metrics.counterfactual_contribution:+.4f} ± {metrics.counterfactual_standard_error:.4f}"
+            if metrics.counterfactual_contribution is not None
+            else "not measured"
+        )
+        table.add_row(
+            slot_id,
+            model.slot_config.modules[slot_id],
+            report.kind,
+            report.stage.name,
+            report.blueprint_id or "-",
+            f"{report.alpha:.2f}" if report.is_live else "-",
+            f"{metrics.seed_param_count:,}",
+            str(report.fossil_count),
+            evidence if report.is_live else "-",
+        )
+    return table
+
+
+def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[Ground], Policy] | None = None) -> Garden:
+    """The garden that was saved to `folder`, around a fresh instance of the same model.
+
+    Build the optimiser as before and `attach` it: its saved state is put back then. A policy of your own is not in the
+    save and has to be passed again; one with a name is found by it.
+    """
+    loaded = load_network(Path(folder), model)
+    extra = loaded.extra
+    garden = Garden(loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"])
+    garden.epoch, garden.memory = extra["epoch"], extra["memory"]
+    garden.history = [from_record(record) for record in extra["history"]]
+    garden.pending_optimizer = loaded.optimizer
+    return garden

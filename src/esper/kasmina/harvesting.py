@@ -1,0 +1,154 @@
+"""Taking the grown network home: as a plain module, or as weights and a source file that need no esper."""
+
+import ast
+import copy
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from esper.kasmina import seeds
+from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.errors import BlueprintError, HostError
+
+WEIGHTS = "weights.safetensors"
+SOURCE = "grown.py"
+
+
+def harvest(model: MorphogeneticModel) -> nn.Module:
+    """A copy of the host with its fossils grafted in and every unfinished seed left out."""
+    grown = copy.deepcopy(model)
+    for slot_id in grown.slot_config.slot_ids:
+        site = grown.host.get_submodule(grown.slot_config.modules[slot_id])
+        for key, hook in list(site._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), SeedSlot):
+                del site._forward_hooks[key]
+        fossils = grown.slot(slot_id).fossils
+        if len(fossils):
+            try:
+                seeds.graft_fossils(site, nn.Sequential(*fossils))
+            except ValueError as problem:
+                raise HostError(f"slot {slot_id} cannot be harvested: {problem}.") from problem
+    return grown.host
+
+
+def export_network(model: MorphogeneticModel, folder: Path) -> Path:
+    """Write the harvested weights and `grown.py`, whose `graft(model)` rebuilds the network without esper."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = render_source(model)
+    _prove(source, model)
+    (folder / SOURCE).write_text(source, encoding="utf-8")
+    save_model(harvest(model), str(folder / WEIGHTS))
+    return folder
+
+
+def render_source(model: MorphogeneticModel) -> str:
+    """A module that holds the sources of all fossils and a `graft` function; every name goes through `repr`."""
+    table: list[tuple[str, list[tuple[str, str, int, bool, bool]]]] = []
+    own: dict[tuple[str, str], str] = {}
+    for slot_id in model.slot_config.slot_ids:
+        slot = model.slot(slot_id)
+        stack = []
+        for fossil, name in zip(slot.fossils, slot.fossil_names, strict=True):
+            if name != SHAM:
+                own.setdefault((slot.kind, name), _builder_source(slot.kind, name))
+            gated = getattr(fossil, "gate", None) is not None
+            stack.append((slot.kind, name, slot.channels, slot.kind == "image", gated))
+        if stack:
+            table.append((model.slot_config.modules[slot_id], stack))
+    builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())
+    return _TEMPLATE.format(
+        parts=inspect.getsource(seeds).split('"""', 2)[2].strip(), builders=builders, table=table, weights=WEIGHTS
+    )
+
+
+def _builder_source(kind: str, name: str) -> str:
+    """Code that enters one blueprint into BUILDERS: by name if it is built in, with its source if it is the user's."""
+    build = REGISTRY.get(kind, name).build
+    if getattr(seeds, getattr(build, "__name__", ""), None) is build:
+        return build.__name__
+    way_out = "Define it as a plain function in a file, using only torch, so that its source can be exported."
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(build)))
+    except (OSError, TypeError, SyntaxError) as problem:
+        raise BlueprintError(
+            f"the source of {kind} blueprint {name!r} cannot be read ({problem}). {way_out}"
+        ) from problem
+    function = tree.body[0]
+    if not isinstance(function, ast.FunctionDef) or not function.name.isidentifier():
+        raise BlueprintError(f"{kind} blueprint {name!r} is not a plain function. {way_out}")
+    function.decorator_list = []
+    wrapper = f"_own_{kind}_{name}"
+    body = textwrap.indent(ast.unparse(function), "    ")
+    return f"def {wrapper}():\n{body}\n    return {function.name}\n\n\nBUILDERS[{(kind, name)!r}] = {wrapper}()"
+
+
+def _prove(source: str, model: MorphogeneticModel) -> None:
+    """Run the generated code here and compare its fossils with ours: a file that cannot work is never written."""
+    scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
+    try:
+        exec(compile(source, SOURCE, "exec"), scope)
+        stacks = {name: scope["build_fossils"](stack) for name, stack in scope["FOSSILS"]}
+    except Exception as problem:
+        raise BlueprintError(
+            f"the exported source does not run by itself: {type(problem).__name__}: {problem}. A blueprint of your own "
+            "must be a self-contained function that uses only torch and nn; import what else it needs inside it."
+        ) from problem
+    for slot_id in model.slot_config.slot_ids:
+        slot = model.slot(slot_id)
+        if not len(slot.fossils):
+            continue
+        rebuilt = stacks[model.slot_config.modules[slot_id]]
+        rebuilt.load_state_dict(slot.fossils.state_dict())
+        rebuilt.to(slot.alpha)
+        features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
+        features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
+        with torch.no_grad():
+            if not torch.equal(rebuilt(features), nn.Sequential(*slot.fossils)(features)):
+                raise BlueprintError(
+                    f"the exported fossils of slot {slot_id} compute something else than the grown ones."
+                )
+
+
+_TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
+
+from pathlib import Path
+
+from safetensors.torch import load_model
+
+{parts}
+
+
+BUILDERS = {{}}
+{builders}
+
+FOSSILS = {table!r}
+"""(module name, [(kind, blueprint, channels, channels first, gated), ...])"""
+
+
+def build_fossils(stack):
+    """The seeds of one module, without their weights."""
+    grown = []
+    for kind, name, channels, channels_first, gated in stack:
+        if name == "sham":
+            grown.append(Sham())
+            continue
+        gate = Gate(channels, channels_first) if gated else None
+        grown.append(Seed(BUILDERS[kind, name](channels), scale_of(channels, channels_first), gate))
+    return nn.Sequential(*grown)
+
+
+def graft(model, weights=None):
+    """Graft the fossils onto a fresh host and load the grown weights, by default those next to this file."""
+    reference = next(model.parameters())
+    for name, stack in FOSSILS:
+        graft_fossils(model.get_submodule(name), build_fossils(stack).to(reference))
+    load_model(model, str(weights or Path(__file__).with_name({weights!r})))
+    return model
+'''

@@ -1,0 +1,309 @@
+"""A growing network on disk, to go on later to the bit: tensors in safetensors, all else in one JSON manifest.
+
+The manifest names its tensor files by content and is replaced in one move, so a save is either the old or the new one.
+Nothing is ever unpickled, and no name in a manifest is imported.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.fitting import KnownShapes
+from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
+from esper.kasmina.surgery import OptimizerLink
+from esper.leyline.errors import OptimizerError, SaveError
+from esper.leyline.gates import GateEvidence, Measurement, Verdict
+from esper.leyline.lifecycle import SeedState, StageLengths
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+Plain = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OptimizerSnapshot:
+    """An optimiser's state by parameter name, waiting for an optimiser of the same kind to be attached."""
+
+    facts: Plain
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a folder held."""
+
+    model: MorphogeneticModel
+    optimizer: OptimizerSnapshot | None
+    extra: Plain
+
+
+def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
+    """Write model, optimiser and `extra` (plain data of the caller's) to a folder, replacing an earlier save there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = None if model.link is None else snapshot_optimizer(model, model.link)
+    files = {"model": _store(folder, "model", lambda path: save_model(model, path))}
+    if optimizer is not None:
+        files["optimizer"] = _store(folder, "optimizer", lambda path: save_file(dict(optimizer.tensors), path))
+    body = {
+        "format": FORMAT,
+        "host": describe_host(model.host),
+        "network": _describe(model),
+        "optimizer": None if optimizer is None else optimizer.facts,
+        "files": files,
+        "extra": extra,
+    }
+    text = json.dumps({"sha256": _digest_json(body), "body": body}, allow_nan=False, indent=1)
+    temporary = folder / f"{MANIFEST}.new"
+    _write_durably(temporary, text.encode())
+    os.replace(temporary, folder / MANIFEST)
+    for stale in folder.glob("*.safetensors"):
+        if stale.name not in files.values():
+            stale.unlink()
+    return folder
+
+
+def load_network(folder: Path, host: nn.Module) -> Loaded:
+    """Rebuild what `save_network` wrote around a fresh host; anything that does not match is refused beforehand."""
+    body = _read_manifest(folder)
+    _refuse_other_host(body["host"], describe_host(host))
+    for name in body["files"].values():
+        _check_file(folder, name)
+    network = body["network"]
+    for slot in network["slots"].values():
+        for blueprint, _ in [*slot["fossils"], *([slot["seed"]] if slot["seed"] else [])]:
+            REGISTRY.get(slot["kind"], blueprint)
+    model = _rebuild(host, network)
+    load_model(model, str(folder / body["files"]["model"]))
+    for slot_id, saved in network["slots"].items():
+        slot = model.slot(slot_id)
+        slot.assign(_state_from(saved["state"]))
+        slot.gradient_ratio = saved["gradient_ratio"]
+    model.births, model.shadow_passes = network["births"], network["shadow_passes"]
+    snapshot = None
+    if body["optimizer"] is not None:
+        snapshot = OptimizerSnapshot(body["optimizer"], load_file(str(folder / body["files"]["optimizer"])))
+    return Loaded(model, snapshot, body["extra"])
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+def describe_host(host: nn.Module) -> Plain:
+    """What a host must have in common with another one to carry its weights; its grown parts are not looked at."""
+    return {key: [list(value.shape), str(value.dtype)] for key, value in host.state_dict().items()}
+
+
+def _describe(model: MorphogeneticModel) -> Plain:
+    settings = asdict(model.settings)
+    return {
+        "modules": dict(model.slot_config.modules),
+        "blueprints": list(model.space.blueprint_ids[1:]),
+        "max_seeds": model.max_seeds,
+        "budget": model.budget,
+        "settings": settings,
+        "births": model.births,
+        "shadow_passes": model.shadow_passes,
+        "slots": {slot_id: _describe_slot(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids},
+    }
+
+
+def _describe_slot(slot: SeedSlot) -> Plain:
+    def gated(seed: nn.Module) -> bool:
+        return getattr(seed, "gate", None) is not None
+
+    return {
+        "kind": slot.kind,
+        "shape": list(slot.feature_shape),
+        "dtype": str(slot.alpha.dtype).removeprefix("torch."),
+        "fossils": [[name, gated(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
+        "seed": None if slot.seed is None else [slot.state.blueprint_id, gated(slot.seed)],
+        "state": asdict(slot.state),
+        "gradient_ratio": slot.gradient_ratio,
+    }
+
+
+def _rebuild(host: nn.Module, network: Plain) -> MorphogeneticModel:
+    settings = dict(network["settings"])
+    settings["lengths"] = StageLengths(**settings["lengths"])
+    settings["blends"] = tuple(settings["blends"])
+    slots = network["slots"]
+    model = MorphogeneticModel(
+        host,
+        SlotConfig(tuple(network["modules"]), network["modules"]),
+        example=KnownShapes({slot_id: (s["kind"], tuple(s["shape"]), s["dtype"]) for slot_id, s in slots.items()}),
+        blueprints=network["blueprints"],
+        max_seeds=network["max_seeds"],
+        budget=network["budget"],
+        settings=GrowthSettings(**settings),
+    )
+    with torch.random.fork_rng(devices=[]):
+        for slot_id, saved in slots.items():
+            slot = model.slot(slot_id)
+            for blueprint, gated in saved["fossils"]:
+                slot.fossils.append(_blank_seed(slot, blueprint, gated))
+                slot.fossil_names.append(blueprint)
+            if saved["seed"] is not None:
+                slot.seed = _blank_seed(slot, *saved["seed"])
+    return model
+
+
+def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:
+    return REGISTRY.get(slot.kind, blueprint).build_seed(slot.feature_shape, gated=gated).to(slot.alpha)
+
+
+def _state_from(saved: Plain) -> SeedState:
+    values = dict(saved)
+    values["stage"] = SeedStage(values["stage"])
+    for name in ("contribution", "shadow_gain"):
+        values[name] = None if values[name] is None else Measurement(**values[name])
+    values["gates"] = tuple(GateEvidence(**{**gate, "verdict": Verdict(gate["verdict"])}) for gate in values["gates"])
+    return SeedState(**values)
+
+
+# -- the optimiser -----------------------------------------------------------------------------------------------------
+
+
+def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
+    """State by parameter name, group settings, the scheduler's numbers and the link's own clock."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Plain] = {}
+    for parameter, state in link.optimizer.state.items():
+        name = names[id(parameter)]
+        scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+        tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
+    groups = [
+        {key: _plain(value) for key, value in group.items() if key != "params"} for group in link.optimizer.param_groups
+    ]
+    facts = {
+        "kind": type(link.optimizer).__name__,
+        "scalars": scalars,
+        "groups": groups,
+        "scheduler": None if link.scheduler is None else _scheduler_facts(link.scheduler),
+        "steps_since_planting": link.steps_since_planting,
+        "peak_rate": link.peak_rate,
+    }
+    return OptimizerSnapshot(facts, tensors)
+
+
+def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
+    """Put a snapshot into a freshly attached optimiser of the same kind."""
+    facts, optimizer = snapshot.facts, link.optimizer
+    if type(optimizer).__name__ != facts["kind"] or len(optimizer.param_groups) != len(facts["groups"]):
+        raise OptimizerError(
+            f"the save belongs to {facts['kind']} with {len(facts['groups'])} parameter groups (slots included), got "
+            f"{type(optimizer).__name__} with {len(optimizer.param_groups)}. Build the optimiser as before saving."
+        )
+    parameters = dict(model.named_parameters())
+    for name, scalars in facts["scalars"].items():
+        own = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            **scalars,
+            **{key: v.to(parameter.device) if v.dim() else v.clone() for key, v in own.items()},
+        }
+    for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
+        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
+    if link.scheduler is not None and facts["scheduler"] is not None:
+        link.scheduler.__dict__.update(facts["scheduler"])
+    link.steps_since_planting = dict(facts["steps_since_planting"])
+    link.peak_rate = facts["peak_rate"]
+
+
+def _scheduler_facts(scheduler: Any) -> Plain:
+    """The scheduler's counters and lists; functions are the user's own and are made again by their code."""
+    return {key: value for key, value in scheduler.state_dict().items() if _is_plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _store(folder: Path, stem: str, write: Any) -> str:
+    """Write a tensor file under a name that is its content's digest."""
+    temporary = folder / f"{stem}.new"
+    write(str(temporary))
+    name = f"{stem}-{_digest_file(temporary)[:16]}.safetensors"
+    os.replace(temporary, folder / name)
+    return name
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_json(body: Plain) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> Plain:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise SaveError(
+            f"{folder} holds no saved garden: {MANIFEST} is not there. Name a folder that garden.save wrote."
+        )
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        body, digest = whole["body"], whole["sha256"]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise SaveError(f"{path} is damaged ({problem}); use another save.") from problem
+    if _digest_json(body) != digest:
+        raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another save.")
+    if body["format"] != FORMAT:
+        raise SaveError(f"{path} has format {body['format']}, this version reads format {FORMAT}.")
+    return body
+
+
+def _check_file(folder: Path, name: str) -> None:
+    path = folder / name
+    if "/" in name or not path.is_file():
+        raise SaveError(f"{path} is missing, so the save is not complete. Copy the whole folder, or use another save.")
+    stem_digest = path.stem.rpartition("-")[2]
+    if not _digest_file(path).startswith(stem_digest):
+        raise SaveError(f"{path} is truncated or altered: its checksum does not match its name. Use another save.")
+    try:
+        load_file(str(path))
+    except SafetensorError as problem:
+        raise SaveError(f"{path} is not a safetensors file ({problem}).") from problem
+
+
+def _refuse_other_host(saved: Plain, own: Plain) -> None:
+    if saved == own:
+        return
+    differing = sorted({key for key in {*saved, *own} if saved.get(key) != own.get(key)})
+    first = differing[0]
+    raise SaveError(
+        f"the save belongs to another model: {len(differing)} of its tensors differ, first {first!r} "
+        f"(saved: {saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). "
+        "Build the model as it was before growing."
+    )

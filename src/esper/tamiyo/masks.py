@@ -1,0 +1,109 @@
+"""Which choices are possible, as arrays. Every entry is an answer of `leyline.is_legal`; there is no rule in here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.factored_actions import (
+    DEFAULT_SPACE,
+    NUM_OPS,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+    FactoredAction,
+    LifecycleOp,
+)
+from esper.leyline.legality import GrowthView, is_legal
+from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.stages import SeedStage
+
+Masks = dict[str, NDArray[np.bool_]]
+"""op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends]; with a leading N for a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSeedInfo:
+    """All that a mask needs to know of one slot."""
+
+    stage: SeedStage
+    seed_age_epochs: int = 0
+    is_measured: bool = False
+
+
+def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskSeedInfo]:
+    """The masks' share of the reports."""
+    return {
+        slot_id: MaskSeedInfo(report.stage, report.seed_age_epochs, report.is_measured)
+        for slot_id, report in reports.items()
+    }
+
+
+def compute_action_masks(
+    slot_states: Mapping[str, MaskSeedInfo],
+    total_seeds: int,
+    max_seeds: int | None,
+    *,
+    space: ActionSpace = DEFAULT_SPACE,
+    params_used: int = 0,
+    budget: int | None = None,
+    costs: Mapping[tuple[str, str, str], int] | None = None,
+) -> Masks:
+    """The masks of one host from bare facts. Without a price list every blueprint fits everywhere and is free."""
+    if costs is None:
+        names = [name for name in space.blueprint_ids if name is not None]
+        costs = {(s, name, blend): 0 for s in space.slots.slot_ids for name in names for blend in space.blends}
+    reports = {
+        slot_id: SeedStateReport(
+            slot_id,
+            info.stage,
+            seed_age_epochs=info.seed_age_epochs,
+            metrics=SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None),
+        )
+        for slot_id, info in slot_states.items()
+    }
+    return masks_for(GrowthView(space, reports, total_seeds, max_seeds, params_used, budget, costs))
+
+
+def masks_for(view: GrowthView) -> Masks:
+    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry: index 0."""
+    space = view.space
+    slots, blueprints, blends = space.sizes[1:]
+    slot = np.zeros((NUM_OPS, slots), bool)
+    germinate = np.zeros((slots, blueprints, blends), bool)
+    for index, slot_id in enumerate(space.slots.slot_ids):
+        for op in (LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
+            slot[op, index] = is_legal(FactoredAction(op, index, None, space.blends[0], slot_id), view)
+        if view.reports[slot_id].stage is not SeedStage.DORMANT:
+            continue  # legality says no to every germination here; asking for each blueprint would only take time
+        for number, blueprint in enumerate(space.blueprint_ids):
+            for way, blend in enumerate(space.blends):
+                action = FactoredAction(LifecycleOp.GERMINATE, index, blueprint, blend, slot_id)
+                germinate[index, number, way] = is_legal(action, view)
+    return _compose(slot, germinate)
+
+
+def _compose(slot: NDArray[np.bool_], germinate: NDArray[np.bool_]) -> Masks:
+    """From legal triples to a mask per head.
+
+    The blend head sees neither slot nor blueprint, so a blend counts as possible only where it is possible for every
+    pair that any blend allows: what the masks let through is then always legal as a whole.
+    """
+    blueprint: NDArray[np.bool_] = np.any(germinate, axis=2)
+    blend: NDArray[np.bool_] = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1)) & bool(blueprint.any())
+    assert blend.any() or not blueprint.any(), (
+        "the plainest blend is never dearer than another, so it serves every pair"
+    )
+    slot[OP_GERMINATE] = np.any(blueprint, axis=1)
+    op: NDArray[np.bool_] = np.any(slot, axis=1)
+    op[OP_WAIT] = True
+    for rows in (slot, blueprint, blend[None]):
+        rows[~rows.any(axis=-1), 0] = True
+    return {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
+
+
+def compute_batch_masks(views: Sequence[GrowthView]) -> Masks:
+    """The masks of N hosts, stacked."""
+    each = [masks_for(view) for view in views]
+    return {head: np.stack([masks[head] for masks in each]) for head in each[0]}

@@ -1,0 +1,242 @@
+"""Rules of thumb and controls. Each reads reports and masks of one host; every tie is broken by a written rule."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
+from esper.leyline.gates import Measurement
+from esper.leyline.reports import SeedStateReport
+from esper.tamiyo.masks import Masks
+from esper.tamiyo.policies import WAIT, Choice, Reports, RulePolicy
+from esper.telemetry.events import ActionTaken, Event, StageChanged
+
+Costs = Mapping[tuple[str, str, str], int]
+Memory = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a rule may know of the network before it starts: the actions, their prices, the room there is."""
+
+    space: ActionSpace
+    costs: Costs
+    host_params: int
+    budget: int | None = None
+    max_seeds: int | None = None
+
+    def cheapest_blend(self, slot: int, blueprint: int) -> int:
+        """The blend that adds least; ties go to the first in the space."""
+        key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
+        prices = [self.costs[(*key, blend)] for blend in self.space.blends]
+        return prices.index(min(prices))
+
+    def cost(self, slot: int, blueprint: int) -> int:
+        blend = self.space.blends[self.cheapest_blend(slot, blueprint)]
+        return self.costs[self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint]), blend]
+
+    def plant(self, slot: int, blueprint: int) -> Choice:
+        return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)
+
+
+def _legal_places(masks: Masks) -> list[tuple[int, int]]:
+    """(slot, blueprint) pairs that may be germinated now, in order."""
+    if not masks["op"][OP_GERMINATE]:
+        return []
+    slots = np.flatnonzero(masks["slot"][OP_GERMINATE])
+    return [(int(s), int(b)) for s in slots for b in np.flatnonzero(masks["blueprint"][s])]
+
+
+@dataclass(frozen=True)
+class Never:
+    """The host alone: the control that every kind of growth must beat."""
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        return WAIT, memory
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits. Ends are mechanical."""
+
+    ground: Ground
+    epochs: Sequence[int] = (1, 2, 3)
+    """decisions at which to plant, counted from 0"""
+    blueprint_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.blueprint_id is not None:
+            self.ground.space.blueprint_index(self.blueprint_id)
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        if memory["epoch"] not in self.epochs:
+            return WAIT, memory
+        wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
+        places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
+        if not places:
+            return WAIT, memory
+        turn = memory.get("turn", 0)
+        slots = self.ground.space.slots.num_slots
+        slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
+        return self.ground.plant(slot, blueprint), {**memory, "turn": slot + 1}
+
+
+@dataclass(frozen=True)
+class Random:
+    """Plants at the schedule's epochs; place, blueprint and blend are drawn evenly from what is legal."""
+
+    ground: Ground
+    epochs: Sequence[int] = (1, 2, 3)
+    seed: int = 0
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        places = _legal_places(masks)
+        if memory["epoch"] not in self.epochs or not places:
+            return WAIT, memory
+        draw = np.random.default_rng([self.seed, memory["host"], memory["epoch"]])
+        slot, blueprint = places[draw.integers(len(places))]
+        blend = int(draw.choice(np.flatnonzero(masks["blend"])))
+        return (OP_GERMINATE, slot, blueprint, blend), memory
+
+
+@dataclass(frozen=True)
+class Sham:
+    """All the events of growing without its capacity: another arm's events replayed with the sham blueprint."""
+
+    ground: Ground
+    script: Sequence[tuple[int, int, int]]
+    """(decision, op, slot), as `script_of` makes it from an arm's events"""
+
+    def __post_init__(self) -> None:
+        if "sham" not in self.ground.space.blueprint_ids:
+            raise UnknownNameError(
+                "blueprint", "sham", (name for name in self.ground.space.blueprint_ids if name), "Add it for this arm."
+            )
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        done = memory.get("done", 0)
+        while done < len(self.script) and self.script[done][0] <= memory["epoch"]:
+            _, op, slot = self.script[done]
+            done += 1
+            if not (masks["op"][op] and masks["slot"][op, slot]):
+                continue  # the arm's seed ended by itself, and so did ours
+            blueprint = self.ground.space.blueprint_index("sham") if op == OP_GERMINATE else 0
+            return (op, slot, blueprint, 0), {**memory, "done": done}
+        return WAIT, {**memory, "done": done}
+
+
+def plain_script(slots: int) -> list[tuple[int, int, int]]:
+    """One seed per slot, planted and kept one after the other: what sham growth does when no arm is replayed."""
+    return [step for s in range(slots) for step in ((3 * s + 1, OP_GERMINATE, s), (3 * s + 3, OP_FOSSILIZE, s))]
+
+
+def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, int, int]]:
+    """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
+    ops = {"GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
+    steps = []
+    for event in events:
+        if isinstance(event, StageChanged) and event.after in ops:
+            steps.append((event.epoch, ops[event.after], space.slots.index_for_slot_id(event.slot)))
+        elif isinstance(event, ActionTaken) and event.op == "GERMINATE":
+            steps.append((event.epoch, OP_GERMINATE, space.slots.index_for_slot_id(event.slot)))
+    return sorted(dict.fromkeys(steps), key=lambda step: (step[0], step[1] == OP_GERMINATE))
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """Keep what has proven itself, drop what hurts, plant where there is room. One op per epoch, in that order.
+
+    Keep: a measured contribution above one standard error after `patience` epochs of probation; the surest first.
+    Drop: a measured contribution below minus one standard error after as long; the worst first.
+    Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
+    largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
+    A slot that lost `attempts` seeds is left alone. Where the length of life is known, only its first part is for
+    planting: a seed needs time and a high learning rate.
+    """
+
+    ground: Ground
+    patience: int = 2
+    share: float = 0.5
+    attempts: int = 2
+    horizon: int | None = None
+    """decisions in a life, if known"""
+    planting_part: float = 0.4
+    """part of a known life in which to plant"""
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        memory = self._count_losses(reports, memory)
+        slots = self.ground.space.slots.slot_ids
+        due = [
+            (index, Measurement(*evidence, examples=0))
+            for index, slot in enumerate(slots)
+            if reports[slot].epochs_in_stage >= self.patience and (evidence := _evidence(reports[slot])) is not None
+        ]
+        keep = [
+            (m.mean / max(m.standard_error, 1e-12), i)
+            for i, m in due
+            if m.is_positive and masks["slot"][OP_FOSSILIZE, i]
+        ]
+        if keep and masks["op"][OP_FOSSILIZE]:
+            return (OP_FOSSILIZE, max(keep, key=lambda pair: (pair[0], -pair[1]))[1], 0, 0), memory
+        drop = [(m.mean, i) for i, m in due if m.is_negative and masks["slot"][OP_CULL, i]]
+        if drop and masks["op"][OP_CULL]:
+            return (OP_CULL, min(drop)[1], 0, 0), memory
+        return self._plant(masks, reports, memory)
+
+    def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
+        """How many seeds each slot has lost: a seed was live last time and the slot is closed now."""
+        lost = dict(memory.get("lost", {}))
+        live = [slot for slot, report in reports.items() if report.is_live]
+        for slot in memory.get("live", []):
+            if slot not in live and reports[slot].fossil_count == memory["fossils"][slot]:
+                lost[slot] = lost.get(slot, 0) + 1
+        fossils = {slot: report.fossil_count for slot, report in reports.items()}
+        return {**memory, "lost": lost, "live": live, "fossils": fossils}
+
+    def _plant(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        if self.horizon is not None and memory["epoch"] >= self.planting_part * self.horizon:
+            return WAIT, memory
+        ids, lost = self.ground.space.slots.slot_ids, memory["lost"]
+        places = [(s, b) for s, b in _legal_places(masks) if lost.get(ids[s], 0) < self.attempts]
+        places = [(s, b) for s, b in places if self.ground.space.blueprint_ids[b] != "sham"]
+        if not places:
+            return WAIT, memory
+        crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
+        slot = min(crowd, key=lambda s: (crowd[s], -s))
+        choices = sorted((self.ground.cost(s, b), b) for s, b in places if s == slot)
+        fitting = [pair for pair in choices if pair[0] <= self.share * self._room(reports)]
+        cost = max(fitting)[0] if fitting else choices[0][0]
+        return self.ground.plant(slot, min(b for price, b in choices if price == cost)), memory
+
+    def _room(self, reports: Reports) -> float:
+        """Parameters that may still be added; without a budget, as many as the host itself has."""
+        first = next(iter(reports.values()))
+        used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
+        return float(self.ground.host_params if self.ground.budget is None else self.ground.budget - used)
+
+
+def _evidence(report: SeedStateReport) -> tuple[float, float] | None:
+    mean, error = report.metrics.counterfactual_contribution, report.metrics.counterfactual_standard_error
+    return None if mean is None or error is None else (mean, error)
+
+
+RULES: dict[str, Callable[[Ground], Any]] = {
+    "never": lambda ground: Never(),
+    "schedule": Schedule,
+    "random": Random,
+    "heuristic": Heuristic,
+    "sham": lambda ground: Sham(ground, plain_script(ground.space.slots.num_slots)),
+}
+"""Policies by name, as `esper.grow(policy=...)` and the command line know them."""
+
+
+def make_policy(name: str, ground: Ground) -> RulePolicy:
+    """The named policy for one network, with its default settings."""
+    if name not in RULES:
+        raise UnknownNameError("policy", name, RULES)
+    if not ground.costs:
+        raise SettingError("a policy needs a price list; build `Ground` from a MorphogeneticModel's view.")
+    return RulePolicy(RULES[name](ground))

@@ -1,0 +1,29 @@
+"""What happened, as small frozen records that serialise themselves. No torch in here, and no global sink."""
+
+from esper.telemetry.events import (
+    ActionRefused,
+    ActionTaken,
+    ArmFinished,
+    ContributionMeasured,
+    EpochMeasured,
+    Event,
+    GateJudged,
+    GrowthHint,
+    StageChanged,
+    from_record,
+    to_record,
+)
+
+__all__ = [
+    "ActionRefused",
+    "ActionTaken",
+    "ArmFinished",
+    "ContributionMeasured",
+    "EpochMeasured",
+    "Event",
+    "GateJudged",
+    "GrowthHint",
+    "StageChanged",
+    "from_record",
+    "to_record",
+]

@@ -1,0 +1,161 @@
+"""The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from esper.leyline.errors import SaveError
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMeasured:
+    """The held-out loss after an epoch."""
+
+    host: int
+    epoch: int
+    held_out: float
+    params: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: held-out {self.held_out:.4f}, {self.params:,} parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionMeasured:
+    """A paired counterfactual of one slot."""
+
+    host: int
+    epoch: int
+    slot: str
+    mean: float
+    standard_error: float
+    examples: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {self.slot} contributes {self.mean:+.4f} ± {self.standard_error:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTaken:
+    """What the policy chose; WAIT is not recorded here."""
+
+    host: int
+    epoch: int
+    op: str
+    slot: str
+    blueprint: str | None
+    blend: str | None
+
+    def __str__(self) -> str:
+        what = f" {self.blueprint} ({self.blend})" if self.blueprint else ""
+        return f"epoch {self.epoch}: {self.op}{what} in {self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRefused:
+    """An action that was not possible and was executed as WAIT."""
+
+    host: int
+    epoch: int
+    op: str
+    slot: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {self.op} in {self.slot} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageChanged:
+    """A slot moved along its lifecycle."""
+
+    host: int
+    epoch: int
+    slot: str
+    before: str
+    after: str
+    blueprint: str | None
+    alpha: float
+
+    def __str__(self) -> str:
+        seed = f" {self.blueprint}" if self.blueprint else ""
+        return f"epoch {self.epoch}: {self.slot}{seed} {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class GateJudged:
+    """A gate gave a verdict that ended a stage."""
+
+    host: int
+    epoch: int
+    slot: str
+    gate: str
+    measured: float | None
+    needed: str
+    verdict: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {self.slot} {self.gate} {self.verdict} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthHint:
+    """Advice to whoever runs the training loop."""
+
+    host: int
+    epoch: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: hint: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFinished:
+    """One policy's life on one host seed, with the score of the network it leaves behind."""
+
+    arm: str
+    seed: int
+    epochs: int
+    start_params: int
+    final_params: int
+    validation_accuracy: float
+    test_accuracy: float
+    test_loss: float
+    seconds: float
+    germinated: int
+    fossilized: int
+    culled: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.arm} (seed {self.seed}): test accuracy {self.test_accuracy:.2%}, {self.final_params:,} parameters"
+        )
+
+
+Event = (
+    ArmFinished
+    | EpochMeasured
+    | ContributionMeasured
+    | ActionTaken
+    | ActionRefused
+    | StageChanged
+    | GateJudged
+    | GrowthHint
+)
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """The event as plain data, ready for JSON."""
+    return {"type": type(event).__name__, **asdict(event)}
+
+
+def from_record(record: dict[str, Any]) -> Event:
+    """The event a record was made from; a record of another shape is refused."""
+    values = dict(record)
+    name = values.pop("type", None)
+    cls = EVENT_TYPES.get(str(name))
+    if cls is None or set(values) != {field.name for field in fields(cls)}:
+        raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
+    return cls(**values)

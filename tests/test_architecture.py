@@ -1,0 +1,102 @@
+"""Sizes, names and layout of the sources, so that nobody has to remember them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import esper
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(esper.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+FILES = SOURCES + sorted(TESTS.rglob("*.py"))
+PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
+MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 12_000
+
+MUST_NOT_EXIST = [
+    r"\bmax_seeds_per_slot\b",
+    r"(?i)flat_?actions?",
+    r"\bcompute_flat_action_mask\b",
+    r"\bget_slot_states\b",
+    r"\bcollect_dual_gradients_async\b",
+    r"\bnormalize_observation\b",
+    r"\bADVANCE\b",
+    r"\bNUM_SLOTS\b",
+    r"\bSlotAction\b",
+    r"\bis_advance\b",
+    r"\bcount_seeds_in_slot\b",
+    r"\bincrement_epoch\b",
+    r"\brecord_epoch\b",
+    r"\bstart_blending\([^)]*\btemperature\b",
+    r"\bfor_imagenet\b",
+    r"(?i)\byaml\b",
+    r"\bupdate[-_]every\b",
+    r"(?i)legacy",
+    r"(?i)deprecated",
+    r"(?i)torchvision",
+]
+WORDS_NOT_IN_NAMES = {"manager", "helper", "helpers", "coordinator", "context", "util", "utils", "common", "types"}
+
+
+def label(path):
+    root = PACKAGE.parent if path.is_relative_to(PACKAGE) else TESTS
+    return str(path.relative_to(root))
+
+
+def defined_names(path):
+    """Module, class and function names of one file."""
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [path.stem] + [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, defined)]
+
+
+def words_of(name):
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_no_file_is_over_400_lines(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES_PER_FILE
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_no_function_is_over_60_lines(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < MOST_LINES_PER_FUNCTION, node.name
+
+
+def test_the_sources_stay_under_12000_lines():
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) < MOST_LINES
+
+
+@pytest.mark.parametrize("pattern", MUST_NOT_EXIST)
+def test_what_must_not_exist_does_not(pattern):
+    assert [label(path) for path in SOURCES if re.search(pattern, path.read_text())] == []
+
+
+def test_the_registry_has_no_reset():
+    assert not hasattr(esper.blueprint.__self__, "reset")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_names_say_what_a_thing_is(path):
+    for name in defined_names(path):
+        assert not words_of(name) & WORDS_NOT_IN_NAMES, name
+        assert not re.search(r"(_v|V)\d+$", name), name
+
+
+@pytest.mark.parametrize("name", ["SlotManager", "build_helper", "TrainContext", "utils", "common_parts", "types"])
+def test_the_check_of_names_sees_every_spelling(name):
+    assert words_of(name) & WORDS_NOT_IN_NAMES
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=label)
+def test_every_package_says_what_lives_there(package):
+    assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package != PACKAGE], ids=label)
+def test_every_package_has_its_tests(package):
+    assert list((TESTS / package.relative_to(PACKAGE)).glob("test_*.py"))
