@@ -110,7 +110,7 @@ class Garden:
         higher_is_better: bool | None = None,
     ):
         self.model = model
-        ground = Ground(model.space, model.costs, model.host_params, model.budget, model.max_seeds)
+        ground = Ground(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         self.policy: Policy = make_policy(policy, ground) if isinstance(policy, str) else policy(ground)
         self.higher_is_better = higher_is_better

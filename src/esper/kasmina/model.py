@@ -42,6 +42,8 @@ class GrowthSettings:
     """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest when measured"""
     blends: tuple[str, ...] = ("linear", "sigmoid", "gated")
     """ways to blend that a policy may choose from"""
+    epochs: int | None = None
+    """length of the training, if known: policies then plant nothing too late to pay"""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
     seed: int = 0

@@ -102,4 +102,6 @@ def probation_end(contribution: Measurement | None) -> GateEvidence:
     needed = "contribution above one standard error"
     if contribution is None:
         return GateEvidence.judge("END", None, needed, False, "")
-    return GateEvidence.judge("END", contribution.mean, needed, contribution.is_positive, f"contribution {contribution}")
+    return GateEvidence.judge(
+        "END", contribution.mean, needed, contribution.is_positive, f"contribution {contribution}"
+    )

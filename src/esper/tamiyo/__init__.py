@@ -2,7 +2,7 @@
 
 from esper.tamiyo.masks import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
 from esper.tamiyo.policies import Policy, RulePolicy
-from esper.tamiyo.rules import RULES, Ground, Heuristic, Never, Random, Schedule, Sham, make_policy, script_of
+from esper.tamiyo.rules import RULES, Ground, Heuristic, Never, Random, Schedule, Sham, make_policy, replay, script_of
 
 __all__ = [
     "RULES",
@@ -20,5 +20,6 @@ __all__ = [
     "compute_batch_masks",
     "make_policy",
     "masks_for",
+    "replay",
     "script_of",
 ]

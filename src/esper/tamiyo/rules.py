@@ -26,7 +26,8 @@ class Ground:
     costs: Costs
     host_params: int
     budget: int | None = None
-    max_seeds: int | None = None
+    horizon: int | None = None
+    """decisions in this life, if known"""
 
     def cheapest_blend(self, slot: int, blueprint: int) -> int:
         """The blend that adds least; ties go to the first in the space."""
@@ -161,8 +162,6 @@ class Heuristic:
     patience: int = 2
     share: float = 0.5
     attempts: int = 2
-    horizon: int | None = None
-    """decisions in a life, if known"""
     planting_part: float = 0.4
     """part of a known life in which to plant"""
 
@@ -197,7 +196,8 @@ class Heuristic:
         return {**memory, "lost": lost, "live": live, "fossils": fossils}
 
     def _plant(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        if self.horizon is not None and memory["epoch"] >= self.planting_part * self.horizon:
+        horizon = self.ground.horizon
+        if horizon is not None and memory["epoch"] >= self.planting_part * horizon:
             return WAIT, memory
         ids, lost = self.ground.space.slots.slot_ids, memory["lost"]
         places = [(s, b) for s, b in _legal_places(masks) if lost.get(ids[s], 0) < self.attempts]
@@ -231,6 +231,11 @@ RULES: dict[str, Callable[[Ground], Any]] = {
     "sham": lambda ground: Sham(ground, plain_script(ground.space.slots.num_slots)),
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
+
+
+def replay(events: Sequence[Event]) -> Callable[[Ground], RulePolicy]:
+    """A policy for `esper.grow(policy=...)` that goes through another arm's events with the sham blueprint."""
+    return lambda ground: RulePolicy(Sham(ground, script_of(events, ground.space)))
 
 
 def make_policy(name: str, ground: Ground) -> RulePolicy:

@@ -15,8 +15,7 @@ from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.slot import count_parameters
 from esper.runtime.data import DataSet
 from esper.runtime.training import held_out_losses, score, train_epoch
-from esper.tamiyo.policies import Policy, RulePolicy
-from esper.tamiyo.rules import Ground, Heuristic, Sham, make_policy, script_of
+from esper.tamiyo.rules import replay
 from esper.telemetry.events import ArmFinished, Event, StageChanged
 
 
@@ -65,21 +64,8 @@ def build_arm(data: DataSet, recipe: Recipe, seed: int, device: str) -> Morphoge
         host.to(device),
         blueprints=[*REGISTRY.names("image"), SHAM],
         budget=total_budget(recipe.budget, host),
-        settings=GrowthSettings(seed=seed, scale_at_birth=recipe.scale_at_birth),
+        settings=GrowthSettings(seed=seed, scale_at_birth=recipe.scale_at_birth, epochs=recipe.epochs),
     )
-
-
-def arm_policy(arm: str, recipe: Recipe, replayed: Sequence[Event] = ()) -> Callable[[Ground], Policy]:
-    """The policy of a named arm; `sham` replays the events it is given."""
-
-    def build(ground: Ground) -> Policy:
-        if arm == "heuristic":
-            return RulePolicy(Heuristic(ground, horizon=recipe.epochs))
-        if arm == "sham" and replayed:
-            return RulePolicy(Sham(ground, script_of(replayed, ground.space)))
-        return make_policy(arm, ground)
-
-    return build
 
 
 def run_arm(
@@ -92,10 +78,15 @@ def run_arm(
     replayed: Sequence[Event] = (),
     watch: Callable[[Sequence[Event]], None] = lambda events: None,
 ) -> ArmRun:
-    """Train one host under one policy and score the network it leaves. `watch` sees each epoch's events."""
+    """Train one host under one policy and score the network it leaves.
+
+    Args:
+        replayed: another arm's events, for `sham` to go through without adding capacity.
+        watch: is shown each epoch's events.
+    """
     started = time.perf_counter()
     model = build_arm(data, recipe, seed, device)
-    garden = Garden(model, arm_policy(arm, recipe, replayed))
+    garden = Garden(model, replay(replayed) if replayed else arm)
     start_params = model.host_params
     optimizer = torch.optim.SGD(
         garden.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True

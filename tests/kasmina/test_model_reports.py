@@ -1,0 +1,189 @@
+"""What a growing network counts and reports, its actions from outside, and its copies."""
+
+import copy
+
+import pytest
+import torch
+
+from esper.kasmina import REGISTRY
+from esper.leyline import FactoredAction, SeedStage, is_legal
+from esper.leyline.errors import EsperError, IllegalActionError
+from kasmina.gardens import grow_cnn, images, loss_of, measure, output, put_on_probation, train
+
+INPUTS = images()
+
+
+def price(blueprint, shape, gated=False):
+    return REGISTRY.get("image", blueprint).cost(shape, gated).params
+
+
+def test_seeds_and_parameters_are_counted_by_their_state():
+    model = grow_cnn()
+    host = model.total_params
+    put_on_probation(model, "r0c0", "conv_light", "gated", INPUTS)
+    model.fossilize_seed("r0c0")
+    model.tick()
+    model.germinate_seed("r0c1", "norm")
+    fossil, seed = price("conv_light", (4, 4, 4), gated=True), price("norm", (8, 2, 2))
+    assert (model.active_seeds, model.fossilized_seeds) == (1, 1)
+    assert (model.host_params, model.fossilized_params, model.active_params) == (host, fossil, seed)
+    assert model.total_params == host + fossil + seed
+
+
+def test_a_report_counts_fossils_with_the_host():
+    model = grow_cnn()
+    put_on_probation(model, "r0c0", "conv_light", "linear", INPUTS)
+    model.fossilize_seed("r0c0")
+    model.germinate_seed("r0c1", "norm")
+    metrics = model.get_slot_reports()["r0c1"].metrics
+    assert metrics.seed_param_count == price("norm", (8, 2, 2))
+    assert metrics.host_param_count == model.host_params + price("conv_light", (4, 4, 4))
+
+
+def test_a_newborn_seed_is_reported_as_not_measured():
+    model = grow_cnn()
+    model.germinate_seed("r0c0", "norm")
+    metrics = model.get_slot_reports()["r0c0"].metrics
+    assert metrics.counterfactual_contribution is None
+    assert metrics.seed_gradient_norm_ratio is None
+
+
+def test_the_gradient_ratio_is_per_root_parameter():
+    model = grow_cnn()
+    model.germinate_seed("r0c0", "norm")
+    model.tick()
+    for parameter in model.host.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for parameter in model.slot("r0c0").seed.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    model.record_gradients()
+    assert model.get_slot_reports()["r0c0"].metrics.seed_gradient_norm_ratio == pytest.approx(3.0)
+
+
+def test_evidence_of_birth_and_ownership_is_on_record():
+    model = grow_cnn()
+    model.germinate_seed("r0c0", "norm")
+    model.tick()
+    verdicts = {gate.name: gate.passed for gate in model.get_slot_reports()["r0c0"].gates}
+    assert verdicts == {"G0": True, "G1": True, "G2": True}
+
+
+def test_a_counterfactual_is_positive_when_the_seed_lowers_the_loss():
+    model = grow_cnn()
+    put_on_probation(model, "r0c0", "norm", "linear", INPUTS)
+    measurement = model.record_counterfactual("r0c0", torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]))
+    assert (measurement.mean, measurement.standard_error, measurement.examples) == (2.0, pytest.approx(1.0), 2)
+    assert model.get_slot_reports()["r0c0"].metrics.counterfactual_contribution == 2.0
+
+
+@pytest.mark.parametrize("is_planted", [False, True], ids=["empty", "germinated"])
+def test_evidence_about_a_slot_with_nothing_in_the_output_is_refused(is_planted):
+    model = grow_cnn()
+    if is_planted:
+        model.germinate_seed("r0c0", "norm")
+    with pytest.raises(EsperError):
+        measure(model, "r0c0")
+    assert not model.get_slot_reports()["r0c0"].is_measured
+
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+def decide(model, op, slot=0, blueprint=0, blend=0):
+    return FactoredAction.from_indices(
+        op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=model.space
+    )
+
+
+def test_a_decision_is_carried_out_where_it_says():
+    model = grow_cnn()
+    change = model.act(decide(model, 1, slot=1, blueprint=model.space.blueprint_index("norm"), blend=2))
+    assert (change.slot_id, change.before.stage, change.after.stage) == (
+        "r0c1",
+        SeedStage.DORMANT,
+        SeedStage.GERMINATED,
+    )
+    report = model.get_slot_reports()["r0c1"]
+    assert (report.blueprint_id, report.blend_algorithm_id) == ("norm", "gated")
+
+
+def test_waiting_changes_nothing():
+    model = grow_cnn()
+    assert model.act(decide(model, 0)) is None
+    assert model.active_seeds == 0
+
+
+def test_cull_and_fossilize_are_decisions_too():
+    model = grow_cnn()
+    for slot_id in ("r0c0", "r0c1"):
+        put_on_probation(model, slot_id, "norm", "linear", INPUTS)
+    model.act(decide(model, 2, slot=0))
+    model.act(decide(model, 3, slot=1))
+    assert [report.stage.name for report in model.get_slot_reports().values()] == ["CULLED", "FOSSILIZED"]
+
+
+@pytest.mark.parametrize("op", [1, 2, 3])
+@pytest.mark.parametrize("blueprint", [0, 1])
+def test_a_decision_is_refused_exactly_when_it_is_not_legal(op, blueprint):
+    model = grow_cnn()
+    action = decide(model, op, blueprint=blueprint)
+    if is_legal(action, model.view()):
+        model.act(action)
+    else:
+        with pytest.raises(IllegalActionError):
+            model.act(action)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair():
+    model = grow_cnn(scale=1.0)
+    put_on_probation(model, "r0c0", "conv_light", "gated", INPUTS)
+    return model, copy.deepcopy(model)
+
+
+def test_a_copy_computes_the_same(pair):
+    assert torch.equal(*(output(model, INPUTS) for model in pair))
+
+
+def test_training_the_original_does_not_move_the_copy(pair):
+    model, twin = pair
+    before = output(twin, INPUTS)
+    train(model, INPUTS)
+    assert torch.equal(output(twin, INPUTS), before)
+    assert not torch.equal(output(model, INPUTS), before)
+
+
+def test_a_copys_slots_act_on_the_copy(pair):
+    model, twin = pair
+    before = output(model, INPUTS)
+    twin.cull_seed("r0c0")
+    assert not torch.equal(output(twin, INPUTS), before)
+    assert torch.equal(output(model, INPUTS), before)
+    assert model.slot("r0c0").state.stage is SeedStage.PROBATIONARY
+
+
+def test_a_copy_has_no_optimiser_and_can_get_its_own(pair):
+    model, twin = pair
+    assert twin.link is None
+    assert model.link is not None
+    twin.attach(torch.optim.SGD(twin.host.parameters(), lr=0.1))
+    before = twin.slot("r0c0").seed.scale.clone()
+    train(twin, INPUTS)
+    assert not torch.equal(twin.slot("r0c0").seed.scale, before)
+
+
+def test_a_copys_gradients_are_its_own(pair):
+    model, twin = pair
+    model.zero_grad()
+    twin.zero_grad()
+    loss_of(twin, INPUTS).backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_tick_with_an_unowned_seed_is_refused_in_the_copy_too(pair):
+    _, twin = pair
+    with pytest.raises(EsperError, match="attach"):
+        twin.tick()
