@@ -21,9 +21,8 @@ class SmallNet(nn.Module):
 
 
 def main(epochs: int) -> None:
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(digits.target)
+    pixels, target = load_digits(return_X_y=True)
+    images, labels = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(target)
     train, held_out = slice(300, None), slice(0, 300)
     torch.manual_seed(0)
 

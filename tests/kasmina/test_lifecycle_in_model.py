@@ -216,7 +216,7 @@ def test_a_seed_that_hurts_is_culled_when_probation_ends():
 
 @every_blend
 def test_fossilizing_changes_nothing_in_the_output(blend):
-    model = on_probation(blend)
+    model = on_probation(blend, scale=1.0)
     before = output(model, INPUTS)
     model.fossilize_seed("r0c0")
     assert torch.equal(output(model, INPUTS), before)
@@ -277,7 +277,7 @@ def test_a_fossil_goes_on_learning_with_the_host():
 
 
 def test_several_generations_grow_in_one_slot():
-    model = grow_cnn()
+    model = grow_cnn(scale=1.0)
     for blueprint, blend in (("conv_light", "linear"), ("norm", "gated"), ("depthwise", "sigmoid")):
         put_on_probation(model, "r0c0", blueprint, blend, INPUTS)
         before = output(model, INPUTS)

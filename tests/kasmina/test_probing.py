@@ -1,120 +1,194 @@
-"""Looking into a foreign model for places, without leaving a trace."""
+"""Where a slot would fit: kinds, shapes, reasons, order, and what a pattern means."""
 
 import pytest
 import torch
 from torch import nn
+from user_models import CNN, MLP, Encoder, Twice, random_images, random_vectors
 
-from esper.kasmina import MorphogeneticModel
-from esper.kasmina.probing import choose_places, find_names, find_places, undisturbed
-from esper.leyline import SlotConfig
+import esper
+from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.leyline.errors import HostError, UnknownNameError
 
+TOKENS = torch.randn(4, 5, 8)
 
-class Foreign(nn.Module):
+
+class Odd(nn.Module):
+    """Sub-modules whose outputs no slot can take, registered in another order than they run."""
+
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
-        self.shared = nn.ReLU()
-        self.unused = nn.Linear(2, 2)
-        self.recurrent = nn.LSTM(4, 4, batch_first=True)
-        self.head = nn.Linear(4, 2)
+        self.last = nn.Linear(3, 2)
+        self.unused = nn.Linear(3, 3)
+        self.flat = nn.Flatten(0)
+        self.ids = ArgMax()
+        self.rnn = nn.GRU(6, 3, batch_first=True)
+        self.first = nn.Linear(6, 6)
 
-    def forward(self, images):
-        features = self.shared(self.shared(self.stem(images)))
-        tokens, _ = self.recurrent(features.flatten(2).mT)
-        return self.head(tokens.mean(1))
-
-
-EXAMPLE = torch.randn(3, 1, 5, 5)
-
-
-@pytest.fixture
-def places():
-    return {place.name: place for place in find_places(Foreign(), EXAMPLE)}
+    def forward(self, vectors, scale=1.0, *, shift=None):
+        features, _ = self.rnn(self.first(vectors)[:, None])
+        self.ids(features)
+        self.flat(features)
+        output = self.last(features[:, 0]) * scale
+        return output if shift is None else output + shift
 
 
-def test_places_have_the_kind_and_shape_of_their_output(places):
-    assert (places["stem"].kind, places["stem"].shape) == ("image", (4, 3, 3))
-    assert (places["head"].kind, places["head"].shape) == ("vector", (2,))
+class ArgMax(nn.Module):
+    def forward(self, features):
+        return features.argmax(-1)
 
 
-@pytest.mark.parametrize(("name", "problem"), [("shared", "2 times per forward"), ("recurrent", "output is a tuple")])
-def test_a_place_where_no_slot_fits_says_why(places, name, problem):
-    assert problem in places[name].problem
+def by_name(model, example, **options):
+    return {place.name: place for place in find_places(model, example, **options)}
 
 
-def test_a_module_that_does_not_run_is_no_place(places):
-    assert "unused" not in places
+# -- what inspect shows ------------------------------------------------------------------------------------------------
 
 
-def test_looking_leaves_mode_buffers_hooks_and_random_state_alone():
-    model = Foreign()
-    model.stem[1].eval()
-    modes = [module.training for module in model.modules()]
-    buffers, state = [buffer.clone() for buffer in model.buffers()], torch.get_rng_state()
-    find_places(model, EXAMPLE)
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
-    assert not any(module._forward_hooks for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), state)
+def test_inspect_shows_kind_and_shape_of_every_fitting_place():
+    found = {place.name: (place.kind, place.shape) for place in esper.inspect(CNN(), random_images(2))}
+    assert found["layer1"] == ("image", (4, 6, 6))
+    assert found["head"] == ("vector", (3,))
 
 
-def test_modes_come_back_even_after_an_error():
-    model = Foreign().train()
-    with pytest.raises(ZeroDivisionError), undisturbed(model):
-        raise ZeroDivisionError
-    assert model.training
+def test_features_of_rank_three_are_sequences():
+    place = by_name(Encoder(True), TOKENS)["encoder.layers.0"]
+    assert (place.kind, place.shape) == ("sequence", (5, 8))
 
 
-def test_an_example_that_does_not_run_is_refused_with_what_it_should_be():
-    with pytest.raises(HostError, match="`example` must be what the model is called with"):
-        find_places(Foreign(), torch.randn(3, 2))
+def test_places_come_in_the_order_of_execution():
+    names = [place.name for place in find_places(Odd(), random_vectors())]
+    assert names == ["first", "rnn", "ids", "flat", "last"]
 
 
-@pytest.mark.parametrize("example", [EXAMPLE, (EXAMPLE,), {"images": EXAMPLE}], ids=["tensor", "tuple", "dict"])
-def test_an_example_comes_as_the_model_takes_it(example):
-    assert {place.name for place in find_places(Foreign(), example)} >= {"stem", "head"}
-
-
-def test_the_kind_can_be_overridden_by_pattern():
-    places = {place.name: place for place in find_places(Foreign(), EXAMPLE, {"stem*": "image", "head": "vector"})}
-    assert places["head"].kind == "vector"
-    with pytest.raises(UnknownNameError, match="Did you mean 'vector'"):
-        find_places(Foreign(), EXAMPLE, {"head": "vectr"})
-
-
-NAMES = ["h.0.mlp", "h.1.mlp", "h.10.mlp", "h.0.attn", "head"]
+def test_a_container_comes_after_its_parts():
+    names = [place.name for place in find_places(CNN(), random_images(2))]
+    assert names.index("layer1.2") < names.index("layer1") < names.index("layer2.0")
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("name", "reason"),
     [
-        ("head", {"head"}),
+        ("rnn", "its output is a tuple, and a slot needs one tensor"),
+        ("ids", "its output is torch.int64, and seeds work on floating point"),
+        ("flat", "its output has 1 dimensions, and slots take 2, 3 or 4"),
+    ],
+)
+def test_a_place_that_does_not_fit_says_why(name, reason):
+    place = by_name(Odd(), random_vectors())[name]
+    assert place.problem.startswith(reason)
+    assert place.kind is None
+
+
+def test_a_module_called_twice_says_so():
+    assert "called 2 times per forward" in by_name(Twice(), random_vectors())["shared"].problem
+
+
+def test_a_place_reads_as_one_line():
+    fitting, unfit = (by_name(Odd(), random_vectors())[name] for name in ("first", "rnn"))
+    assert str(fitting) == "first (Linear): vector (6,)"
+    assert str(unfit) == "rnn (GRU): no slot: its output is a tuple, and a slot needs one tensor"
+
+
+def test_probing_leaves_no_hook_and_no_trace():
+    model = CNN(dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    find_places(model, random_images(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training and not module._forward_hooks for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# -- example batches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        random_vectors(),
+        (random_vectors(), 2.0),
+        [random_vectors()],
+        {"vectors": random_vectors(), "shift": torch.ones(2)},
+    ],
+    ids=["tensor", "arguments", "list of one", "keywords"],
+)
+def test_an_example_is_spread_as_the_model_takes_it(example):
+    assert by_name(Odd(), example)["last"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "example", [torch.zeros(2, 5), {"pictures": torch.zeros(2, 6)}, (), torch.zeros(2, 6, dtype=torch.long)]
+)
+def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
+    model = MLP()
+    with pytest.raises(HostError, match="the example batch does not run through MLP: .*a dict of keywords"):
+        find_places(model, example)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+# -- kinds -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kind_can_be_said_for_a_pattern():
+    kinds = {place.name: place.kind for place in find_places(Encoder(True), TOKENS, {"encoder.layers.*": "vector"})}
+    assert (kinds["encoder.layers.0"], kinds["encoder"]) == ("vector", "sequence")
+
+
+def test_an_unknown_kind_shows_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'vector'"):
+        find_places(MLP(), random_vectors(), {"enter": "vektor"})
+
+
+def test_where_tokens_may_come_before_the_batch_only_token_wise_seeds_are_offered():
+    assert by_name(Encoder(False), TOKENS)["encoder.layers.0"].kind == "vector"
+
+
+def test_a_user_who_knows_better_gets_a_sequence_where_tokens_come_first():
+    found = by_name(Encoder(False), TOKENS, kinds={"encoder.layers.1": "sequence"})
+    assert found["encoder.layers.1"].kind == "sequence"
+
+
+def test_a_kind_said_for_one_place_does_not_lift_the_caution_at_others():
+    found = by_name(Encoder(False), TOKENS, kinds={"head": "vector"})
+    assert found["encoder.layers.0"].kind == "vector"
+
+
+def test_a_kind_of_another_rank_is_refused_when_the_model_is_wrapped():
+    settings = esper.GrowthSettings(kinds={"enter": "image"})
+    with pytest.raises(esper.EsperError, match="enter|rank|dimension"):
+        esper.grow(MLP(), slots="enter", example=random_vectors(), settings=settings)
+
+
+# -- patterns ----------------------------------------------------------------------------------------------------------
+
+NAMES = ("h", "h.0", "h.0.mlp", "h.1.mlp", "h.10.mlp", "h.0.attn.proj", "head")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("h.0", {"h.0"}),
+        ("h.*", {"h.0"}),
         ("h.*.mlp", {"h.0.mlp", "h.1.mlp", "h.10.mlp"}),
-        (r"h\.[01]\..*", {"h.0.mlp", "h.1.mlp", "h.0.attn"}),
-        ("nothing", set()),
+        ("h.?.mlp", {"h.0.mlp", "h.1.mlp"}),
+        ("h.[01].mlp", {"h.0.mlp", "h.1.mlp"}),
+        ("h*", {"h", "head"}),
+        (r"h\.\d+\.mlp", {"h.0.mlp", "h.1.mlp", "h.10.mlp"}),
+        (r"h\..*", {"h.0", "h.0.mlp", "h.1.mlp", "h.10.mlp", "h.0.attn.proj"}),
+        ("H.0", set()),
+        ("mlp", set()),
         ("(", set()),
     ],
 )
-def test_a_pattern_finds_the_names_it_means(pattern, found):
-    assert find_names(pattern, NAMES) == found
+def test_a_pattern_is_a_name_or_a_glob_by_parts_or_a_regex(pattern, meant):
+    assert find_names(pattern, NAMES) == meant
 
 
-def test_places_are_chosen_in_the_order_of_execution(places):
-    model = Foreign()
-    chosen = choose_places(model, find_places(model, EXAMPLE), ["head", "stem"])
-    assert [place.name for place in chosen] == ["stem", "head"]
+def test_a_name_wins_over_its_reading_as_a_regex():
+    assert find_names("h.0", ("h.0", "hx0")) == {"h.0"}
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "reason"),
-    [
-        ("steem", UnknownNameError, "Did you mean 'stem'"),
-        ("shared", HostError, "2 times per forward"),
-        ("unused", HostError, "does not run"),
-        ("recurrent", HostError, "tuple"),
-    ],
-)
-def test_a_slot_where_none_fits_is_refused_with_the_reason(name, error, reason):
-    with pytest.raises(error, match=reason):
-        MorphogeneticModel(Foreign(), SlotConfig.for_modules([name]), example=EXAMPLE)
+def test_patterns_choose_places_in_the_order_of_execution():
+    model = CNN()
+    places = find_places(model, random_images(2))
+    assert [place.name for place in choose_places(model, places, ["head", "layer*"])] == ["layer1", "layer2", "head"]

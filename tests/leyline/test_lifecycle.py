@@ -200,7 +200,7 @@ TARGETS = {
     LifecycleOp.FOSSILIZE: SeedStage.FOSSILIZED,
 }
 measurements = st.sampled_from([HELPS, HURTS, UNCERTAIN])
-moves = st.lists(st.sampled_from([*LifecycleOp, "tick", "tick", "tick"]) | measurements, max_size=60)
+moves = st.lists(st.sampled_from([*LifecycleOp, "tick", "tick", "tick"]) | measurements, min_size=20, max_size=60)
 lengths = st.builds(
     StageLengths,
     training=st.integers(0, 2),

@@ -151,7 +151,8 @@ class Heuristic:
     """Keep what has proven itself, drop what hurts, plant where there is room. One op per epoch, in that order.
 
     Keep: a measured contribution above one standard error after `patience` epochs of probation; the surest first.
-    Drop: a measured contribution below minus one standard error after as long; the worst first.
+    Drop: a contribution below minus one standard error at `patience` measurements in a row, since one epoch's evidence
+    at a high learning rate is noisy; the worst first.
     Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
     largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
     A slot that lost `attempts` seeds is left alone. Where the length of life is known, only its first part is for
@@ -166,23 +167,22 @@ class Heuristic:
     """part of a known life in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        found = {
+            index: Measurement(*evidence, examples=0)
+            for index, slot in enumerate(self.ground.space.slots.slot_ids)
+            if reports[slot].is_live and (evidence := _evidence(reports[slot])) is not None
+        }
         memory = self._count_losses(reports, memory)
-        slots = self.ground.space.slots.slot_ids
-        due = [
-            (index, Measurement(*evidence, examples=0))
-            for index, slot in enumerate(slots)
-            if reports[slot].epochs_in_stage >= self.patience and (evidence := _evidence(reports[slot])) is not None
-        ]
-        keep = [
-            (m.mean / max(m.standard_error, 1e-12), i)
-            for i, m in due
-            if m.is_positive and masks["slot"][OP_FOSSILIZE, i]
-        ]
+        harm = memory.get("harm", {})
+        harm = {str(i): harm.get(str(i), 0) + 1 if m.is_negative else 0 for i, m in found.items()}
+        memory = {**memory, "harm": harm}
+        waited = {i for i in found if reports[self.ground.space.slots.slot_ids[i]].epochs_in_stage >= self.patience}
+        keep = [i for i, m in found.items() if m.is_positive and i in waited and masks["slot"][OP_FOSSILIZE, i]]
         if keep and masks["op"][OP_FOSSILIZE]:
-            return (OP_FOSSILIZE, max(keep, key=lambda pair: (pair[0], -pair[1]))[1], 0, 0), memory
-        drop = [(m.mean, i) for i, m in due if m.is_negative and masks["slot"][OP_CULL, i]]
+            return (OP_FOSSILIZE, max(keep, key=lambda i: (_sureness(found[i]), -i)), 0, 0), memory
+        drop = [i for i in found if harm[str(i)] >= self.patience and masks["slot"][OP_CULL, i]]
         if drop and masks["op"][OP_CULL]:
-            return (OP_CULL, min(drop)[1], 0, 0), memory
+            return (OP_CULL, min(drop, key=lambda i: (found[i].mean, i)), 0, 0), memory
         return self._plant(masks, reports, memory)
 
     def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
@@ -216,6 +216,11 @@ class Heuristic:
         first = next(iter(reports.values()))
         used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
         return float(self.ground.host_params if self.ground.budget is None else self.ground.budget - used)
+
+
+def _sureness(found: Measurement) -> float:
+    """Standard errors above zero."""
+    return found.mean / max(found.standard_error, 1e-12)
 
 
 def _evidence(report: SeedStateReport) -> tuple[float, float] | None:

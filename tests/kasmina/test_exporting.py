@@ -1,0 +1,245 @@
+"""The grown network as weights and a source file: rebuilt where esper cannot be imported, and never broken code."""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from user_models import CNN, Encoder, made_up, random_images, random_vectors, script
+
+import esper
+from esper.kasmina import REGISTRY, GrowthSettings, blueprint
+from esper.leyline import StageLengths
+from esper.leyline.errors import BlueprintError, HostError
+from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
+
+IMAGES = random_images(16)
+OFFSET = 2
+
+
+# -- blueprints of users' own; their sources are what is exported ------------------------------------------------------
+
+
+def self_contained(channels):
+    from torch.nn.functional import relu
+
+    class Squared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Conv2d(channels, channels, 1)
+
+        def forward(self, features):
+            return relu(self.mix(features)) ** 2
+
+    return Squared()
+
+
+def uses_a_global_when_built(channels):
+    return nn.Conv2d(channels, channels, 1 + OFFSET, padding=1)
+
+
+def uses_a_global_when_run(channels):
+    class Shifted(nn.Module):
+        def forward(self, features):
+            return features + OFFSET
+
+    return Shifted()
+
+
+def conv(channels):
+    """Has the name of something in esper's own sources, and means something else."""
+    return nn.Conv2d(channels, channels, 1)
+
+
+def uses_a_neighbour_with_a_taken_name(channels):
+    return conv(channels)
+
+
+class AsClass(nn.Conv2d):
+    def __init__(self, channels):
+        super().__init__(channels, channels, 1)
+
+
+@pytest.fixture
+def register():
+    """Enter a blueprint for one test."""
+    names = []
+
+    def enter(build, name="my_own"):
+        blueprint("image", name)(build)
+        names.append(name)
+        return [name]
+
+    yield enter
+    for name in names:
+        del REGISTRY._known["image", name]
+
+
+def own_garden(blueprints):
+    return grown(CNN(), ["layer1", "layer2"], IMAGES, [LINEAR], blueprints=blueprints, unfinished=False)
+
+
+# -- rebuilding --------------------------------------------------------------------------------------------------------
+
+REBUILD = """
+    import sys
+    sys.modules["esper"] = None
+    sys.path.insert(0, {here!r})
+    import torch
+    from torch import nn
+    from safetensors.torch import load_file, save_file
+    import grown
+    {host}
+    inputs = load_file({inputs!r})["inputs"]
+    with torch.no_grad():
+        save_file({{"outputs": grown.graft(host).eval()(inputs)}}, {outputs!r})
+"""
+PLAIN_CNN = '''
+class CNN(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, images):
+        return self.head(self.layer2(self.layer1(images)).mean((2, 3)))
+
+host = CNN()
+'''
+PLAIN_ENCODER = '''
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(tokens).mean(1))
+
+host = Encoder()
+'''
+
+
+def rebuilt_elsewhere(folder, host, inputs):
+    """What the exported network says in a process in which esper cannot be imported."""
+    save_file({"inputs": inputs}, folder / "inputs.st")
+    program = textwrap.dedent(REBUILD).format(
+        here=str(folder), host=host, inputs=str(folder / "inputs.st"), outputs=str(folder / "outputs.st")
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return load_file(folder / "outputs.st")["outputs"]
+
+
+def test_a_cnn_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
+    garden = grown(CNN(), ["layer1", "layer2"], IMAGES, [LINEAR, GATED])
+    garden.export(tmp_path)
+    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES))
+
+
+def test_a_transformer_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
+    garden = grown(Encoder(True), ["encoder.layers.0", "encoder.layers.1"], TOKENS, [GATED], blueprints=["attention"])
+    garden.export(tmp_path)
+    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_ENCODER, TOKENS), output(garden.harvest(), TOKENS))
+
+
+def test_the_exported_source_does_not_mention_esper_in_its_imports(tmp_path):
+    source = (own_garden(["conv_light"]).export(tmp_path) / "grown.py").read_text()
+    assert not [line for line in source.splitlines() if "import" in line and "esper" in line]
+
+
+def graft_here(folder, host):
+    spec = importlib.util.spec_from_file_location("grown_here", folder / "grown.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.graft(host)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("image"))
+def test_every_image_blueprint_can_be_exported(tmp_path, name):
+    garden = own_garden([name])
+    garden.export(tmp_path)
+    assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES))
+
+
+def test_a_network_without_fossils_is_exported_as_its_host(tmp_path):
+    garden = grown(CNN(), ["layer1", "layer2"], IMAGES, [], unfinished=False)
+    garden.export(tmp_path)
+    assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.model, IMAGES))
+
+
+def test_a_sham_fossil_is_exported_as_nothing(tmp_path):
+    garden = own_garden(["sham"])
+    garden.export(tmp_path)
+    assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES))
+
+
+# -- blueprints of one's own -------------------------------------------------------------------------------------------
+
+
+def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, register):
+    garden = own_garden(register(self_contained))
+    garden.export(tmp_path)
+    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda channels: nn.Conv2d(channels, channels, 1),
+        uses_a_global_when_built,
+        uses_a_global_when_run,
+        uses_a_neighbour_with_a_taken_name,
+        AsClass,
+        eval("lambda channels: nn.Conv2d(channels, channels, 1)"),
+    ],
+    ids=["lambda", "global when built", "global when run", "taken name", "class", "without source"],
+)
+def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(tmp_path, register, build):
+    garden = own_garden(register(build))
+    with pytest.raises(BlueprintError, match="my_own|self-contained|compute something else"):
+        garden.export(tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_harvest_that_is_refused_writes_nothing(tmp_path):
+    garden = grown(nn.Sequential(Taken(), nn.Linear(6, 3)), ["0", "1"], random_vectors(16), [LINEAR])
+    with pytest.raises(HostError):
+        garden.export(tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["it's", 'say "hi"', '"""', "a\\", "x'];import os;['", "naïve {table}", "new\nline"])
+def test_a_modules_name_cannot_break_the_generated_code(tmp_path, name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Linear(6, 6))
+
+        def forward(self, inputs):
+            return self.get_submodule(name)(inputs)
+
+    inputs = random_vectors(4)
+    garden = esper.grow(
+        Named(),
+        slots=name,
+        example=inputs,
+        blueprints=["mlp"],
+        policy=script({0: (1, 0, 1, 0), 3: (3, 0, 0, 0)}),
+        settings=GrowthSettings(scale_at_birth=1.0, lengths=StageLengths(probation=9)),
+    )
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    for _ in range(4):
+        garden.step(made_up(garden))
+    garden.export(tmp_path)
+    assert torch.equal(output(graft_here(tmp_path, Named()), inputs), output(garden.harvest(), inputs))
+    assert not torch.equal(output(garden.harvest(), inputs), output(Named(), inputs))

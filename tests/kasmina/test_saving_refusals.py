@@ -1,0 +1,257 @@
+"""Damaged, foreign and interrupted saves: a clear error, the fresh model as before, the files as before."""
+
+import hashlib
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
+
+import esper
+from esper.kasmina import REGISTRY, blueprint
+from esper.leyline.errors import OptimizerError, SaveError, UnknownNameError
+
+IMAGES = random_images(8)
+
+
+@pytest.fixture
+def save(tmp_path):
+    """A garden with a live seed and an optimiser that has run, saved."""
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, scale=1.0), "PROBATIONARY")
+    losses_of(garden.model, IMAGES).mean().backward()
+    garden.model.link.optimizer.step()
+    return garden.save(tmp_path / "save")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def refuse(folder, error, match, host=None, policy="never"):
+    """Loading raises, and neither files nor model know of it."""
+    host = CNN() if host is None else host
+    weights = {name: value.clone() for name, value in host.state_dict().items()}
+    modules, files = dict(host.named_modules()), contents(folder)
+    with pytest.raises(error, match=match):
+        esper.load(folder, host, policy=policy)
+    assert contents(folder) == files
+    assert not any(module._forward_hooks for module in host.modules())
+    assert dict(host.named_modules()) == modules
+    assert all(torch.equal(value, weights[name]) for name, value in host.state_dict().items())
+
+
+def edit(folder, change):
+    """Change the manifest's body and make its checksum true again."""
+    path = folder / "manifest.json"
+    whole = json.loads(path.read_text())
+    change(whole["body"])
+    text = json.dumps(whole["body"], sort_keys=True, allow_nan=False)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": whole["body"]}))
+
+
+def tensor_file(folder, stem):
+    (path,) = folder.glob(f"{stem}-*.safetensors")
+    return path
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", ["model", "optimizer"])
+def test_a_truncated_tensor_file_is_refused(save, stem):
+    path = tensor_file(save, stem)
+    path.write_bytes(path.read_bytes()[:-100])
+    refuse(save, SaveError, f"{stem}-.*is truncated or altered")
+
+
+@pytest.mark.parametrize("stem", ["model", "optimizer"])
+def test_an_altered_tensor_is_refused(save, stem):
+    path = tensor_file(save, stem)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    refuse(save, SaveError, f"{stem}-.*is truncated or altered")
+
+
+@pytest.mark.parametrize("stem", ["model", "optimizer"])
+def test_a_missing_tensor_file_is_refused(save, stem):
+    tensor_file(save, stem).unlink()
+    refuse(save, SaveError, f"{stem}-.*is missing, so the save is not complete")
+
+
+def test_an_altered_manifest_is_refused(save):
+    path = save / "manifest.json"
+    path.write_text(path.read_text().replace('"births": 1', '"births": 2'))
+    refuse(save, SaveError, "was changed after it was written")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"body": {}}', "\xff\xfe"])
+def test_a_manifest_that_is_not_ours_is_refused(save, text):
+    (save / "manifest.json").write_bytes(text.encode("latin-1"))
+    refuse(save, SaveError, "is damaged")
+
+
+def test_a_folder_without_a_save_is_refused(tmp_path):
+    refuse(tmp_path, SaveError, "holds no saved garden")
+
+
+def test_another_format_is_refused_by_its_number(save):
+    edit(save, lambda body: body.update(format=99))
+    refuse(save, SaveError, "has format 99, this version reads format 1")
+
+
+def test_a_tensor_file_outside_the_folder_is_refused(save):
+    outside = save.parent / tensor_file(save, "model").name
+    tensor_file(save, "model").rename(outside)
+    edit(save, lambda body: body["files"].update(model=f"../{outside.name}"))
+    refuse(save, SaveError, "is missing")
+
+
+def test_a_file_that_is_not_safetensors_is_refused(save):
+    data = pickle.dumps({"weights": 1})
+    name = f"model-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+    (save / name).write_bytes(data)
+    edit(save, lambda body: body["files"].update(model=name))
+    refuse(save, SaveError, "is not a safetensors file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("network"),
+        lambda body: body["network"]["slots"]["r0c0"].pop("state"),
+        lambda body: body["network"]["slots"]["r0c0"]["state"].update(stage=77),
+        lambda body: body["network"]["modules"].update(r0c0="os.system"),
+        lambda body: body["extra"].pop("history"),
+        lambda body: body["extra"]["history"].append({"type": "Nonsense"}),
+    ],
+    ids=["no network", "no state", "stage 77", "other module", "no history", "unknown event"],
+)
+def test_a_manifest_forged_with_a_true_checksum_is_refused(save, change):
+    edit(save, change)
+    refuse(save, esper.EsperError, ".")
+
+
+# -- other models, blueprints, policies, optimisers --------------------------------------------------------------------
+
+
+def test_another_model_is_refused_with_what_differs(save):
+    refuse(save, SaveError, r"belongs to another model: .* first 'head.weight' .*\[3, 4\].*\[3, 8\]", CNN(width=8))
+    refuse(save, SaveError, "belongs to another model.*absent", MLP())
+
+
+def test_the_same_model_in_another_precision_is_refused(save):
+    refuse(save, SaveError, "belongs to another model.*float32.*float64", CNN().double())
+
+
+@pytest.fixture
+def own_blueprint():
+    @blueprint("image", "my_conv")
+    def my_conv(channels):
+        return nn.Conv2d(channels, channels, 1)
+
+    yield "my_conv"
+    del REGISTRY._known["image", "my_conv"]
+
+
+def test_a_save_with_a_blueprint_that_is_not_registered_is_refused_by_name(tmp_path, own_blueprint):
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, blueprints=[own_blueprint]), "BLENDING")
+    garden.save(tmp_path)
+    kept = REGISTRY._known.pop(("image", own_blueprint))
+    try:
+        refuse(tmp_path, UnknownNameError, "unknown image blueprint 'my_conv'")
+    finally:
+        REGISTRY._known["image", own_blueprint] = kept
+
+
+def test_a_blueprint_that_has_changed_since_is_refused(tmp_path, own_blueprint):
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, blueprints=[own_blueprint]), "BLENDING")
+    garden.save(tmp_path)
+    blueprint("image", own_blueprint)(lambda channels: nn.Conv2d(channels, channels, 3, padding=1))
+    refuse(tmp_path, esper.EsperError, "my_conv|another")
+
+
+def test_a_policy_of_ones_own_has_to_be_passed_again(save):
+    refuse(save, UnknownNameError, "unknown policy", policy=None)
+
+
+def test_an_optimizer_of_another_kind_is_refused_when_it_is_attached(save):
+    garden = esper.load(save, CNN(), policy=script({}))
+    with pytest.raises(OptimizerError, match="the save belongs to SGD with 3 parameter groups.*got AdamW"):
+        garden.attach(torch.optim.AdamW(garden.parameters()))
+
+
+def test_after_a_refused_optimizer_the_right_one_gets_its_state(save):
+    garden = esper.load(save, CNN(), policy=script({}))
+    with pytest.raises(OptimizerError):
+        garden.attach(torch.optim.AdamW(garden.parameters()))
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9)
+    garden.attach(optimizer)
+    assert all("momentum_buffer" in optimizer.state[p] for p in garden.parameters() if p.requires_grad)
+
+
+def test_an_optimizer_with_other_groups_is_refused(save):
+    garden = esper.load(save, CNN(), policy=script({}))
+    first, *rest = garden.parameters()
+    with pytest.raises(OptimizerError, match="Build the optimiser as before"):
+        garden.attach(torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1))
+
+
+def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(tmp_path):
+    garden = grow_cnn()
+    garden.save(tmp_path)
+    before = contents(tmp_path)["manifest.json"]
+    garden.memory = {"tensor": torch.ones(2)}
+    with pytest.raises(SaveError, match="memory|JSON"):
+        garden.save(tmp_path)
+    assert contents(tmp_path)["manifest.json"] == before
+
+
+# -- crashes and trust -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash_at", ["model", "optimizer", "manifest"])
+def test_a_crash_while_saving_leaves_the_old_save(save, monkeypatch, crash_at):
+    garden = esper.load(save, CNN(), policy=script({}))
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9))
+    garden.step(made_up(garden))
+    losses_of(garden.model, IMAGES).mean().backward()
+    garden.model.link.optimizer.step()
+    move = os.replace
+
+    def crash(source, target):
+        if os.path.basename(target).startswith(crash_at):
+            raise OSError("the power went out")
+        move(source, target)
+
+    old_epoch = garden.epoch - 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(OSError, match="power"):
+            garden.save(save)
+    loaded = esper.load(save, CNN(), policy=script({}))
+    assert (loaded.epoch, stage_of(loaded)) == (old_epoch, "PROBATIONARY")
+
+
+def test_saving_again_after_a_crash_works_and_clears_up(save, monkeypatch):
+    garden = esper.load(save, CNN(), policy=script({}))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
+        with pytest.raises(OSError, match="power"):
+            garden.save(save)
+    garden.save(save)
+    assert not list(save.glob("*.new"))
+
+
+def test_nothing_is_ever_unpickled(save, monkeypatch):
+    def refuse_to(*_args, **_options):
+        raise AssertionError("a save must not be unpickled")
+
+    for module, name in ((pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, refuse_to)
+    loaded = esper.load(save, CNN(), policy=script({}))
+    loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    assert stage_of(loaded) == "PROBATIONARY"

@@ -1,0 +1,196 @@
+"""Masks say what is possible: every action they let through is legal as a whole, and unused heads have one choice."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.kasmina import MorphogeneticModel, build_cnn_host, build_mlp_host
+from esper.leyline import FactoredAction, SeedStage, SlotConfig, is_legal
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.tamiyo import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
+
+DORMANT = {slot: MaskSeedInfo(SeedStage.DORMANT) for slot in SlotConfig.default().slot_ids}
+
+
+def masks_of(max_seeds=None, total=0, **states):
+    return compute_action_masks({**DORMANT, **states}, total, max_seeds)
+
+
+def ops(masks):
+    return np.flatnonzero(masks["op"]).tolist()
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_have_the_shapes_of_the_space():
+    masks = masks_of()
+    shapes = {head: mask.shape for head, mask in masks.items()}
+    assert shapes == {
+        "op": (NUM_OPS,),
+        "slot": (NUM_OPS, 3),
+        "blueprint": (3, NUM_BLUEPRINTS),
+        "blend": (NUM_BLENDS,),
+    }
+    assert all(mask.dtype == bool for mask in masks.values())
+
+
+def test_a_batch_stacks_hosts():
+    first, second = grown_model().view(), grown_model().view()
+    masks = compute_batch_masks([first, second])
+    assert masks["slot"].shape == (2, NUM_OPS, 2)
+    assert np.array_equal(masks["op"][1], masks_for(second)["op"])
+
+
+def test_waiting_is_always_possible():
+    assert masks_of(max_seeds=1, total=1)["op"][0]
+
+
+def test_no_blueprint_is_never_possible_where_something_can_be_planted():
+    assert not masks_of()["blueprint"][:, 0].any()
+
+
+def test_only_dormant_slots_can_be_planted():
+    masks = masks_of(r0c1=MaskSeedInfo(SeedStage.BLENDING, 1))
+    assert masks["slot"][OP_GERMINATE].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("stage", [SeedStage.EMBARGOED, SeedStage.RESETTING, SeedStage.CULLED, SeedStage.FOSSILIZED])
+def test_a_closed_slot_offers_nothing(stage):
+    masks = compute_action_masks({slot: MaskSeedInfo(stage) for slot in DORMANT}, 0, None)
+    assert ops(masks) == [0]
+
+
+@pytest.mark.parametrize(("age", "expected"), [(0, False), (1, True), (5, True)])
+def test_culling_needs_a_seed_of_age(age, expected):
+    masks = masks_of(r0c2=MaskSeedInfo(SeedStage.BLENDING, age))
+    assert masks["op"][OP_CULL] == expected
+    assert masks["slot"][OP_CULL, 2] == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_measured", "expected"),
+    [
+        (SeedStage.PROBATIONARY, True, True),
+        (SeedStage.PROBATIONARY, False, False),
+        (SeedStage.BLENDING, True, False),
+    ],
+)
+def test_fossilizing_needs_probation_and_a_measurement(stage, is_measured, expected):
+    assert masks_of(r0c1=MaskSeedInfo(stage, 3, is_measured))["op"][OP_FOSSILIZE] == expected
+
+
+def test_at_the_limit_of_seeds_nothing_can_be_planted():
+    assert OP_GERMINATE not in ops(masks_of(max_seeds=2, total=2))
+    assert OP_GERMINATE in ops(masks_of(max_seeds=3, total=2))
+
+
+def test_a_head_that_no_op_can_use_has_exactly_its_first_entry():
+    masks = compute_action_masks({slot: MaskSeedInfo(SeedStage.EMBARGOED) for slot in DORMANT}, 0, None)
+    for rows in (masks["slot"], masks["blueprint"], masks["blend"][None]):
+        assert rows[:, 0].all()
+        assert not rows[:, 1:].any()
+
+
+def test_waiting_uses_no_slot():
+    assert masks_of()["slot"][0].tolist() == [True, False, False]
+
+
+def test_slot_states_are_the_masks_share_of_the_reports():
+    model = grown_model()
+    model.germinate_seed("r0c1", "norm")
+    model.tick()
+    states = build_slot_states(model.get_slot_reports())
+    assert states == {"r0c0": MaskSeedInfo(SeedStage.DORMANT), "r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False)}
+
+
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+def grown_model(blueprints=("norm", "conv_light"), **limits):
+    host = build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8, classes=3)
+    model = MorphogeneticModel(host, blueprints=blueprints, **limits)
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    return model
+
+
+def test_a_blend_whose_gate_does_not_fit_the_budget_is_masked():
+    plain = grown_model(["norm"])
+    cheap, gated = plain.costs["r0c0", "norm", "linear"], plain.costs["r0c0", "norm", "gated"]
+    assert gated > cheap
+    tight = grown_model(["norm"], budget=plain.host_params + gated - 1)
+    assert masks_for(tight.view())["blend"].tolist() == [True, True, False]
+    roomy = grown_model(["norm"], budget=plain.host_params + plain.costs["r0c1", "norm", "gated"])
+    assert masks_for(roomy.view())["blend"].tolist() == [True, True, True]
+
+
+def test_a_blueprint_over_budget_is_masked_where_it_is_too_dear():
+    plain = grown_model()
+    limit = plain.host_params + plain.costs["r0c0", "conv_light", "gated"]
+    masks = masks_for(grown_model(budget=limit).view())
+    assert masks["blueprint"][0].tolist() == [False, True, True]
+    assert masks["blueprint"][1].tolist() == [False, True, False]
+
+
+def test_a_blueprint_of_another_kind_is_masked():
+    host = build_mlp_host(inputs=6, widths=(8, 6), classes=3)
+    model = MorphogeneticModel(host, blueprints=["mlp", "lora"])
+    assert masks_for(model.view())["blueprint"].tolist() == [[False, True, True]] * 2
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def allowed(masks):
+    """Every action that can be drawn head by head."""
+    for op in np.flatnonzero(masks["op"]):
+        for slot in np.flatnonzero(masks["slot"][op]):
+            blueprints = np.flatnonzero(masks["blueprint"][slot]) if op == OP_GERMINATE else [0]
+            blends = np.flatnonzero(masks["blend"]) if op == OP_GERMINATE else [0]
+            for blueprint, blend in itertools.product(blueprints, blends):
+                yield int(op), int(slot), int(blueprint), int(blend)
+
+
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from([None, 2, 3]), st.sampled_from([None, 40, 200, 700]))
+def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, room):
+    model = grown_model(["norm", "conv_small", "conv_light"], max_seeds=max_seeds)
+    model.budget = None if room is None else model.host_params + room
+    for _ in range(12):
+        choices = list(allowed(masks_for(model.view())))
+        assert all(is_legal(action_of(model, choice), model.view()) for choice in choices)
+        model.act(action_of(model, data.draw(st.sampled_from(choices))))
+        assert model.budget is None or model.total_params <= model.budget
+        assert max_seeds is None or model.active_seeds + model.fossilized_seeds <= max_seeds
+        model.tick()
+        for slot_id, report in model.get_slot_reports().items():
+            if report.is_live and report.alpha > 0:
+                losses = torch.arange(3.0)
+                model.record_counterfactual(slot_id, losses, losses * data.draw(st.sampled_from([0.5, 2.0])))
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_what_is_legal_without_a_budget_is_let_through(data):
+    model = grown_model(["norm", "conv_small"], max_seeds=3)
+    sizes = model.space.sizes
+    for _ in range(6):
+        masks = masks_for(model.view())
+        through = set(allowed(masks))
+        for choice in itertools.product(*map(range, sizes)):
+            op, slot, *_ = choice
+            used = choice if op == OP_GERMINATE else (op, slot if op else 0, 0, 0)
+            assert is_legal(action_of(model, choice), model.view()) == (used in through)
+        model.act(action_of(model, data.draw(st.sampled_from(sorted(through)))))
+        model.tick()
+
+
+def action_of(model, choice):
+    op, slot, blueprint, blend = choice
+    return FactoredAction.from_indices(
+        op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=model.space
+    )

@@ -1,0 +1,297 @@
+"""Rules of thumb and controls: what they choose from given masks and reports, and how ties are broken."""
+
+import json
+
+import numpy as np
+import pytest
+
+from esper.kasmina import MorphogeneticModel, build_cnn_host
+from esper.leyline import SeedMetrics, SeedStage, SeedStateReport
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.tamiyo import (
+    RULES,
+    Ground,
+    Heuristic,
+    Never,
+    Random,
+    RulePolicy,
+    Schedule,
+    Sham,
+    compute_action_masks,
+    make_policy,
+    script_of,
+)
+from esper.tamiyo.masks import build_slot_states
+from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
+
+BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
+WAIT = (0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def ground():
+    return ground_of()
+
+
+def ground_of(**limits):
+    host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
+    model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
+    return Ground(model.space, model.costs, model.host_params, model.budget, model.max_seeds)
+
+
+def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0):
+    metrics = SeedMetrics(mean, None if mean is None else error, seed_param_count=params, host_param_count=1000)
+    return SeedStateReport(slot, stage, epochs, age, fossil_count=fossils, metrics=metrics)
+
+
+def reports_of(**given):
+    slots = {slot: report(slot) for slot in ("r0c0", "r0c1", "r0c2")}
+    return {**slots, **{slot: report(slot, **options) for slot, options in given.items()}}
+
+
+def masks_for(ground, reports, **limits):
+    used = sum(r.is_live + r.fossil_count for r in reports.values())
+    return compute_action_masks(
+        build_slot_states(reports), used, ground.max_seeds, space=ground.space, costs=ground.costs, **limits
+    )
+
+
+def choose(rule, ground, reports=None, memory=None, **limits):
+    reports = reports or reports_of()
+    return rule.choose(masks_for(ground, reports, **limits), reports, memory or {"epoch": 1, "host": 0})[0]
+
+
+def lives(rule, ground, epochs, reports=None):
+    """The choices of one host over many epochs in which the slots never change."""
+    reports = reports or reports_of()
+    masks = {head: mask[None] for head, mask in masks_for(ground, reports).items()}
+    policy, memory, choices = RulePolicy(rule), None, []
+    for _ in range(epochs):
+        actions, memory = policy.decide(None, masks, [reports], memory)
+        choices.append(tuple(actions[0].tolist()))
+    return choices
+
+
+# -- never, schedule, random -------------------------------------------------------------------------------------------
+
+
+def test_never_waits_whatever_is_possible(ground):
+    assert lives(Never(), ground, 30) == [WAIT] * 30
+
+
+def test_the_schedule_plants_at_its_epochs_and_at_no_other(ground):
+    choices = lives(Schedule(ground, epochs=(2, 5)), ground, 8)
+    assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [2, 5]
+
+
+def test_the_schedule_takes_slots_in_turn_and_the_first_blueprint_that_fits(ground):
+    planted = [c for c in lives(Schedule(ground, epochs=range(5)), ground, 5) if c != WAIT]
+    assert planted == [(OP_GERMINATE, slot, 1, 0) for slot in (0, 1, 2, 0, 1)]
+
+
+def test_the_schedule_passes_over_a_slot_that_is_taken(ground):
+    reports = reports_of(r0c1={"stage": SeedStage.BLENDING})
+    planted = lives(Schedule(ground, epochs=range(3)), ground, 3, reports)
+    assert [slot for _, slot, *_ in planted] == [0, 2, 0]
+
+
+def test_the_schedule_plants_the_blueprint_it_was_told(ground):
+    assert choose(Schedule(ground, blueprint_id="norm"), ground)[2] == 2
+
+
+def test_a_schedule_of_an_unknown_blueprint_is_refused(ground):
+    with pytest.raises(UnknownNameError, match="Did you mean 'norm'"):
+        Schedule(ground, blueprint_id="nrom")
+
+
+def test_random_plants_at_the_schedules_times(ground):
+    choices = lives(Random(ground, epochs=(1, 4)), ground, 6)
+    assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [1, 4]
+
+
+def test_random_draws_every_legal_place_and_nothing_else(ground):
+    reports = reports_of(r0c1={"stage": SeedStage.BLENDING})
+    drawn = {choose(Random(ground, seed=seed), ground, reports) for seed in range(300)}
+    assert {slot for _, slot, *_ in drawn} == {0, 2}
+    assert {blueprint for _, _, blueprint, _ in drawn} == {1, 2, 3, 4}
+    assert {blend for *_, blend in drawn} == {0, 1, 2}
+
+
+def test_random_waits_where_nothing_can_be_planted(ground):
+    full = {slot: {"stage": SeedStage.EMBARGOED} for slot in ("r0c0", "r0c1", "r0c2")}
+    assert choose(Random(ground), ground, reports_of(**full)) == WAIT
+
+
+def test_random_is_the_same_twice(ground):
+    runs = [lives(Random(ground, epochs=range(9), seed=4), ground, 9) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 3
+
+
+def test_a_hosts_draws_do_not_depend_on_its_neighbours(ground):
+    reports = reports_of()
+    masks = masks_for(ground, reports)
+    policy = RulePolicy(Random(ground))
+    alone, crowd = (
+        policy.decide(
+            None,
+            {head: np.stack([mask] * n) for head, mask in masks.items()},
+            [reports] * n,
+            [{"epoch": 1, "host": h} for h in range(n)],
+        )[0]
+        for n in (1, 5)
+    )
+    assert alone[0].tolist() == crowd[0].tolist()
+    assert len({tuple(row) for row in crowd.tolist()}) > 1
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_what_a_rule_remembers_fits_into_json(ground, name):
+    masks = {head: mask[None] for head, mask in masks_for(ground, reports_of()).items()}
+    policy, memory = make_policy(name, ground), None
+    for _ in range(4):
+        _, memory = policy.decide(None, masks, [reports_of()], memory)
+    assert json.loads(json.dumps(memory)) == memory
+
+
+def test_an_unknown_policy_shows_the_nearest(ground):
+    with pytest.raises(UnknownNameError, match="Did you mean 'random'"):
+        make_policy("randon", ground)
+
+
+def test_a_policy_without_prices_is_refused(ground):
+    with pytest.raises(SettingError, match="price list"):
+        make_policy("never", Ground(ground.space, {}, 10))
+
+
+# -- heuristic ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_heuristic_plants_in_the_later_slot_first(ground):
+    assert choose(Heuristic(ground), ground)[:2] == (OP_GERMINATE, 2)
+
+
+def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(ground):
+    reports = reports_of(r0c2={"fossils": 1}, r0c1={"fossils": 1})
+    assert choose(Heuristic(ground), ground, reports)[1] == 0
+
+
+def price(ground, slot, blueprint):
+    return ground.cost(slot, ground.space.blueprint_index(blueprint))
+
+
+def test_the_heuristic_plants_the_largest_blueprint_within_its_share(ground):
+    costs = {name: price(ground, 2, name) for name in ("conv_light", "conv_small", "norm")}
+    assert costs["conv_light"] > costs["conv_small"] > costs["norm"]
+    for share, expected in ((1.0, "conv_light"), (0.0, "norm")):
+        blueprint = choose(Heuristic(ground, share=share), ground)[2]
+        assert ground.space.blueprint_ids[blueprint] == expected
+
+
+def test_the_heuristics_share_is_of_the_room_that_is_left():
+    small = price(ground_of(), 2, "conv_small")
+    roomy = ground_of(budget=100_000)
+    tight = Ground(roomy.space, roomy.costs, 1000, 1000 + 2 * small)
+    wider = Ground(roomy.space, roomy.costs, 1000, 1000 + 2 * small - 1)
+    chosen = [g.space.blueprint_ids[choose(Heuristic(g), g)[2]] for g in (tight, wider)]
+    assert chosen == ["conv_small", "norm"]
+
+
+def test_the_heuristic_never_plants_a_sham(ground):
+    only_sham = {key: cost for key, cost in ground.costs.items() if key[1] == "sham"}
+    reports = reports_of()
+    masks = compute_action_masks(build_slot_states(reports), 0, None, space=ground.space, costs=only_sham)
+    assert Heuristic(ground).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
+
+
+def test_the_heuristic_keeps_the_surest_seed(ground):
+    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
+    reports = reports_of(r0c0={**good, "error": 0.1}, r0c1={**good, "error": 0.05}, r0c2={**good, "error": 0.2})
+    assert choose(Heuristic(ground), ground, reports) == (OP_FOSSILIZE, 1, 0, 0)
+
+
+def test_equally_sure_seeds_are_kept_from_the_first_slot_on(ground):
+    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
+    assert choose(Heuristic(ground), ground, reports_of(r0c1=good, r0c2=good))[:2] == (OP_FOSSILIZE, 1)
+
+
+def test_the_heuristic_culls_the_worst_seed(ground):
+    bad = {"stage": SeedStage.PROBATIONARY, "error": 0.01}
+    reports = reports_of(r0c0={**bad, "mean": -0.1}, r0c1={**bad, "mean": -0.3}, r0c2={**bad, "mean": -0.2})
+    assert choose(Heuristic(ground), ground, reports) == (OP_CULL, 1, 0, 0)
+
+
+def test_keeping_comes_before_culling_and_culling_before_planting(ground):
+    bad = {"stage": SeedStage.PROBATIONARY, "mean": -0.3}
+    assert choose(Heuristic(ground), ground, reports_of(r0c0=bad))[0] == OP_CULL
+    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
+    assert choose(Heuristic(ground), ground, reports_of(r0c0=bad, r0c1=good))[:2] == (OP_FOSSILIZE, 1)
+
+
+@pytest.mark.parametrize("options", [{"mean": 0.05}, {"mean": -0.05}, {"mean": 0.3, "epochs": 1}, {"mean": None}])
+def test_a_seed_without_clear_evidence_or_time_is_left_alone(ground, options):
+    reports = reports_of(**{slot: {"stage": SeedStage.PROBATIONARY, **options} for slot in ("r0c0", "r0c1", "r0c2")})
+    assert choose(Heuristic(ground), ground, reports) == WAIT
+
+
+def test_in_a_known_life_only_the_first_part_is_for_planting(ground):
+    choices = lives(Heuristic(ground, horizon=10, planting_part=0.4), ground, 10)
+    assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
+
+
+def test_a_slot_that_lost_two_seeds_is_left_alone(ground):
+    rule, memory = Heuristic(ground, attempts=2), {"epoch": 0, "host": 0}
+    chosen = []
+    for stage in (SeedStage.PROBATIONARY, SeedStage.DORMANT) * 3:
+        reports = reports_of(**{s: {"stage": SeedStage.EMBARGOED} for s in ("r0c0", "r0c1")}, r0c2={"stage": stage})
+        choice, memory = rule.choose(masks_for(ground, reports), reports, memory)
+        if stage is SeedStage.DORMANT:
+            chosen.append(choice[0])
+    assert chosen == [OP_GERMINATE, 0, 0]
+
+
+def test_a_kept_seed_does_not_count_as_lost(ground):
+    rule, memory = Heuristic(ground), {"epoch": 0, "host": 0}
+    for options in ({"stage": SeedStage.PROBATIONARY}, {"fossils": 1}):
+        reports = reports_of(r0c2=options)
+        _, memory = rule.choose(masks_for(ground, reports), reports, memory)
+    assert memory["lost"] == {}
+
+
+# -- sham --------------------------------------------------------------------------------------------------------------
+
+
+def test_sham_plants_nothing_but_shams_at_the_scripts_times(ground):
+    choices = lives(Sham(ground, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), ground, 5)
+    sham = ground.space.blueprint_index("sham")
+    assert choices == [WAIT, (OP_GERMINATE, 2, sham, 0), WAIT, (OP_GERMINATE, 0, sham, 0), WAIT]
+
+
+def test_sham_passes_over_what_has_ended_by_itself(ground):
+    assert lives(Sham(ground, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), ground, 2)[0][:2] == (OP_GERMINATE, 1)
+
+
+def test_sham_without_its_blueprint_is_refused():
+    host = build_cnn_host(blocks=1, base_channels=4, in_channels=1, image_size=8, classes=3)
+    model = MorphogeneticModel(host, blueprints=["norm"])
+    with pytest.raises(UnknownNameError, match="Add it for this arm"):
+        Sham(Ground(model.space, model.costs, model.host_params), [])
+
+
+def test_a_script_holds_an_arms_ops_and_the_ends_that_came_by_themselves(ground):
+    events = [
+        ActionTaken(0, 1, "GERMINATE", "r0c1", "norm", "linear"),
+        StageChanged(0, 1, "r0c1", "DORMANT", "GERMINATED", "norm", 0.0),
+        StageChanged(0, 1, "r0c1", "GERMINATED", "BLENDING", "norm", 1.0),
+        GrowthHint(0, 1, "x"),
+        StageChanged(0, 4, "r0c1", "PROBATIONARY", "FOSSILIZED", "norm", 1.0),
+        ActionTaken(0, 4, "GERMINATE", "r0c0", "norm", "linear"),
+        StageChanged(0, 6, "r0c0", "PROBATIONARY", "CULLED", "norm", 0.0),
+    ]
+    assert script_of(events, ground.space) == [
+        (1, OP_GERMINATE, 1),
+        (4, OP_FOSSILIZE, 1),
+        (4, OP_GERMINATE, 0),
+        (6, OP_CULL, 0),
+    ]

@@ -1,0 +1,131 @@
+"""Policies in real training: whole lives on three kinds of host, harm culled, sham growth without effect."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from esper.garden import Garden
+from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host, build_transformer_host
+from esper.leyline import StageLengths
+from esper.tamiyo import Heuristic, RulePolicy, Sham, script_of
+from esper.telemetry.events import ActionTaken, StageChanged
+
+LIFE = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
+
+
+def draw(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(seed):
+    inputs = torch.randn(128, 1, 8, 8, generator=draw(seed))
+    return inputs, (inputs[:, 0, :4].square().mean((1, 2)) > inputs[:, 0, 4:].square().mean((1, 2))).long()
+
+
+def vectors(seed):
+    inputs = torch.randn(256, 6, generator=draw(seed))
+    return inputs, ((inputs[:, 0] * inputs[:, 1] > 0) ^ (inputs[:, 2] * inputs[:, 3] > 0)).long()
+
+
+def tokens(seed):
+    """The next token is the sum of the last two: two steps of thought for a small model."""
+    first = torch.randint(5, (48, 12), generator=draw(seed))
+    for position in range(2, 12):
+        first[:, position] = (first[:, position - 1] + first[:, position - 2]) % 5
+    return first[:, :-1], first[:, 1:]
+
+
+HOSTS = {
+    "cnn": (lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8, classes=2), images),
+    "mlp": (lambda: build_mlp_host(inputs=6, widths=(6, 6), classes=2), vectors),
+    "transformer": (
+        lambda: build_transformer_host(vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2),
+        tokens,
+    ),
+}
+every_host = pytest.mark.parametrize(("host", "data"), HOSTS.values(), ids=HOSTS.keys())
+
+
+def losses(model, batch):
+    inputs, labels = batch
+    scores = model(inputs)
+    if scores.dim() == 3:
+        return nn.functional.cross_entropy(scores.transpose(1, 2), labels, reduction="none").mean(1)
+    return nn.functional.cross_entropy(scores, labels, reduction="none")
+
+
+def grow(host, data, policy, epochs, lengths=None, **options):
+    """Train a host with AdamW under a policy and measure it on other data."""
+    settings = GrowthSettings(scale_at_birth=1.0, lengths=lengths or StageLengths())
+    garden = Garden(MorphogeneticModel(host, settings=settings, **options), policy)
+    optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-2)
+    garden.attach(optimizer)
+    train, held_out = data(1), data(2)
+    for epoch in range(epochs):
+        garden.model.train()
+        for rows in torch.randperm(len(train[0]), generator=draw(epoch)).split(16):
+            optimizer.zero_grad()
+            losses(garden.model, (train[0][rows], train[1][rows])).mean().backward()
+            optimizer.step()
+        garden.step(lambda: losses(garden.model, held_out))
+    return garden
+
+
+def stages(garden, slot):
+    return [event.after for event in garden.history if isinstance(event, StageChanged) and event.slot == slot]
+
+
+@every_host
+def test_the_heuristic_leads_seeds_through_whole_lives(host, data):
+    garden = grow(host(), data, "heuristic", 14, budget=20_000, max_seeds=2)
+    kept = [slot for slot in garden.model.slot_config.slot_ids if "FOSSILIZED" in stages(garden, slot)]
+    assert kept
+    assert stages(garden, kept[-1])[: len(LIFE)] == LIFE
+    assert garden.model.fossilized_seeds == len(kept)
+
+
+@every_host
+def test_every_action_of_the_heuristic_is_carried_out(host, data):
+    garden = grow(host(), data, "heuristic", 8)
+    assert not [event for event in garden.history if type(event).__name__ == "ActionRefused"]
+    assert [event for event in garden.history if isinstance(event, ActionTaken)]
+
+
+def test_the_heuristic_culls_a_seed_that_does_harm():
+    """A seed that an adversary scrambles every epoch."""
+    host, data = HOSTS["mlp"]
+    garden = grow(host(), data, "heuristic", 1, lengths=StageLengths(probation=9), blueprints=["mlp"])
+    held_out = data(2)
+    for _ in range(5):
+        for slot in garden.model.slots.values():
+            if slot.seed is not None:
+                nn.init.normal_(slot.seed.scale, std=30.0, generator=draw(1))
+        garden.step(lambda: losses(garden.model, held_out))
+    culls = [event for event in garden.history if isinstance(event, ActionTaken) and event.op == "CULL"]
+    assert culls
+    assert "CULLED" in stages(garden, culls[0].slot)
+
+
+@pytest.mark.parametrize("ramp", [1, 3])
+@every_host
+def test_sham_growth_ends_where_the_host_alone_ends_to_the_bit(host, data, ramp):
+    bare = host()
+    lengths = StageLengths(ramp=ramp)
+    names = ["norm", "sham"] if data is images else ["lora", "sham"]
+    grown = grow(
+        copy.deepcopy(bare), data, lambda g: RulePolicy(Heuristic(g)), 10, lengths, blueprints=names, max_seeds=2
+    )
+    never = grow(copy.deepcopy(bare), data, "never", 10, lengths, blueprints=names)
+
+    def replay(ground):
+        return RulePolicy(Sham(ground, script_of(grown.history, ground.space)))
+
+    sham = grow(copy.deepcopy(bare), data, replay, 10, lengths, blueprints=names, max_seeds=2)
+    planted = [event.blueprint for event in sham.history if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    assert planted
+    assert set(planted) == {"sham"}
+    assert sham.model.total_params == sham.model.host_params
+    expected = never.model.host.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in sham.model.host.state_dict().items())

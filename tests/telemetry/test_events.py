@@ -1,0 +1,78 @@
+"""Event records: plain data there and back, one line for people, nothing unknown."""
+
+import json
+
+import pytest
+
+from esper.leyline.errors import SaveError
+from esper.telemetry.events import (
+    EVENT_TYPES,
+    ActionRefused,
+    ActionTaken,
+    ArmFinished,
+    ContributionMeasured,
+    EpochMeasured,
+    GateJudged,
+    GrowthHint,
+    StageChanged,
+    from_record,
+    to_record,
+)
+
+EVENTS = [
+    ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 3.0, 1, 2, 3),
+    EpochMeasured(0, 3, 0.5, 1234),
+    ContributionMeasured(0, 3, "r0c0", 0.25, 0.125, 40),
+    ActionTaken(0, 3, "GERMINATE", "r0c0", "norm", "linear"),
+    ActionTaken(0, 3, "CULL", "r0c0", None, None),
+    ActionRefused(0, 3, "CULL", "r0c0", "too young"),
+    StageChanged(0, 3, "r0c0", "DORMANT", "GERMINATED", "norm", 0.0),
+    StageChanged(0, 3, "r0c0", "RESETTING", "DORMANT", None, 0.0),
+    GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
+    GrowthHint(0, 3, "the rate is low"),
+]
+every_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+
+
+def test_every_type_of_event_is_tested_here():
+    assert {type(event) for event in EVENTS} == set(EVENT_TYPES.values())
+
+
+@every_event
+def test_a_record_comes_back_from_json_as_the_event_it_was(event):
+    assert from_record(json.loads(json.dumps(to_record(event), allow_nan=False))) == event
+
+
+@every_event
+def test_a_record_names_its_type_and_all_its_fields(event):
+    record = to_record(event)
+    assert record.pop("type") == type(event).__name__
+    assert list(record) == list(type(event).__slots__)
+
+
+@every_event
+def test_an_event_reads_as_one_line_with_its_numbers(event):
+    text = str(event)
+    assert "\n" not in text
+    assert ("seed 1" if isinstance(event, ArmFinished) else "epoch 3") in text
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"type": "Unheard"},
+        {"host": 0, "epoch": 3, "text": "no type"},
+        {"type": "GrowthHint", "host": 0, "epoch": 3},
+        {"type": "GrowthHint", "host": 0, "epoch": 3, "text": "x", "more": 1},
+        {"type": None},
+    ],
+)
+def test_a_record_of_another_shape_is_refused(record):
+    with pytest.raises(SaveError, match="is not one this version knows"):
+        from_record(record)
+
+
+def test_reading_a_record_leaves_it_as_it_was():
+    record = to_record(EVENTS[1])
+    from_record(record)
+    assert record["type"] == "EpochMeasured"
