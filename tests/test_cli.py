@@ -39,8 +39,9 @@ def test_a_bad_option_is_exit_code_two(capsys, arguments):
     assert "Traceback" not in out + err
 
 
-def test_the_demo_grows_a_network_and_prints_the_comparison(capsys):
+def test_the_demo_grows_a_network_and_prints_the_comparison(capsys, monkeypatch):
     pytest.importorskip("sklearn")
+    monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = call(capsys, "demo", "--epochs", "8")
     assert code == 0
     for part in ("host alone", "GERMINATE", "never", "heuristic", "test accuracy", "Next: esper.grow"):

@@ -17,13 +17,13 @@ from esper.kasmina.probing import Example, Place, choose_places, find_places, un
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
-from esper.leyline.errors import IllegalActionError, SettingError
+from esper.leyline.errors import IllegalActionError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import FactoredAction, LifecycleOp
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import Ground, make_policy
+from esper.tamiyo.rules import RULES, Ground, make_policy
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -294,7 +294,15 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[Ground
     Build the optimiser as before and `attach` it: its saved state is put back then. A policy of your own is not in the
     save and has to be passed again; one with a name is found by it.
     """
-    loaded = load_network(Path(folder), model)
+
+    def check(extra: dict[str, Any]) -> None:
+        [from_record(record) for record in extra["history"]]
+        if policy is None and extra["policy"] not in RULES:
+            raise UnknownNameError(
+                "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
+            )
+
+    loaded = load_network(Path(folder), model, check)
     extra = loaded.extra
     garden = Garden(loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"])
     garden.epoch, garden.memory = extra["epoch"], extra["memory"]

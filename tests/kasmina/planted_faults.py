@@ -44,7 +44,7 @@ LIFE_FAULTS = [
     Fault(
         "a shadow pass draws from the global generator",
         MODEL,
-        "with torch.random.fork_rng(devices=devices):",
+        "with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices):",
         "with torch.enable_grad():",
         "kasmina/test_isolation.py::test_shadow_passes_leave_the_global_random_state_alone",
     ),
@@ -195,8 +195,8 @@ MODEL_FAULTS = [
     Fault(
         "a scheduler's seeds do not get the multiplier",
         SURGERY,
-        "options[key] = options[key] * self.seed_lr",
-        "options[key] = options[key]",
+        "(self.seed_lr * min(1.0, (steps + 1) / (self.warmup_steps + 1)))",
+        "min(1.0, (steps + 1) / (self.warmup_steps + 1))",
         "kasmina/test_rates.py::test_a_seeds_rate_is_a_multiple_of_the_hosts_at_every_step",
     ),
     Fault(

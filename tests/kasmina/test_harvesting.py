@@ -151,11 +151,12 @@ def double(module, inputs, result):
     return 2 * result
 
 
-def test_a_hook_of_the_users_on_a_sequential_site_keeps_its_place_before_the_fossils():
+def test_a_hook_of_the_users_on_a_sequential_site_is_refused():
     host = CNN()
     host.layer1.register_forward_hook(double)
     garden = grown(host, ["layer1", "layer2"], IMAGES, [LINEAR])
-    assert torch.equal(output(garden.harvest(), IMAGES), with_unfinished_off(garden, IMAGES))
+    with pytest.raises(HostError, match="has forward hooks of its own"):
+        garden.harvest()
 
 
 def test_a_harvest_can_be_trained_on():

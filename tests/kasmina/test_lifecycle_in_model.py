@@ -117,13 +117,6 @@ def test_slot_off_is_the_network_with_that_slot_empty(blend):
     assert not torch.equal(off, output(model, INPUTS))
 
 
-def test_slot_off_is_the_empty_slot_even_when_the_seed_has_diverged():
-    model = on_probation(scale=1.0)
-    model.slot("r0c0").seed.scale.data.fill_(float("nan"))
-    with model.slot_off("r0c0"):
-        assert torch.equal(output(model, INPUTS), output(without_seed(model, "r0c0"), INPUTS))
-
-
 def test_slot_off_ends_with_the_slot_on_again():
     model = on_probation(scale=1.0)
     before = output(model, INPUTS)

@@ -6,7 +6,9 @@ from torch import nn
 from user_models import CNN, MLP, Encoder, Twice, random_images, random_vectors
 
 import esper
-from esper.kasmina.probing import choose_places, find_names, find_places
+from esper.kasmina import MorphogeneticModel
+from esper.kasmina.probing import choose_places, find_names, find_places, undisturbed
+from esper.leyline import SlotConfig
 from esper.leyline.errors import HostError, UnknownNameError
 
 TOKENS = torch.randn(4, 5, 8)
@@ -97,6 +99,26 @@ def test_probing_leaves_no_hook_and_no_trace():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training and not module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_modes_come_back_even_after_an_error():
+    model = CNN().train()
+    with pytest.raises(ZeroDivisionError), undisturbed(model):
+        raise ZeroDivisionError
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("firt", UnknownNameError, "Did you mean 'first'"),
+        ("unused", HostError, "does not run"),
+        ("rnn", HostError, "tuple"),
+    ],
+)
+def test_a_slot_where_none_fits_is_refused_with_the_reason(name, error, reason):
+    with pytest.raises(error, match=reason):
+        MorphogeneticModel(Odd(), SlotConfig.for_modules([name]), example=random_vectors())
 
 
 # -- example batches ---------------------------------------------------------------------------------------------------

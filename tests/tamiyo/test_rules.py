@@ -34,10 +34,10 @@ def ground():
     return ground_of()
 
 
-def ground_of(**limits):
+def ground_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
-    return Ground(model.space, model.costs, model.host_params, model.budget, model.max_seeds)
+    return Ground(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
 def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0):
@@ -50,16 +50,13 @@ def reports_of(**given):
     return {**slots, **{slot: report(slot, **options) for slot, options in given.items()}}
 
 
-def masks_for(ground, reports, **limits):
-    used = sum(r.is_live + r.fossil_count for r in reports.values())
-    return compute_action_masks(
-        build_slot_states(reports), used, ground.max_seeds, space=ground.space, costs=ground.costs, **limits
-    )
+def masks_for(ground, reports):
+    return compute_action_masks(build_slot_states(reports), 0, None, space=ground.space, costs=ground.costs)
 
 
-def choose(rule, ground, reports=None, memory=None, **limits):
+def choose(rule, ground, reports=None):
     reports = reports or reports_of()
-    return rule.choose(masks_for(ground, reports, **limits), reports, memory or {"epoch": 1, "host": 0})[0]
+    return rule.choose(masks_for(ground, reports), reports, {"epoch": 1, "host": 0})[0]
 
 
 def lives(rule, ground, epochs, reports=None):
@@ -181,7 +178,8 @@ def price(ground, slot, blueprint):
     return ground.cost(slot, ground.space.blueprint_index(blueprint))
 
 
-def test_the_heuristic_plants_the_largest_blueprint_within_its_share(ground):
+def test_the_heuristic_plants_the_largest_blueprint_within_its_share():
+    ground = ground_of(budget=100_000)
     costs = {name: price(ground, 2, name) for name in ("conv_light", "conv_small", "norm")}
     assert costs["conv_light"] > costs["conv_small"] > costs["norm"]
     for share, expected in ((1.0, "conv_light"), (0.0, "norm")):
@@ -219,14 +217,23 @@ def test_equally_sure_seeds_are_kept_from_the_first_slot_on(ground):
 def test_the_heuristic_culls_the_worst_seed(ground):
     bad = {"stage": SeedStage.PROBATIONARY, "error": 0.01}
     reports = reports_of(r0c0={**bad, "mean": -0.1}, r0c1={**bad, "mean": -0.3}, r0c2={**bad, "mean": -0.2})
-    assert choose(Heuristic(ground), ground, reports) == (OP_CULL, 1, 0, 0)
+    assert lives(Heuristic(ground), ground, 2, reports) == [WAIT, (OP_CULL, 1, 0, 0)]
+
+
+def test_one_bad_epoch_between_good_ones_is_no_reason_to_cull(ground):
+    rule, memory, chosen = Heuristic(ground), {"epoch": 0, "host": 0}, []
+    for mean in (-0.3, 0.05, -0.3, 0.05, -0.3, -0.3):
+        seeds = {slot: {"stage": SeedStage.PROBATIONARY, "mean": mean} for slot in ("r0c0", "r0c1", "r0c2")}
+        choice, memory = rule.choose(masks_for(ground, reports_of(**seeds)), reports_of(**seeds), memory)
+        chosen.append(choice[0])
+    assert chosen == [0, 0, 0, 0, 0, OP_CULL]
 
 
 def test_keeping_comes_before_culling_and_culling_before_planting(ground):
     bad = {"stage": SeedStage.PROBATIONARY, "mean": -0.3}
-    assert choose(Heuristic(ground), ground, reports_of(r0c0=bad))[0] == OP_CULL
+    assert lives(Heuristic(ground), ground, 2, reports_of(r0c0=bad))[1][0] == OP_CULL
     good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
-    assert choose(Heuristic(ground), ground, reports_of(r0c0=bad, r0c1=good))[:2] == (OP_FOSSILIZE, 1)
+    assert lives(Heuristic(ground), ground, 2, reports_of(r0c0=bad, r0c1=good))[1][:2] == (OP_FOSSILIZE, 1)
 
 
 @pytest.mark.parametrize("options", [{"mean": 0.05}, {"mean": -0.05}, {"mean": 0.3, "epochs": 1}, {"mean": None}])
@@ -235,8 +242,9 @@ def test_a_seed_without_clear_evidence_or_time_is_left_alone(ground, options):
     assert choose(Heuristic(ground), ground, reports) == WAIT
 
 
-def test_in_a_known_life_only_the_first_part_is_for_planting(ground):
-    choices = lives(Heuristic(ground, horizon=10, planting_part=0.4), ground, 10)
+def test_in_a_known_life_only_the_first_part_is_for_planting():
+    ground = ground_of(horizon=10)
+    choices = lives(Heuristic(ground, planting_part=0.4), ground, 10)
     assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
 
 

@@ -8,7 +8,7 @@ import torch
 from esper.kasmina.slot import count_parameters
 from esper.runtime.data import DataSet, Split
 from esper.telemetry.events import ActionTaken, EpochMeasured
-from esper.trials.arms import Recipe, arm_policy, build_arm, run_arm
+from esper.trials.arms import Recipe, build_arm, run_arm
 
 RECIPE = Recipe(epochs=10, batch=32)
 
@@ -106,9 +106,6 @@ def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
     assert recipe.rate(1.0) == pytest.approx(0.0)
 
 
-def test_the_heuristic_of_an_arm_knows_how_long_it_lives(data):
-    model = build_arm(data, RECIPE, 0, "cpu")
-    from esper.tamiyo import Ground
-
-    ground = Ground(model.space, model.costs, model.host_params, model.budget, model.max_seeds)
-    assert arm_policy("heuristic", RECIPE)(ground).rule.horizon == RECIPE.epochs
+def test_an_arm_plants_only_in_the_first_part_of_its_life(heuristic):
+    planted = [e.epoch for e in heuristic.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"]
+    assert max(planted) < 0.4 * RECIPE.epochs

@@ -64,10 +64,7 @@ class Blueprint:
         try:
             body = self.build(channels)
         except ValueError as problem:
-            raise BlueprintMismatchError(
-                f"blueprint {self.name!r} does not fit {self.kind} features of shape {tuple(shape)}: {problem}. "
-                "Choose another blueprint for this slot."
-            ) from problem
+            raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
             raise BlueprintError(
                 f"blueprint {self.name!r} built a {type(body).__name__}. Its function must return an nn.Module."
@@ -81,13 +78,25 @@ class Blueprint:
         return _cost(self, tuple(shape), gated)
 
 
+def _misfit(blueprint: Blueprint, shape: tuple[int, ...], problem: object) -> BlueprintMismatchError:
+    return BlueprintMismatchError(
+        f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}. "
+        "Choose another blueprint for this slot; a seed must keep the shape of its input."
+    )
+
+
 @lru_cache(maxsize=4096)
 def _cost(blueprint: Blueprint, shape: tuple[int, ...], gated: bool) -> BlueprintCost:
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
         seed = blueprint.build_seed(shape, gated=gated)
         counter = FlopCounterMode(display=False)
-        with counter:
-            seed(torch.empty(1, *shape))
+        try:
+            with counter:
+                grown = seed(torch.empty(1, *shape))
+        except (RuntimeError, ValueError, TypeError) as problem:
+            raise _misfit(blueprint, shape, problem) from problem
+    if tuple(grown.shape[1:]) != shape:
+        raise _misfit(blueprint, shape, f"it returns features of shape {tuple(grown.shape[1:])}")
     return BlueprintCost(sum(p.numel() for p in seed.parameters()), int(counter.get_total_flops()))
 
 

@@ -1,6 +1,5 @@
 """Fitting slots to a host, once, when it is wrapped: sites, shapes, prices, limits. Nothing here changes the host."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.probing import Example, find_places
 from esper.kasmina.seeds import Seed, Sham
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.slots import SlotConfig
@@ -113,6 +112,16 @@ def refuse_limits(
         )
 
 
+def refuse_mispriced(seed: Seed | Sham, blueprint_id: str, price: int) -> None:
+    """A blueprint that builds something else than it was priced for could break the budget."""
+    counted = count_parameters(seed)
+    if counted != price:
+        raise BlueprintError(
+            f"blueprint {blueprint_id!r} was priced at {price:,} parameters when the network was wrapped and now built "
+            f"{counted:,}. Its function must build the same modules every time; register it before wrapping."
+        )
+
+
 def probe_deviation(seed: Seed | Sham, features: Tensor, blueprint_id: str) -> float:
     """How far a newborn seed moves random features; a seed that changes their shape is refused."""
     with torch.no_grad():
@@ -123,9 +132,3 @@ def probe_deviation(seed: Seed | Sham, features: Tensor, blueprint_id: str) -> f
             "A seed must keep the shape of its input."
         )
     return float((grown - features).abs().max())
-
-
-def mix_seed(*parts: int) -> int:
-    """One random seed from several numbers, the same on every machine."""
-    digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=7)
-    return int.from_bytes(digest.digest(), "big")

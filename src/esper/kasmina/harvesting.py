@@ -26,25 +26,36 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     grown = copy.deepcopy(model)
     for slot_id in grown.slot_config.slot_ids:
         site = grown.host.get_submodule(grown.slot_config.modules[slot_id])
-        for key, hook in list(site._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), SeedSlot):
-                del site._forward_hooks[key]
+        hooks = site._forward_hooks
+        own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
         fossils = grown.slot(slot_id).fossils
-        if len(fossils):
-            try:
-                seeds.graft_fossils(site, nn.Sequential(*fossils))
-            except ValueError as problem:
-                raise HostError(f"slot {slot_id} cannot be harvested: {problem}.") from problem
+        if not len(fossils):
+            del hooks[own]
+            continue
+        if hasattr(site, seeds.CHILD):
+            raise HostError(
+                f"slot {slot_id} cannot be harvested: its module has an attribute {seeds.CHILD!r} already; rename it."
+            )
+        site.add_module(seeds.CHILD, nn.Sequential(*fossils))
+        if not seeds.runs_children(site):
+            hooks[own] = seeds.run_grown  # in the slot's place among the hooks
+        elif len(hooks) == 1:
+            del hooks[own]  # a Sequential runs its last child by itself
+        else:
+            raise HostError(
+                f"slot {slot_id} cannot be harvested: the Sequential it sits on has forward hooks of its own, and they "
+                "would run after the fossils. Put them on a module inside it."
+            )
     return grown.host
 
 
 def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """Write the harvested weights and `grown.py`, whose `graft(model)` rebuilds the network without esper."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = render_source(model)
+    plain, source = harvest(model), render_source(model)
     _prove(source, model)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / SOURCE).write_text(source, encoding="utf-8")
-    save_model(harvest(model), str(folder / WEIGHTS))
+    save_model(plain, str(folder / WEIGHTS))
     return folder
 
 
@@ -95,25 +106,25 @@ def _prove(source: str, model: MorphogeneticModel) -> None:
     try:
         exec(compile(source, SOURCE, "exec"), scope)
         stacks = {name: scope["build_fossils"](stack) for name, stack in scope["FOSSILS"]}
+        slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids if len(model.slot(slot_id).fossils)]
+        equal = {slot.slot_id: _are_equal(stacks[model.slot_config.modules[slot.slot_id]], slot) for slot in slots}
     except Exception as problem:
         raise BlueprintError(
             f"the exported source does not run by itself: {type(problem).__name__}: {problem}. A blueprint of your own "
             "must be a self-contained function that uses only torch and nn; import what else it needs inside it."
         ) from problem
-    for slot_id in model.slot_config.slot_ids:
-        slot = model.slot(slot_id)
-        if not len(slot.fossils):
-            continue
-        rebuilt = stacks[model.slot_config.modules[slot_id]]
-        rebuilt.load_state_dict(slot.fossils.state_dict())
-        rebuilt.to(slot.alpha)
-        features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
-        features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
-        with torch.no_grad():
-            if not torch.equal(rebuilt(features), nn.Sequential(*slot.fossils)(features)):
-                raise BlueprintError(
-                    f"the exported fossils of slot {slot_id} compute something else than the grown ones."
-                )
+    for slot_id, is_equal in equal.items():
+        if not is_equal:
+            raise BlueprintError(f"the exported fossils of slot {slot_id} compute something else than the grown ones.")
+
+
+def _are_equal(rebuilt: nn.Module, slot: SeedSlot) -> bool:
+    rebuilt.load_state_dict(slot.fossils.state_dict())
+    rebuilt.to(slot.alpha)
+    features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
+    features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
+    with torch.no_grad():
+        return torch.equal(rebuilt(features), nn.Sequential(*slot.fossils)(features))
 
 
 _TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""

@@ -13,16 +13,17 @@ from esper.kasmina.fitting import (
     KnownShapes,
     build_slots,
     complete_slots,
-    mix_seed,
     price_list,
     probe_deviation,
     refuse_limits,
+    refuse_mispriced,
 )
 from esper.kasmina.measuring import gradient_ratio, measure_pairs
 from esper.kasmina.probing import Example
+from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import BlueprintError, OptimizerError
+from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError
 from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
 from esper.leyline.legality import GrowthView, refusal
@@ -108,10 +109,10 @@ class MorphogeneticModel(nn.Module):
         slot = self._permit(LifecycleOp.GERMINATE, slot_id, blueprint_id, blend_id)
         gated = blend_id == "gated"
         scale = 0.0 if self.settings.lengths.training else self.settings.scale_at_birth
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix_seed(self.settings.seed, self.births))
+        with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
             probe = torch.randn(2, *slot.feature_shape)
+        refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
         seed = seed.to(device=slot.alpha.device, dtype=slot.alpha.dtype)
         deviation = probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
         evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
@@ -140,6 +141,7 @@ class MorphogeneticModel(nn.Module):
         """Carry out one decision; WAIT changes nothing."""
         match action.op:
             case LifecycleOp.GERMINATE:
+                self._permit(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id)
                 return self.germinate_seed(action.slot_id, str(action.blueprint_id), action.blend_algorithm_id)
             case LifecycleOp.CULL:
                 return self.cull_seed(action.slot_id)
@@ -197,17 +199,26 @@ class MorphogeneticModel(nn.Module):
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
-        slot = self.slot(slot_id)
+        slot = self._require_stage(slot_id, SeedStage.BLENDING, SeedStage.PROBATIONARY)
         measurement = measure_pairs(better=with_slot, than=without_slot)
         slot.assign(slot.state.measured(measurement))
         return measurement
 
     def record_shadow(self, slot_id: str, with_seed: Tensor, without_seed: Tensor) -> Measurement:
         """Take held-out losses with a TRAINING seed at full strength, and without it, as its incubation's evidence."""
-        slot = self.slot(slot_id)
+        slot = self._require_stage(slot_id, SeedStage.TRAINING)
         measurement = measure_pairs(better=with_seed, than=without_seed)
         slot.assign(slot.state.incubated(measurement))
         return measurement
+
+    def _require_stage(self, slot_id: str, *stages: SeedStage) -> SeedSlot:
+        slot = self.slot(slot_id)
+        if slot.state.stage not in stages:
+            raise MeasurementError(
+                f"slot {slot_id} is {slot.state.stage.name}, and this evidence is about a seed that is "
+                f"{' or '.join(stage.name for stage in stages)}. Measure it when it is."
+            )
+        return slot
 
     def record_gradients(self) -> None:
         """Read the gradients of the last backward pass into the reports."""
@@ -251,11 +262,10 @@ class MorphogeneticModel(nn.Module):
         training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
         learning = {id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()}
         frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
-        buffers = [(buffer, buffer.clone()) for buffer in self.buffers()]
+        buffers = [(m, name, b, b.clone()) for m in self.modules() for name, b in m._buffers.items() if b is not None]
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         try:
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(mix_seed(self.settings.seed, -1 - self.shadow_passes))
+            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices):
                 for parameter in frozen:
                     parameter.requires_grad_(False)
                 for slot in training:
@@ -268,8 +278,8 @@ class MorphogeneticModel(nn.Module):
             for parameter in frozen:
                 parameter.requires_grad_(True)
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for module, name, buffer, value in buffers:
+                    module._buffers[name] = buffer.copy_(value)  # a forward may have put another tensor in its place
 
     # -- reports -----------------------------------------------------------------------------------------------------
 

@@ -99,14 +99,19 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
         return place(f"it is called {len(outputs)} times per forward, and a slot belongs to one place", None, output)
     if not output.is_floating_point():
         return place(f"its output is {output.dtype}, and seeds work on floating point features", None, output)
-    kind = next((kind for pattern, kind in kinds.items() if find_names(pattern, [name])), KINDS.get(output.dim()))
-    if kind is None:
+    said = next((kind for pattern, kind in kinds.items() if find_names(pattern, [name])), None)
+    if said is not None and said not in KINDS.values():
+        raise UnknownNameError("kind of slot", said, KINDS.values())
+    natural = KINDS.get(output.dim())
+    if natural is None:
         return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
-    if kind not in KINDS.values():
-        raise UnknownNameError("kind of slot", kind, KINDS.values())
-    if kind == "sequence" and tokens_first and not kinds:
-        kind = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
-    return place(None, kind, output)
+    if said not in (None, natural, "vector"):
+        return place(
+            f"it is said to be {said}, but its output is {natural} with {output.dim()} dimensions", None, output
+        )
+    if said is None and natural == "sequence" and tokens_first:
+        said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
+    return place(None, said or natural, output)
 
 
 def find_names(pattern: str, names: Iterable[str]) -> set[str]:

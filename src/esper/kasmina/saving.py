@@ -7,7 +7,7 @@ Nothing is ever unpickled, and no name in a manifest is imported.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.fitting import KnownShapes
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import SeedSlot, remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import OptimizerError, SaveError
+from esper.leyline.errors import EsperError, OptimizerError, SaveError
 from esper.leyline.gates import GateEvidence, Measurement, Verdict
 from esper.leyline.lifecycle import SeedState, StageLengths
 from esper.leyline.slots import SlotConfig
@@ -52,6 +52,12 @@ class Loaded:
 
 def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
     """Write model, optimiser and `extra` (plain data of the caller's) to a folder, replacing an earlier save there."""
+    try:
+        json.dumps(extra, allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise SaveError(
+            f"the policy's memory or history does not fit into JSON ({problem}); a policy must remember plain data."
+        ) from problem
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = None if model.link is None else snapshot_optimizer(model, model.link)
     files = {"model": _store(folder, "model", lambda path: save_model(model, path))}
@@ -75,22 +81,37 @@ def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
     return folder
 
 
-def load_network(folder: Path, host: nn.Module) -> Loaded:
-    """Rebuild what `save_network` wrote around a fresh host; anything that does not match is refused beforehand."""
+def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None] = lambda extra: None) -> Loaded:
+    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse the caller's own part.
+
+    Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
+    """
     body = _read_manifest(folder)
-    _refuse_other_host(body["host"], describe_host(host))
-    for name in body["files"].values():
-        _check_file(folder, name)
+    weights = {key: value.clone() for key, value in host.state_dict().items()}
+    try:
+        _refuse_other_host(body["host"], describe_host(host))
+        for name in body["files"].values():
+            _check_file(folder, name)
+        check(body["extra"])
+        return _load(folder, host, body)
+    except Exception as problem:
+        remove_slots(host)
+        host.load_state_dict(weights)
+        if isinstance(problem, EsperError):
+            raise
+        raise SaveError(
+            f"{folder / MANIFEST} does not fit together ({type(problem).__name__}: {problem}); use another save."
+        ) from problem
+
+
+def _load(folder: Path, host: nn.Module, body: Plain) -> Loaded:
     network = body["network"]
-    for slot in network["slots"].values():
-        for blueprint, _ in [*slot["fossils"], *([slot["seed"]] if slot["seed"] else [])]:
-            REGISTRY.get(slot["kind"], blueprint)
+    states = {slot_id: _state_from(saved["state"]) for slot_id, saved in network["slots"].items()}
     model = _rebuild(host, network)
     load_model(model, str(folder / body["files"]["model"]))
     for slot_id, saved in network["slots"].items():
-        slot = model.slot(slot_id)
-        slot.assign(_state_from(saved["state"]))
-        slot.gradient_ratio = saved["gradient_ratio"]
+        model.slot(slot_id).assign(states[slot_id])
+        model.slot(slot_id).gradient_ratio = saved["gradient_ratio"]
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
     snapshot = None
     if body["optimizer"] is not None:
@@ -182,11 +203,17 @@ def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> Optimi
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
-        name = names[id(parameter)]
+        name = names.get(id(parameter))
+        if name is None:
+            continue  # not a parameter of this network: whoever owns it saves it
         scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
         tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
     groups = [
-        {key: _plain(value) for key, value in group.items() if key != "params"} for group in link.optimizer.param_groups
+        {
+            "names": [names[id(p)] for p in group["params"] if id(p) in names],
+            "options": {key: _plain(value) for key, value in group.items() if key != "params"},
+        }
+        for group in link.optimizer.param_groups
     ]
     facts = {
         "kind": type(link.optimizer).__name__,
@@ -209,16 +236,19 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
         )
     parameters = dict(model.named_parameters())
     for name, scalars in facts["scalars"].items():
-        own = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}
+        tensors = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}
         parameter = parameters[name]
         optimizer.state[parameter] = {
             **scalars,
-            **{key: v.to(parameter.device) if v.dim() else v.clone() for key, v in own.items()},
+            **{key: v.to(parameter.device) if v.dim() else v.clone() for key, v in tensors.items()},
         }
+    own = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
+        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["options"].items()})
+        foreign = [parameter for parameter in group["params"] if id(parameter) not in own]
+        group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
-        link.scheduler.__dict__.update(facts["scheduler"])
+        link.scheduler.load_state_dict(dict(facts["scheduler"]))
     link.steps_since_planting = dict(facts["steps_since_planting"])
     link.peak_rate = facts["peak_rate"]
 

@@ -176,15 +176,24 @@ def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
     return torch.full((channels, 1, 1) if channels_first else (channels,), value)
 
 
+CHILD = "grown"
+"""Name of the child that holds a module's fossils in a harvested network."""
+
+
+def runs_children(site: nn.Module) -> bool:
+    """Whether a child added last runs last by itself."""
+    return isinstance(site, nn.Sequential) and type(site).forward is nn.Sequential.forward
+
+
 def run_grown(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """Forward hook of a module that carries fossils: its output goes through them."""
-    return module.get_submodule("grown")(output)
+    return module.get_submodule(CHILD)(output)
 
 
 def graft_fossils(site: nn.Module, fossils: nn.Sequential) -> None:
     """Make `fossils` the last thing `site` does; its own children and parameter names stay as they are."""
-    if hasattr(site, "grown"):
-        raise ValueError(f"{type(site).__name__} already has an attribute 'grown'; rename it before grafting")
-    site.add_module("grown", fossils)
-    if not (isinstance(site, nn.Sequential) and type(site).forward is nn.Sequential.forward):
-        site.register_forward_hook(run_grown)  # a Sequential runs its last child by itself
+    if hasattr(site, CHILD):
+        raise ValueError(f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting")
+    site.add_module(CHILD, fossils)
+    if not runs_children(site):
+        site.register_forward_hook(run_grown)

@@ -105,5 +105,13 @@ class SeedSlot(nn.Module):
         )
 
 
+def remove_slots(host: nn.Module) -> None:
+    """Take every slot's hook off a host."""
+    for module in host.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), SeedSlot):
+                del module._forward_hooks[key]
+
+
 def count_parameters(module: nn.Module | None) -> int:
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

@@ -1,6 +1,6 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ PER_GROUP_SCHEDULERS = (
 )
 """Schedulers whose per-group lists can be extended; others are refused by name."""
 
-_RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 LOW_RATE = 0.1
 """Below this share of the peak rate a new seed learns little, and the user is told."""
 
@@ -48,7 +47,12 @@ class OptimizerLink:
         seed_lr: float = 1.0,
         warmup_steps: int = 0,
         rewarm_steps: int = 0,
+        follows_rates: bool = True,
     ):
+        """Args:
+        follows_rates: watch the learning rate at every step, for warm-up, re-warming and the hint about low rates. Off
+            where the rates are tensors on a device, which nobody may read back inside an epoch.
+        """
         for name, value in (("seed_lr", seed_lr), ("warmup_steps", warmup_steps), ("rewarm_steps", rewarm_steps)):
             if value < 0 or (name == "seed_lr" and value == 0):
                 raise SettingError(f"{name} must not be {value!r}; seed_lr is above 0, step counts are at least 0.")
@@ -60,12 +64,15 @@ class OptimizerLink:
         for slot_id in slot_ids:
             self._add_group(slot_id)
         self.steps_since_planting: dict[str, int] = {}
-        self.peak_rate = self.rate
+        home = optimizer.param_groups[self.home]
+        self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr", "max_lr") if key in home)
         self._scheduled: list[Any] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._handles = []
+        if follows_rates:
+            self._handles = [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            ]
 
     @property
     def rate(self) -> float:
@@ -128,18 +135,15 @@ class OptimizerLink:
     def _add_group(self, slot_id: str) -> None:
         home = self.optimizer.param_groups[self.home]
         options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
-        for key in _RATE_KEYS:
-            if key in options:
-                options[key] = options[key] * self.seed_lr
         if "param_names" in home:
             home.pop("param_names")  # names given at construction cannot be kept true while parameters move
         self.groups[slot_id] = len(self.optimizer.param_groups)
         self.optimizer.add_param_group({"params": [], **options})
         if self.scheduler is not None:
-            _extend_scheduler(self.scheduler, self.home, self.seed_lr)
+            _extend_scheduler(self.scheduler, self.home)
 
     def _before_step(self, *_: Any) -> None:
-        """Warm-up and re-warming act on this one step; the plan's own rates come back right after it."""
+        """The seeds' multiple, warm-up and re-warming act on one step; the plan's rates come back after it."""
         self.peak_rate = max(self.peak_rate, self.rate)
         groups = self.optimizer.param_groups
         self._scheduled = [group["lr"] for group in groups]
@@ -148,9 +152,8 @@ class OptimizerLink:
             for group in groups:
                 group["lr"] = group["lr"] * lift
         for slot_id, steps in self.steps_since_planting.items():
-            if steps < self.warmup_steps:
-                group = self._group(slot_id)
-                group["lr"] = group["lr"] * ((steps + 1) / (self.warmup_steps + 1))
+            group = self._group(slot_id)
+            group["lr"] = group["lr"] * (self.seed_lr * min(1.0, (steps + 1) / (self.warmup_steps + 1)))
 
     def _rewarm_factor(self) -> float:
         """How far above its plan the rate is: back at the peak when a seed is planted, then down along a line."""
@@ -196,12 +199,9 @@ def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
         raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")
 
 
-def _extend_scheduler(scheduler: Any, home: int, seed_lr: float) -> None:
-    """Give the newest parameter group the host's plan, times the seeds' multiplier."""
-    for name, factor in (("base_lrs", seed_lr), ("_last_lr", seed_lr)):
-        values = getattr(scheduler, name, None)
+def _extend_scheduler(scheduler: Any, home: int) -> None:
+    """Give the newest parameter group the host's plan."""
+    for name in ("base_lrs", "_last_lr", "lr_lambdas"):
+        values: list[Any] | None = getattr(scheduler, name, None)
         if isinstance(values, list) and values:
-            values.append(values[home] * factor)
-    lambdas: list[Callable[[int], float]] | None = getattr(scheduler, "lr_lambdas", None)
-    if lambdas is not None:
-        lambdas.append(lambdas[home])
+            values.append(values[home])

@@ -8,7 +8,7 @@ from typing import Self
 
 from esper.leyline.errors import SlotIdError, UnknownNameError
 
-_SLOT_ID = re.compile(r"r(0|[1-9]\d*)c(0|[1-9]\d*)")
+_SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 _DEFAULT_COLUMNS = 3
 
 

@@ -12,6 +12,7 @@ from esper.garden import Garden, total_budget
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.hosts import build_cnn_host
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import count_parameters
 from esper.runtime.data import DataSet
 from esper.runtime.training import held_out_losses, score, train_epoch
@@ -55,8 +56,7 @@ class ArmRun:
 def build_arm(data: DataSet, recipe: Recipe, seed: int, device: str) -> MorphogeneticModel:
     """The host of this seed, ready to grow; the same for every arm."""
     _, channels, size, _ = data.train.images.shape
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_randomness(seed):
         host = build_cnn_host(
             blocks=recipe.blocks, base_channels=recipe.base_channels, in_channels=channels, image_size=size
         )

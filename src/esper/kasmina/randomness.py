@@ -1,0 +1,27 @@
+"""Random numbers of one's own: drawn from a named seed, with the global generators as before afterwards."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+
+def mix_seed(*parts: int) -> int:
+    """One random seed from several numbers, the same on every machine."""
+    digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=7)
+    return int.from_bytes(digest.digest(), "big")
+
+
+@contextmanager
+def own_randomness(*parts: int, devices: Sequence[int] = ()) -> Iterator[None]:
+    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA devices.
+
+    `torch.manual_seed` would seed every CUDA device in the process and leave it so; this touches only what it restores.
+    """
+    seed = mix_seed(*parts)
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
