@@ -106,7 +106,7 @@ GARDEN_FAULTS = [
     Fault(
         "a star in a pattern crosses dots",
         PROBING,
-        "globbed = {name for name in names if _parts_match(parts, name.split(\".\"))}",
+        'globbed = {name for name in names if _parts_match(parts, name.split("."))}',
         "globbed = {name for name in names if fnmatch.fnmatchcase(name, pattern)}",
         "kasmina/test_probing.py::test_a_pattern_is_a_name_or_a_glob_by_parts_or_a_regex",
     ),
@@ -178,8 +178,8 @@ GARDEN_FAULTS = [
     Fault(
         "an exported gate is left out",
         HARVEST,
-        "stack.append((slot.kind, name, slot.channels, slot.kind == \"image\", gated))",
-        "stack.append((slot.kind, name, slot.channels, slot.kind == \"image\", False))",
+        'stack.append((slot.kind, name, slot.channels, slot.kind == "image", gated))',
+        'stack.append((slot.kind, name, slot.channels, slot.kind == "image", False))',
         "kasmina/test_exporting.py::test_a_cnn_is_rebuilt_to_the_bit_where_esper_cannot_be_imported",
     ),
     Fault(

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import esper
+from esper.leyline import StageLengths
 from user_models import (
     CULL_FIRST,
     KEEP_FIRST,
@@ -18,9 +21,6 @@ from user_models import (
     train_epoch,
     walk_to,
 )
-
-import esper
-from esper.leyline import StageLengths
 
 IMAGES = random_images(16)
 SLOW_RAMP = StageLengths(ramp=4, probation=4)

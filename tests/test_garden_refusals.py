@@ -1,14 +1,14 @@
-"""Bad input to a garden: each mistake has its own clear error, and model, optimiser, clock and history are as before."""
+"""Bad input to a garden: each mistake has its own error, and model, optimiser, clock and history are as before."""
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, walk_to
 
 import esper
 from esper.leyline import StageLengths
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, walk_to
 
 IMAGES = random_images(16)
 PLANT_SECOND = (1, 1, 1, 0)
@@ -69,12 +69,12 @@ class Paired(nn.Module):
 
 
 def test_an_output_that_is_not_one_tensor_is_refused_by_its_type():
-    with pytest.raises(HostError, match="no slot fits 'pair'.*its output is a tuple, and a slot needs one tensor"):
+    with pytest.raises(HostError, match=r"no slot fits 'pair'.*its output is a tuple, and a slot needs one tensor"):
         esper.grow(Paired(), slots="pair", example=torch.zeros(2, 6))
 
 
 def test_a_module_that_does_not_run_on_the_example_is_refused():
-    with pytest.raises(HostError, match="no slot fits 'spare'.*does not run on the example batch"):
+    with pytest.raises(HostError, match=r"no slot fits 'spare'.*does not run on the example batch"):
         esper.grow(Paired(), slots="spare", example=torch.zeros(2, 6))
 
 
@@ -91,7 +91,7 @@ def test_a_refused_wrap_leaves_no_hook_on_the_model():
 
 
 def test_a_blueprint_that_no_slot_can_carry_is_refused_by_name():
-    with pytest.raises(UnknownNameError, match="unknown image blueprint 'conv_ligt'. Did you mean 'conv_light'"):
+    with pytest.raises(UnknownNameError, match=r"unknown image blueprint 'conv_ligt'. Did you mean 'conv_light'"):
         grow_cnn(blueprints=["conv_ligt"])
 
 
@@ -109,7 +109,9 @@ def refuse_attach(garden, match, optimizer, scheduler=None):
 
 def test_an_optimizer_that_does_not_own_the_parameters_is_refused_with_their_names():
     garden = grow_cnn(attach=False)
-    refuse_attach(garden, r"does not own 2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2]))
+    refuse_attach(
+        garden, r"does not own 2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2])
+    )
 
 
 def test_an_optimizer_of_another_copy_is_refused():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, stage_of
 
 from esper.leyline import StageLengths
 from esper.telemetry.events import GateJudged
+from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, stage_of
 
 IMAGES, HELD_OUT = random_images(96, seed=1), random_images(96, seed=2)
 INCUBATED = StageLengths(training=2)

@@ -1,17 +1,20 @@
 """Growing inside the user's own training loop: wrap a model, step once per epoch, take a plain network home."""
 
+import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.harvesting import export_network, harvest
-from esper.kasmina.measuring import check_values
+from esper.kasmina.measuring import check_values, measure_pairs
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel, SlotChange
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
@@ -92,7 +95,7 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     """A budget as a number of parameters: a float is a multiple of what the model has."""
     if budget is None or (isinstance(budget, int) and not isinstance(budget, bool)):
         return budget
-    if not isinstance(budget, float) or not budget > 1.0:
+    if not isinstance(budget, float) or not 1.0 < budget < math.inf:
         raise SettingError(
             f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
             "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
@@ -179,26 +182,32 @@ class Garden:
         }
         return save_network(self.model, Path(folder), extra)
 
-    def summary(self) -> Table:
-        """Slots, stages, parameters and evidence, as a table that rich (or `print(str(...))`) shows."""
-        return summary_table(self)
+    def summary(self) -> str:
+        """Slots, stages, parameters and evidence, as a table to print."""
+        console = Console(width=120, file=io.StringIO())
+        console.print(summary_table(self))
+        return cast(io.StringIO, console.file).getvalue().rstrip()
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
     def _measure(self, evaluate: Evaluate) -> list[Event]:
         base, sign = self._values(evaluate)
         events: list[Event] = [EpochMeasured(0, self.epoch, float(base.mean()) * sign, self.model.total_params)]
-        for slot_id, report in self.model.get_slot_reports().items():
-            if report.stage is SeedStage.TRAINING:
-                with self.model.at_full_strength(slot_id):
-                    self.model.record_shadow(slot_id, self._values(evaluate)[0], base)
-            elif report.is_live and report.alpha > 0:
-                with self.model.slot_off(slot_id):
-                    without, _ = self._values(evaluate)
-                found = self.model.record_counterfactual(slot_id, base, without)
-                events.append(
-                    ContributionMeasured(0, self.epoch, slot_id, found.mean, found.standard_error, found.examples)
-                )
+        reports = self.model.get_slot_reports()
+        shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
+        ablated = {s: self.model.slot_off for s, r in reports.items() if r.is_live and r.alpha > 0}
+        values = {}
+        for slot_id, switch in {**shadowed, **ablated}.items():
+            with switch(slot_id):
+                values[slot_id], _ = self._values(evaluate)
+            measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
+        for slot_id in shadowed:
+            self.model.record_shadow(slot_id, values[slot_id], base)
+        for slot_id in ablated:
+            found = self.model.record_counterfactual(slot_id, base, values[slot_id])
+            events.append(
+                ContributionMeasured(0, self.epoch, slot_id, found.mean, found.standard_error, found.examples)
+            )
         return events
 
     def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from user_models import CNN, Encoder, made_up, random_images, random_vectors, script
 
 import esper
 from esper.kasmina import REGISTRY, GrowthSettings, blueprint
 from esper.leyline import StageLengths
 from esper.leyline.errors import BlueprintError, HostError
 from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
+from user_models import CNN, Encoder, made_up, random_images, random_vectors, script
 
 IMAGES = random_images(16)
 OFFSET = 2
@@ -98,7 +98,7 @@ REBUILD = """
     with torch.no_grad():
         save_file({{"outputs": grown.graft(host).eval()(inputs)}}, {outputs!r})
 """
-PLAIN_CNN = '''
+PLAIN_CNN = """
 class CNN(nn.Module):
     def __init__(self, width=4):
         super().__init__()
@@ -110,8 +110,8 @@ class CNN(nn.Module):
         return self.head(self.layer2(self.layer1(images)).mean((2, 3)))
 
 host = CNN()
-'''
-PLAIN_ENCODER = '''
+"""
+PLAIN_ENCODER = """
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         return self.head(self.encoder(tokens).mean(1))
 
 host = Encoder()
-'''
+"""
 
 
 def rebuilt_elsewhere(folder, host, inputs):
@@ -203,7 +203,7 @@ def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, regist
 )
 def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(tmp_path, register, build):
     garden = own_garden(register(build))
-    with pytest.raises(BlueprintError, match="my_own|self-contained|compute something else"):
+    with pytest.raises(BlueprintError, match=r"my_own|self-contained|compute something else"):
         garden.export(tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from user_models import CNN, MLP, Encoder, Twice, random_images, random_vectors
 
 import esper
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places, undisturbed
 from esper.leyline import SlotConfig
 from esper.leyline.errors import HostError, UnknownNameError
+from user_models import CNN, MLP, Encoder, Twice, random_images, random_vectors
 
 TOKENS = torch.randn(4, 5, 8)
 
@@ -143,7 +143,7 @@ def test_an_example_is_spread_as_the_model_takes_it(example):
 )
 def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
     model = MLP()
-    with pytest.raises(HostError, match="the example batch does not run through MLP: .*a dict of keywords"):
+    with pytest.raises(HostError, match=r"the example batch does not run through MLP: .*a dict of keywords"):
         find_places(model, example)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -177,7 +177,7 @@ def test_a_kind_said_for_one_place_does_not_lift_the_caution_at_others():
 
 def test_a_kind_of_another_rank_is_refused_when_the_model_is_wrapped():
     settings = esper.GrowthSettings(kinds={"enter": "image"})
-    with pytest.raises(esper.EsperError, match="enter|rank|dimension"):
+    with pytest.raises(esper.EsperError, match=r"enter|rank|dimension"):
         esper.grow(MLP(), slots="enter", example=random_vectors(), settings=settings)
 
 

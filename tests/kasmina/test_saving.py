@@ -5,6 +5,10 @@ from functools import cache
 import pytest
 import torch
 from torch.optim import lr_scheduler
+
+import esper
+from esper.kasmina import GrowthSettings
+from esper.leyline import StageLengths
 from user_models import (
     CNN,
     PLANT_FIRST,
@@ -18,10 +22,6 @@ from user_models import (
     train_epoch,
     walk_to,
 )
-
-import esper
-from esper.kasmina import GrowthSettings
-from esper.leyline import StageLengths
 
 EPOCHS = 12
 IMAGES, HELD_OUT = random_images(48, seed=1), random_images(48, seed=2)

@@ -8,11 +8,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
 
 import esper
 from esper.kasmina import REGISTRY, blueprint
 from esper.leyline.errors import OptimizerError, SaveError, UnknownNameError
+from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
 
 IMAGES = random_images(8)
 
@@ -180,7 +180,7 @@ def test_a_policy_of_ones_own_has_to_be_passed_again(save):
 
 def test_an_optimizer_of_another_kind_is_refused_when_it_is_attached(save):
     garden = esper.load(save, CNN(), policy=script({}))
-    with pytest.raises(OptimizerError, match="the save belongs to SGD with 3 parameter groups.*got AdamW"):
+    with pytest.raises(OptimizerError, match=r"the save belongs to SGD with 3 parameter groups.*got AdamW"):
         garden.attach(torch.optim.AdamW(garden.parameters()))
 
 
@@ -205,7 +205,7 @@ def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(tmp_path
     garden.save(tmp_path)
     before = contents(tmp_path)["manifest.json"]
     garden.memory = {"tensor": torch.ones(2)}
-    with pytest.raises(SaveError, match="memory|JSON"):
+    with pytest.raises(SaveError, match=r"memory|JSON"):
         garden.save(tmp_path)
     assert contents(tmp_path)["manifest.json"] == before
 

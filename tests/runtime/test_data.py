@@ -38,7 +38,7 @@ def test_digits_are_split_into_the_same_sizes(digits):
 
 def test_no_digit_is_in_two_splits(digits):
     train, validation, test = rows(digits.train), rows(digits.validation), rows(digits.test)
-    assert not (train & validation or train & test or validation & test)
+    assert not (train & validation) | (train & test) | (validation & test)
 
 
 def test_every_digit_is_in_one_split(digits):
@@ -155,7 +155,7 @@ def test_a_truncated_file_is_refused(broken, fashion):
     path = replace(broken, "train-labels-idx1-ubyte.gz")
     whole = (fashion / "FashionMNIST" / "raw" / path.name).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="train-labels.*not a complete gzip file"):
+    with pytest.raises(DataError, match=r"train-labels.*not a complete gzip file"):
         load_fashion_mnist(broken)
 
 

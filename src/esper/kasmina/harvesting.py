@@ -34,18 +34,11 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
             continue
         if hasattr(site, seeds.CHILD):
             raise HostError(
-                f"slot {slot_id} cannot be harvested: its module has an attribute {seeds.CHILD!r} already; rename it."
+                f"slot {slot_id} cannot be harvested: {type(site).__name__} already has an attribute "
+                f"{seeds.CHILD!r}; rename it."
             )
-        site.add_module(seeds.CHILD, nn.Sequential(*fossils))
-        if not seeds.runs_children(site):
-            hooks[own] = seeds.run_grown  # in the slot's place among the hooks
-        elif len(hooks) == 1:
-            del hooks[own]  # a Sequential runs its last child by itself
-        else:
-            raise HostError(
-                f"slot {slot_id} cannot be harvested: the Sequential it sits on has forward hooks of its own, and they "
-                "would run after the fossils. Put them on a module inside it."
-            )
+        site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
+        hooks[own] = seeds.run_grown  # in the slot's place among the hooks
     return grown.host
 
 
@@ -118,13 +111,13 @@ def _prove(source: str, model: MorphogeneticModel) -> None:
             raise BlueprintError(f"the exported fossils of slot {slot_id} compute something else than the grown ones.")
 
 
-def _are_equal(rebuilt: nn.Module, slot: SeedSlot) -> bool:
+def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
     rebuilt.load_state_dict(slot.fossils.state_dict())
     rebuilt.to(slot.alpha)
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
     features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
     with torch.no_grad():
-        return torch.equal(rebuilt(features), nn.Sequential(*slot.fossils)(features))
+        return torch.equal(rebuilt.grow(features), nn.Sequential(*slot.fossils)(features))
 
 
 _TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
@@ -152,7 +145,7 @@ def build_fossils(stack):
             continue
         gate = Gate(channels, channels_first) if gated else None
         grown.append(Seed(BUILDERS[kind, name](channels), scale_of(channels, channels_first), gate))
-    return nn.Sequential(*grown)
+    return Fossils(*grown)
 
 
 def graft(model, weights=None):

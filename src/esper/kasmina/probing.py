@@ -95,6 +95,8 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
     output = outputs[0]
     if not isinstance(output, Tensor):
         return place(f"its output is a {type(output).__name__}, and a slot needs one tensor")
+    if output.is_nested:
+        return place("its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False")
     if len(outputs) > 1:
         return place(f"it is called {len(outputs)} times per forward, and a slot belongs to one place", None, output)
     if not output.is_floating_point():

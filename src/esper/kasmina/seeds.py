@@ -180,20 +180,31 @@ CHILD = "grown"
 """Name of the child that holds a module's fossils in a harvested network."""
 
 
-def runs_children(site: nn.Module) -> bool:
-    """Whether a child added last runs last by itself."""
-    return isinstance(site, nn.Sequential) and type(site).forward is nn.Sequential.forward
+class Fossils(nn.Sequential):
+    """The fossils of one module, run by that module's forward hook.
+
+    Called as a child it does nothing: a Sequential calls all its children by itself, and these come after its hooks.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+    def grow(self, features: Tensor) -> Tensor:
+        for fossil in self:
+            features = fossil(features)
+        return features
 
 
 def run_grown(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """Forward hook of a module that carries fossils: its output goes through them."""
-    return module.get_submodule(CHILD)(output)
+    fossils = module.get_submodule(CHILD)
+    assert isinstance(fossils, Fossils)
+    return fossils.grow(output)
 
 
-def graft_fossils(site: nn.Module, fossils: nn.Sequential) -> None:
+def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
     """Make `fossils` the last thing `site` does; its own children and parameter names stay as they are."""
     if hasattr(site, CHILD):
         raise ValueError(f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting")
     site.add_module(CHILD, fossils)
-    if not runs_children(site):
-        site.register_forward_hook(run_grown)
+    site.register_forward_hook(run_grown)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import channels_of
 from esper.kasmina.seeds import Seed, Sham
+from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
@@ -53,6 +54,13 @@ class SeedSlot(nn.Module):
 
     def hook(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """What the host's module calls after its own forward."""
+        if self.seed is None and not len(self.fossils):
+            return output
+        if output.is_nested:
+            raise HostError(
+                f"slot {self.slot_id} got a nested tensor, which seeds cannot work on. "
+                "Build nn.TransformerEncoder with enable_nested_tensor=False."
+            )
         return self(output)
 
     def assign(self, state: SeedState) -> None:
