@@ -1,7 +1,7 @@
 """Host kept training, sham growth and heuristic growth on the same hosts, data order and learning-rate plan.
 
-    python benchmarks/growth.py --data digits --out benchmarks/results/growth_digits.json
-    python benchmarks/growth.py --data fashion_mnist --data-root DATA --device cuda --out benchmarks/results/...
+    python benchmarks/growth.py --task digits --out benchmarks/results/growth_digits.json
+    python benchmarks/growth.py --task fashion_mnist --data-root DATA --device cuda --out benchmarks/results/...
 
 Writes one JSON file: command, hardware, recipe, every arm's result per seed, means and paired differences.
 """
@@ -11,20 +11,14 @@ import json
 import math
 import platform
 import statistics
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from esper.runtime.data import load_digits, load_fashion_mnist
+from esper.runtime.tasks import TASKS, get_task
 from esper.telemetry.events import ArmFinished
-from esper.trials.arms import Recipe, run_arm
-
-RECIPES = {
-    "digits": Recipe(epochs=40, blocks=2, base_channels=4, batch=64, lr=0.1),
-    "fashion_mnist": Recipe(epochs=20, blocks=3, base_channels=8, batch=256, lr=0.2),
-}
+from esper.trials.arms import Settings, run_arm
 
 
 def mean_and_error(values: list[float]) -> dict[str, float]:
@@ -55,36 +49,33 @@ def summarise(rows: list[ArmFinished]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=RECIPES, default="digits")
-    parser.add_argument("--data-root", type=Path, default=Path("."))
+    parser.add_argument("--task", choices=TASKS, default="digits")
+    parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--base-channels", type=int)
-    parser.add_argument("--blocks", type=int)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = RECIPES[options.data]
-    given = {"epochs": options.epochs, "base_channels": options.base_channels, "blocks": options.blocks}
-    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    data = load_digits() if options.data == "digits" else load_fashion_mnist(options.data_root)
-    data = data.to(options.device)
-    rows = []
-    for seed in range(options.seeds):
-        grown = run_arm(data, "heuristic", seed, recipe, device=options.device)
-        sham = run_arm(data, "sham", seed, recipe, device=options.device, replayed=grown.events)
-        never = run_arm(data, "never", seed, recipe, device=options.device)
-        rows += [never.result, sham.result, grown.result]
-        for run in (never, sham, grown):
-            print(run.result, flush=True)
+    task = get_task(options.task)
+    task = replace(task, life=options.epochs or task.life)
+    seeds = list(range(options.seeds))
+    settings = Settings(device=options.device, splits=task.load(options.data_root))
+    grown = run_arm(task, "heuristic", seeds, settings)
+    sham = run_arm(task, "sham", seeds, settings, replayed=[run.events for run in grown])
+    never = run_arm(task, "never", seeds, settings)
+    rows = [run.result for run in (*never, *sham, *grown)]
+    for row in rows:
+        print(row)
     summary = summarise(rows)
     print(json.dumps(summary, indent=1))
     if options.out:
         record = {
-            "command": "python benchmarks/growth.py " + " ".join(a for a in sys.argv[1:] if not a.startswith("/")),
+            "command": f"python benchmarks/growth.py --task {task.name} --seeds {options.seeds} --epochs {task.life} "
+            f"--device {options.device}",
             "hardware": hardware(options.device),
-            "recipe": asdict(recipe),
+            "plan": f"{task.optimizer}, peak rate {task.lr}, batch {task.batch}, {task.constant_share:.0%} of "
+            f"{task.life} epochs constant, then cosine; budget {task.budget} x host",
             "summary": summary,
             "rows": [asdict(row) for row in rows],
         }

@@ -29,21 +29,20 @@ def train(garden, data, epochs, seed):
 
 def main(fashion_mnist, device, seeds, before, more, budget):
     data = (load_fashion_mnist(Path(fashion_mnist)) if fashion_mnist else load_digits()).to(device)
-    _, channels, size, _ = data.train.images.shape
-    rows = []
+    (_, channels, size, _), test, rows = data.train.inputs.shape, data.test.open_for_final_report(), []
     for seed in range(seeds):
         torch.manual_seed(seed)
         host = build_cnn_host(blocks=2 if size < 16 else 3, in_channels=channels, image_size=size).to(device)
-        wrap = {"slots": "sites.*", "example": data.train.images[:4], "budget": budget}
+        wrap = {"slots": "sites.*", "example": data.train.example(), "budget": budget}
         trained, events = train(esper.grow(host, **wrap, policy="never"), data, before, seed), []
-        row = {"seed": seed, "trained": score(trained, data.test)[0]}
+        row = {"seed": seed, "trained": score(trained, test)[0]}
         for arm in ("heuristic", "sham", "never"):
             policy, blueprints = (replay(events), ["sham"]) if arm == "sham" else (arm, None)
             wrap |= {"settings": esper.GrowthSettings(seed=seed, epochs=more, scale_at_birth=1.0)}
             garden = esper.grow(copy.deepcopy(trained), **wrap, policy=policy, blueprints=blueprints)
             plain = train(garden, data, more, 1000 + seed)
             events = events or garden.history
-            row |= {arm: score(plain, data.test)[0], f"{arm}_parameters": sum(p.numel() for p in plain.parameters())}
+            row |= {arm: score(plain, test)[0], f"{arm}_parameters": sum(p.numel() for p in plain.parameters())}
         rows.append(row)
         print(json.dumps(row), flush=True)
     for arm in ("sham", "never"):

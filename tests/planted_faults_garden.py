@@ -15,8 +15,8 @@ GARDEN_FAULTS = [
     Fault(
         "an empty slot touches its features",
         SLOT,
-        "        if self.seed is None:\n            return features\n",
-        "        if self.seed is None:\n            return features * (1 + 1e-7)\n",
+        "            return output\n",
+        "            return output * (1 + 1e-7)\n",
         "test_garden_identity.py::test_an_ungrown_model_trains_like_the_bare_one_to_the_bit",
     ),
     Fault(
@@ -50,15 +50,15 @@ GARDEN_FAULTS = [
     Fault(
         "evidence is taken of every live seed, in the output or not",
         GARDEN,
-        "elif report.is_live and report.alpha > 0:",
-        "elif report.is_live or report.alpha > 0 or report.fossil_count:",
+        "if r.is_live and r.alpha > 0}",
+        "if r.is_live or r.fossil_count}",
         "test_garden.py::test_evaluate_is_called_again_with_a_slot_off_exactly_for_live_seeds_in_the_output",
     ),
     Fault(
         "evidence is taken with the slot on",
         GARDEN,
-        "                with self.model.slot_off(slot_id):\n                    without",
-        "                if slot_id:\n                    without",
+        "            with switch(slot_id):\n",
+        "            if switch:\n",
         "test_garden.py::test_a_contribution_is_the_loss_without_the_slot_minus_with_it",
     ),
     Fault(
@@ -92,8 +92,8 @@ GARDEN_FAULTS = [
     Fault(
         "a shadow pass leaves its batch-norm statistics",
         MODEL,
-        "                    buffer.copy_(value)\n",
-        "                    pass\n",
+        "module._buffers[name] = buffer.copy_(value)",
+        "module._buffers[name] = buffer",
         "test_garden_shadow.py::test_a_shadow_pass_leaves_the_hosts_gradients_and_buffers_alone",
     ),
     Fault(
@@ -113,8 +113,8 @@ GARDEN_FAULTS = [
     Fault(
         "attention is offered where tokens come before the batch",
         PROBING,
-        'kind = "vector"  # tokens',
-        'kind = "sequence"  # tokens',
+        'said = "vector"  # tokens',
+        'said = "sequence"  # tokens',
         "kasmina/test_probing.py::test_where_tokens_may_come_before_the_batch_only_token_wise_seeds_are_offered",
     ),
     Fault(
@@ -163,16 +163,16 @@ GARDEN_FAULTS = [
     Fault(
         "a Sequential runs its fossils twice",
         SEEDS,
-        "    if not (isinstance(site, nn.Sequential) and type(site).forward is nn.Sequential.forward):\n        site",
-        "    if True:\n        site",
+        "        return features\n\n    def grow(",
+        "        return self.grow(features)\n\n    def grow(",
         "kasmina/test_harvesting.py"
         "::test_a_harvest_equals_the_grown_network_with_unfinished_slots_off_to_the_bit[cnn-linear]",
     ),
     Fault(
         "a harvest keeps esper's hooks",
         HARVEST,
-        "                del site._forward_hooks[key]\n",
-        "                pass\n",
+        "            del hooks[own]\n",
+        "",
         "kasmina/test_harvesting.py::test_a_harvest_without_fossils_is_the_bare_host_without_hooks",
     ),
     Fault(

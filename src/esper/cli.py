@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from esper import __version__
 from esper.dashboard.tables import arms_table
@@ -37,16 +38,15 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seeds the host's weights and its order of the data.")] = 0,
 ) -> None:
     """Grow a small CNN on handwritten digits and compare it with the same host left alone."""
-    from esper.runtime.data import load_digits
-    from esper.trials.arms import Recipe, run_arm
+    from esper.runtime.tasks import get_task
+    from esper.trials.arms import Settings, run_arm
 
     console = Console()
-    recipe = Recipe(epochs=epochs)
-    data = load_digits()
+    task = replace(get_task("digits"), life=epochs)
+    splits = task.load(None)
     console.print(
-        f"Digits: {len(data.train)} images to learn from, {len(data.validation)} to judge seeds by, "
-        f"{len(data.test)} for the final score. Two arms of {epochs} epochs, same host, same order of data, "
-        "same learning rates."
+        f"Digits: {len(splits.train)} images to learn from, {len(splits.validation)} to judge seeds by, the rest for "
+        f"the final score. Two arms of {epochs} epochs: same host, same order of data, same learning rates."
     )
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -54,17 +54,15 @@ def demo(
         for arm, title in (("never", "host alone"), ("heuristic", "grown")):
             bar = progress.add_task(title, total=epochs)
 
-            def watch(events: Sequence[Event], bar: int = bar) -> None:
-                progress.advance(bar)  # type: ignore[arg-type]
+            def watch(epoch: int, events: Sequence[Event], bar: TaskID = bar) -> None:
+                progress.update(bar, completed=epoch + 1)
                 for event in events:
                     if isinstance(event, ActionTaken) or (isinstance(event, StageChanged) and event.after == "CULLED"):
                         progress.console.print(f"  {event}", highlight=False)
 
-            results.append(run_arm(data, arm, seed, recipe, watch=watch).result)
+            results.append(run_arm(task, arm, [seed], Settings(splits=splits), watch=watch)[0].result)
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
-    console.print(
-        "One seed is an anecdote: see docs/log.md for five, with controls. Next: esper.grow on your own model."
-    )
+    console.print("One seed is an anecdote: docs/log.md has five, with controls. Next: esper.grow on your own model.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,9 +13,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.changes import tell_changes
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.measuring import check_values, measure_pairs
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel, SlotChange
+from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.slot import count_parameters
@@ -33,9 +34,7 @@ from esper.telemetry.events import (
     ContributionMeasured,
     EpochMeasured,
     Event,
-    GateJudged,
     GrowthHint,
-    StageChanged,
     from_record,
     to_record,
 )
@@ -236,7 +235,7 @@ class Garden:
             return [ActionRefused(0, self.epoch, action.op.name, action.slot_id, str(problem))]
         planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
         events: list[Event] = [ActionTaken(0, self.epoch, action.op.name, action.slot_id, *planted)]
-        events += self._stage_events([change] if change else [])
+        events += tell_changes(0, self.epoch, [change] if change else [])
         link = self.model.link
         if action.is_germinate and link is not None and link.is_rate_low and not link.rewarm_steps:
             text = (
@@ -247,23 +246,7 @@ class Garden:
         return events
 
     def _tick(self) -> list[Event]:
-        return self._stage_events(self.model.tick())
-
-    def _stage_events(self, changes: Sequence[SlotChange]) -> list[Event]:
-        events: list[Event] = []
-        for change in changes:
-            before, after = change.before, change.after
-            known = set(before.gates)
-            events += [
-                GateJudged(0, self.epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
-                for g in after.gates
-                if g not in known
-            ]
-            blueprint = after.blueprint_id or before.blueprint_id
-            events.append(
-                StageChanged(0, self.epoch, change.slot_id, before.stage.name, after.stage.name, blueprint, after.alpha)
-            )
-        return events
+        return tell_changes(0, self.epoch, self.model.tick())
 
 
 def summary_table(garden: Garden) -> Table:

@@ -11,12 +11,12 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
     """One row per arm: what it cost and what it reached."""
     table = Table(title=title)
     table.add_column("arm")
-    for column in ("parameters", "validation accuracy", "test accuracy", "seeds kept", "culled", "seconds"):
+    for column in ("parameters", "validation", "test", "kept", "culled", "seconds"):
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(
             result.arm,
-            f"{result.start_params:,} -> {result.final_params:,}",
+            f"{result.final_params:,}",
             f"{result.validation_accuracy:.2%}",
             f"{result.test_accuracy:.2%}",
             str(result.fossilized),

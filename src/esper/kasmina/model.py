@@ -132,6 +132,11 @@ class MorphogeneticModel(nn.Module):
         slot = self._permit(LifecycleOp.CULL, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
+    def abandon_seed(self, slot_id: str) -> SlotChange:
+        """Cull a live seed whatever its age: for whoever has to bring a broken network back."""
+        slot = self.slot(slot_id)
+        return self._settle(slot, slot.state.advance(SeedStage.CULLED))
+
     def fossilize_seed(self, slot_id: str) -> SlotChange:
         """Keep the live seed for good; the output does not change, the slot opens on the next tick."""
         slot = self._permit(LifecycleOp.FOSSILIZE, slot_id)

@@ -168,7 +168,7 @@ class Sham(nn.Module):
         return features
 
     def blend(self, features: Tensor, alpha: Tensor) -> Tensor:
-        return torch.lerp(features, features, alpha.to(features.dtype))
+        return features
 
 
 def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:

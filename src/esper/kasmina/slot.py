@@ -38,6 +38,8 @@ class SeedSlot(nn.Module):
         self.is_in_output = False
         self.is_shadowed = False
         self.gradient_ratio: float | None = None
+        self.gradient_norm: float | None = None
+        self.greedy_score: float | None = None
 
     @property
     def channels(self) -> int:
@@ -71,14 +73,14 @@ class SeedSlot(nn.Module):
 
     def plant(self, seed: Seed | Sham, state: SeedState) -> None:
         self.seed = seed
-        self.gradient_ratio = None
+        self.gradient_ratio = self.gradient_norm = None
         self.assign(state)
 
     def uproot(self) -> Seed | Sham:
         """Take the live seed out; what remains is the host and its fossils, to the bit."""
         assert self.seed is not None
         seed, self.seed = self.seed, None
-        self.gradient_ratio = None
+        self.gradient_ratio = self.gradient_norm = None
         return seed
 
     def petrify(self) -> Seed | Sham:
@@ -106,6 +108,8 @@ class SeedSlot(nn.Module):
                 counterfactual_contribution=None if contribution is None else contribution.mean,
                 counterfactual_standard_error=None if contribution is None else contribution.standard_error,
                 seed_gradient_norm_ratio=self.gradient_ratio,
+                seed_gradient_norm=self.gradient_norm,
+                greedy_score=self.greedy_score,
                 seed_param_count=count_parameters(self.seed),
                 host_param_count=host_param_count,
             ),

@@ -135,6 +135,7 @@ class OptimizerLink:
     def _add_group(self, slot_id: str) -> None:
         home = self.optimizer.param_groups[self.home]
         options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
+        options = {key: value.clone() if isinstance(value, Tensor) else value for key, value in options.items()}
         if "param_names" in home:
             home.pop("param_names")  # names given at construction cannot be kept true while parameters move
         self.groups[slot_id] = len(self.optimizer.param_groups)

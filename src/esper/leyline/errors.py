@@ -83,5 +83,9 @@ class DataError(EsperError, ValueError):
     """A data set that is missing, truncated or not what it claims to be."""
 
 
+class DeviceError(EsperError, ValueError):
+    """A device that is not there, not supported, or out of memory."""
+
+
 class SaveError(EsperError, ValueError):
     """A saved garden that is incomplete, altered, or belongs to another model."""

@@ -1,103 +1,160 @@
-"""Data sets, split once and for all: train, validation (carved from train), test. No policy sees the test split."""
+"""Readers of official on-disk layouts, and the data sets that are always there. Nothing is downloaded here."""
 
 import gzip
+import pickle
 import struct
-from dataclasses import dataclass
+import sysconfig
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
+from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit, carve
 
-_SPLIT_SEED = 20
-_VALIDATION_SHARE = 0.15
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images [B, C, H, W] as floats and labels [B]."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.images) != len(self.labels) or not len(self.labels):
-            raise DataError(
-                f"{len(self.images)} images and {len(self.labels)} labels; there must be as many, at least 1."
-            )
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device | str) -> "Split":
-        return Split(self.images.to(device), self.labels.to(device))
+_PICKLE_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """Three disjoint splits of one set."""
-
-    name: str
-    train: Split
-    validation: Split
-    test: Split
-
-    def to(self, device: torch.device | str) -> "DataSet":
-        return DataSet(self.name, self.train.to(device), self.validation.to(device), self.test.to(device))
-
-
-def _order(count: int) -> Tensor:
-    """The same permutation on every machine and in every run."""
-    return torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(count))
-
-
-def _carve(images: Tensor, labels: Tensor) -> tuple[Split, Split]:
-    """Train and validation from the training data."""
-    order = _order(len(labels))
-    cut = int(len(labels) * _VALIDATION_SHARE)
-    held_out, kept = order[:cut], order[cut:]
-    return Split(images[kept], labels[kept]), Split(images[held_out], labels[held_out])
-
-
-def load_digits() -> DataSet:
+def load_digits(root: Path | None = None) -> Splits:
     """1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; a fifth of them is the test split."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as problem:
         raise DataError("the digits come with scikit-learn. Install it: pip install 'esper-lite[demo]'.") from problem
     raw = load()
-    images = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16.0 - 0.5
-    labels = torch.tensor(raw.target, dtype=torch.long)
-    order = _order(len(labels))
-    cut = len(labels) // 5
-    train, validation = _carve(images[order[cut:]], labels[order[cut:]])
-    return DataSet("digits", train, validation, Split(images[order[:cut]], labels[order[:cut]]))
+    images = torch.tensor(raw.images, dtype=torch.uint8)[:, None]
+    whole = TensorSplit(images, torch.tensor(raw.target, dtype=torch.long), scale=1 / 16, shift=-0.5)
+    rest, test = carve(whole, share=0.2, seed=21)
+    return Splits(*carve(rest), SealedSplit(test))
 
 
-def load_fashion_mnist(root: Path) -> DataSet:
+def load_blobs(root: Path | None = None) -> Splits:
+    """Points in a square, labelled by the sign of x * y: no linear map can tell the classes apart, a small MLP can."""
+    draw = torch.Generator().manual_seed(0)
+    points = torch.rand(1536, 2, generator=draw) * 2 - 1
+    labels = (points.prod(1) > 0).long()
+    rest, test = carve(TensorSplit(points, labels), share=0.25)
+    return Splits(*carve(rest, share=0.25), SealedSplit(test))
+
+
+def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_500_000) -> Splits:
+    """The source of this Python's standard library as bytes: a text that is always there."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= size:
+            break
+    return _text_splits(bytes(text[:size]), context)
+
+
+def load_shakespeare(root: Path | None, context: int = 64) -> Splits:
+    """tinyshakespeare from `root`/shakespeare/input.txt."""
+    return _text_splits(_require(root, "shakespeare/input.txt", "shakespeare").read_bytes(), context)
+
+
+def load_tinystories(root: Path | None, context: int = 64) -> Splits:
+    """TinyStories from `root`/TinyStories; the official validation file is the test split here."""
+    train = _require(root, "TinyStories/TinyStories-train.txt", "tinystories").read_bytes()
+    test = _require(root, "TinyStories/TinyStories-valid.txt", "tinystories").read_bytes()
+    cut = int(len(train) * 0.95)
+    held_out = TokenSplit(_tokens(train[cut:]), context)
+    return Splits(TokenSplit(_tokens(train[:cut]), context), held_out, SealedSplit(TokenSplit(_tokens(test), context)))
+
+
+def _tokens(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+
+
+def _text_splits(text: bytes, context: int) -> Splits:
+    """A text cut into 85 % train, 7.5 % validation and 7.5 % test, in this order."""
+    tokens = _tokens(text)
+    first, second = int(len(tokens) * 0.85), int(len(tokens) * 0.925)
+    parts = [TokenSplit(part, context) for part in (tokens[:first], tokens[first:second], tokens[second:])]
+    return Splits(parts[0], parts[1], SealedSplit(parts[2]))
+
+
+def load_fashion_mnist(root: Path | None) -> Splits:
     """Fashion-MNIST from its official files under `root`/FashionMNIST/raw."""
-    folder = root / "FashionMNIST" / "raw"
     parts = {}
     for part, count in (("train", 60_000), ("t10k", 10_000)):
-        images = _read_idx(folder / f"{part}-images-idx3-ubyte.gz", 2051, count * 784).reshape(count, 1, 28, 28)
-        labels = _read_idx(folder / f"{part}-labels-idx1-ubyte.gz", 2049, count)
-        parts[part] = (torch.from_numpy(images).float() / 255.0 - 0.286) / 0.353, torch.from_numpy(labels).long()
-    train, validation = _carve(*parts["train"])
-    return DataSet("fashion_mnist", train, validation, Split(*parts["t10k"]))
+        images = _read_idx(root, f"{part}-images-idx3-ubyte.gz", 2051, count * 784).reshape(count, 1, 28, 28)
+        labels = _read_idx(root, f"{part}-labels-idx1-ubyte.gz", 2049, count)
+        _check_labels(labels, 10, f"{part} labels")
+        targets = torch.from_numpy(labels).long()
+        parts[part] = TensorSplit(torch.from_numpy(images), targets, scale=1 / 255 / 0.353, shift=-0.286 / 0.353)
+    return Splits(*carve(parts["train"]), SealedSplit(parts["t10k"]))
 
 
-def _read_idx(path: Path, magic: int, size: int) -> np.ndarray:
-    """The bytes of one gzipped IDX file, checked against what it must hold."""
-    if not path.is_file():
+def load_cifar10(root: Path | None) -> Splits:
+    """CIFAR-10 from its official Python batches under `root`/cifar-10-batches-py."""
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    batches = [_read_batch(_require(root, f"cifar-10-batches-py/{name}", "cifar10")) for name in (*names, "test_batch")]
+    splits = [
+        TensorSplit(torch.from_numpy(images), torch.from_numpy(labels), scale=1 / 255 / 0.25, shift=-0.475 / 0.25)
+        for images, labels in (_join(batches[:5]), batches[5])
+    ]
+    return Splits(*carve(splits[0]), SealedSplit(splits[1]))
+
+
+def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads numpy arrays and plain containers; any other object in the file is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _PICKLE_ALLOWED:
+            raise pickle.UnpicklingError(f"it wants to load {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            batch = _ArraysOnly(file, encoding="bytes").load()
+        images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.int64)
+        images = images.reshape(-1, 3, 32, 32)
+    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError) as problem:
+        raise DataError(f"{path} is not an official CIFAR-10 batch ({problem}); download it again.") from problem
+    if len(images) != len(labels):
+        raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels; download it again.")
+    _check_labels(labels, 10, str(path))
+    return images, labels
+
+
+def _check_labels(labels: np.ndarray, classes: int, what: str) -> None:
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(f"{what}: labels run from {labels.min()} to {labels.max()}, but there are {classes} classes.")
+
+
+def _require(root: Path | None, name: str, data_set: str) -> Path:
+    """The path of a file of a data set; a missing one is an error that says how to get it."""
+    where = "no data folder was named" if root is None else f"{root / name} is not there"
+    if root is None or not (root / name).is_file():
         raise DataError(
-            f"{path} is not there. Put the official Fashion-MNIST file {path.name} into {path.parent}, "
-            "or name the right data folder."
+            f"{where}. Put the official file at DATA/{name} and name DATA with --data-root or ESPER_DATA, "
+            f"or run: esper data fetch {data_set} --data-root DATA."
         )
+    return root / name
+
+
+def _read_idx(root: Path | None, name: str, magic: int, size: int) -> np.ndarray:
+    """The bytes of one gzipped IDX file, checked against what it must hold."""
+    path = _require(root, f"FashionMNIST/raw/{name}", "fashion_mnist")
     try:
         raw = gzip.decompress(path.read_bytes())
-    except (EOFError, OSError) as problem:
+    except (EOFError, OSError, zlib.error) as problem:
         raise DataError(f"{path} is not a complete gzip file ({problem}); download it again.") from problem
     header = 16 if magic == 2051 else 8
     if len(raw) != header + size or struct.unpack(">i", raw[:4])[0] != magic:

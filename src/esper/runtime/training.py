@@ -1,11 +1,12 @@
-"""One epoch of one host, and its held-out losses. Knows nothing of seeds: the model it gets may be growing or not."""
+"""Plain loops over one model, for whoever trains outside a population. Knows nothing of seeds."""
 
 import torch
 from torch import Tensor, nn
 
-from esper.runtime.data import Split
+from esper.runtime.splits import Split
+from esper.runtime.tasks import cross_entropy_scores
 
-_EVALUATION_BATCH = 2048
+_CHUNK = 2048
 
 
 def train_epoch(
@@ -13,40 +14,34 @@ def train_epoch(
 ) -> float:
     """One pass over the whole split in an order drawn from `order`; returns the mean loss."""
     model.train()
-    permutation = torch.randperm(len(split), generator=order).to(split.labels.device)
-    total = torch.zeros((), device=split.labels.device)
-    steps = len(split) // batch
-    for step in range(steps):
-        rows = permutation[step * batch : (step + 1) * batch]
-        loss = nn.functional.cross_entropy(model(split.images[rows]), split.labels[rows])
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    for rows in torch.randperm(len(split), generator=order).to(device).split(batch):
+        inputs, targets = split.gather(rows)
+        losses, _ = cross_entropy_scores(model(inputs), targets)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        losses.mean().backward()
         optimizer.step()
-        total += loss.detach()
-    return float(total) / steps
+        total += losses.detach().sum()
+    return float(total) / len(split)
 
 
 @torch.no_grad()
 def held_out_losses(model: nn.Module, split: Split) -> Tensor:
     """Cross-entropy of every example, in order."""
-    return torch.cat(
-        [
-            nn.functional.cross_entropy(model(images), labels, reduction="none")
-            for images, labels in zip(
-                split.images.split(_EVALUATION_BATCH), split.labels.split(_EVALUATION_BATCH), strict=True
-            )
-        ]
-    )
+    return _scores(model, split)[0]
 
 
 @torch.no_grad()
 def score(model: nn.Module, split: Split) -> tuple[float, float]:
     """Accuracy as a fraction and mean loss, in evaluation mode."""
     model.eval()
-    right = sum(
-        int((model(images).argmax(1) == labels).sum())
-        for images, labels in zip(
-            split.images.split(_EVALUATION_BATCH), split.labels.split(_EVALUATION_BATCH), strict=True
-        )
-    )
-    return right / len(split), float(held_out_losses(model, split).mean())
+    losses, correct = _scores(model, split)
+    return float(correct.mean()), float(losses.mean())
+
+
+def _scores(model: nn.Module, split: Split) -> tuple[Tensor, Tensor]:
+    rows = torch.arange(len(split), device=next(model.parameters()).device)
+    batches = [split.gather(part) for part in rows.split(_CHUNK)]
+    scored = [cross_entropy_scores(model(inputs).float(), targets) for inputs, targets in batches]
+    return torch.cat([losses for losses, _ in scored]), torch.cat([correct for _, correct in scored])

@@ -122,6 +122,8 @@ class ArmFinished:
     validation_accuracy: float
     test_accuracy: float
     test_loss: float
+    flops: int
+    """all phases of training and measuring, by the ledger"""
     seconds: float
     germinated: int
     fossilized: int

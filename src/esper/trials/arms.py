@@ -1,119 +1,137 @@
-"""One arm of a comparison: a policy's whole life on one host seed, from the first epoch to the harvested network."""
+"""One arm of a comparison: a policy's whole life on a set of host seeds, from first epoch to harvested networks."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import torch
 from torch import nn
 
-from esper.garden import Garden, total_budget
-from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.hosts import build_cnn_host
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel
-from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import count_parameters
-from esper.runtime.data import DataSet
-from esper.runtime.training import held_out_losses, score, train_epoch
-from esper.tamiyo.rules import replay
-from esper.telemetry.events import ArmFinished, Event, StageChanged
+from esper.kasmina.blueprints import SHAM
+from esper.kasmina.changes import tell_changes
+from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.runtime.population import Population
+from esper.runtime.splits import Splits
+from esper.runtime.tasks import Task
+from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.policies import Policy
+from esper.tamiyo.rules import Ground, make_policy, replay
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, StageChanged
+
+Watch = Callable[[int, Sequence[Event]], None]
+"""(epoch, that epoch's events of all hosts)"""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How every arm is trained: the same plan whatever the policy does."""
+class Settings:
+    """Where and how arms run; the same for every arm of a comparison."""
 
-    epochs: int = 20
-    batch: int = 64
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    constant_share: float = 0.5
-    """part of the life at the full rate; a cosine to zero follows"""
-    base_channels: int = 4
-    blocks: int = 2
-    budget: float = 3.0
-    """most parameters, as a multiple of the host's"""
-    scale_at_birth: float = 1.0
-
-    def rate(self, progress: float) -> float:
-        """Share of the peak rate after `progress` (0 to 1) of the life."""
-        if progress <= self.constant_share:
-            return 1.0
-        return 0.5 * (1.0 + math.cos(math.pi * (progress - self.constant_share) / (1.0 - self.constant_share)))
+    device: str = "cpu"
+    executor: str = "auto"
+    data_root: Path | None = None
+    splits: Splits | None = None
+    """data that is loaded already"""
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """What an arm leaves behind."""
+    """What one host seed of an arm leaves behind."""
 
     result: ArmFinished
     events: tuple[Event, ...]
     network: nn.Module
 
 
-def build_arm(data: DataSet, recipe: Recipe, seed: int, device: str) -> MorphogeneticModel:
-    """The host of this seed, ready to grow; the same for every arm."""
-    _, channels, size, _ = data.train.images.shape
-    with own_randomness(seed):
-        host = build_cnn_host(
-            blocks=recipe.blocks, base_channels=recipe.base_channels, in_channels=channels, image_size=size
-        )
-    return MorphogeneticModel(
-        host.to(device),
-        blueprints=[*REGISTRY.names("image"), SHAM],
-        budget=total_budget(recipe.budget, host),
-        settings=GrowthSettings(seed=seed, scale_at_birth=recipe.scale_at_birth, epochs=recipe.epochs),
-    )
-
-
 def run_arm(
-    data: DataSet,
+    task: Task,
     arm: str,
-    seed: int,
-    recipe: Recipe,
+    seeds: Sequence[int],
+    settings: Settings,
     *,
-    device: str = "cpu",
-    replayed: Sequence[Event] = (),
-    watch: Callable[[Sequence[Event]], None] = lambda events: None,
-) -> ArmRun:
-    """Train one host under one policy and score the network it leaves.
+    replayed: Sequence[Sequence[Event]] = (),
+    watch: Watch = lambda epoch, events: None,
+) -> list[ArmRun]:
+    """Train one host per seed under one policy and score the networks they leave.
 
     Args:
-        replayed: another arm's events, for `sham` to go through without adding capacity.
+        replayed: per seed, another arm's events, for `sham` to go through without adding capacity.
         watch: is shown each epoch's events.
     """
     started = time.perf_counter()
-    model = build_arm(data, recipe, seed, device)
-    garden = Garden(model, replay(replayed) if replayed else arm)
-    start_params = model.host_params
-    optimizer = torch.optim.SGD(
-        garden.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
+    if arm == SHAM:
+        task = replace(task, blueprints=(SHAM,))
+    population = Population(
+        task,
+        seeds,
+        [settings.device],
+        executor=settings.executor,
+        data_root=settings.data_root,
+        splits=settings.splits,
     )
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: recipe.rate(epoch / recipe.epochs))
-    garden.attach(optimizer, scheduler)
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(recipe.epochs):
-        train_epoch(model, optimizer, data.train, recipe.batch, order)
-        scheduler.step()
-        watch(garden.step(lambda: held_out_losses(model, data.validation)))
-    network = garden.harvest()
-    validation, _ = score(network, data.validation)
-    test, test_loss = score(network, data.test)
-    stages = [event.after for event in garden.history if isinstance(event, StageChanged)]
-    result = ArmFinished(
-        arm=arm,
-        seed=seed,
-        epochs=recipe.epochs,
-        start_params=start_params,
-        final_params=count_parameters(network),
-        validation_accuracy=validation,
-        test_accuracy=test,
-        test_loss=test_loss,
-        seconds=time.perf_counter() - started,
-        germinated=stages.count("GERMINATED"),
-        fossilized=stages.count("FOSSILIZED"),
-        culled=stages.count("CULLED"),
-    )
-    return ArmRun(result, tuple(garden.history), network)
+    start_params = [run.model.host_params for run in population.runs]
+    deciders = [_decider(population, host, arm, replayed) for host in range(len(seeds))]
+    events: list[list[Event]] = [[] for _ in seeds]
+    for epoch in range(task.life):
+        happened = play_epoch(population, deciders, epoch)
+        watch(epoch, [event for of_host in happened for event in of_host])
+        for own, new in zip(events, happened, strict=True):
+            own.extend(new)
+    finals = population.final_scores()
+    seconds = (time.perf_counter() - started) / len(seeds)
+    runs = []
+    for host, (seed, final) in enumerate(zip(seeds, finals, strict=True)):
+        stages = [event.after for event in events[host] if isinstance(event, StageChanged)]
+        reading = population.readings()[host]
+        result = ArmFinished(
+            arm=arm,
+            seed=seed,
+            epochs=task.life,
+            start_params=start_params[host],
+            final_params=final.params,
+            validation_accuracy=float(reading.held_out_accuracy or 0.0),
+            test_accuracy=final.accuracy,
+            test_loss=final.loss,
+            flops=population.runs[host].ledger.flops,
+            seconds=seconds,
+            germinated=stages.count("GERMINATED"),
+            fossilized=stages.count("FOSSILIZED"),
+            culled=stages.count("CULLED"),
+        )
+        runs.append(ArmRun(result, tuple(events[host]), final.network))
+    return runs
+
+
+class Decider:
+    """One host's policy and what it remembers."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.memory = policy, None
+
+
+def _decider(population: Population, host: int, arm: str, replayed: Sequence[Sequence[Event]]) -> Decider:
+    model = population.runs[host].model
+    ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life)
+    return Decider(replay(replayed[host])(ground) if replayed else make_policy(arm, ground))
+
+
+def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) -> list[list[Event]]:
+    """Train, measure, decide, act, tick: one epoch of every host, told as events."""
+    population.train_epoch()
+    rolled_back = {rollback.host for rollback in population.evaluate()}
+    happened: list[list[Event]] = [[] for _ in deciders]
+    for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
+        masks = compute_batch_masks([view])
+        actions, decider.memory = decider.policy.decide(None, masks, [view.reports], decider.memory)
+        op, slot, blueprint, blend = (int(index) for index in actions[0])
+        action = FactoredAction.from_indices(
+            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=view.space
+        )
+        if action.op is LifecycleOp.WAIT or host in rolled_back:
+            continue
+        change = population.apply(host, action)
+        planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
+        happened[host].append(ActionTaken(host, epoch, action.op.name, action.slot_id, *planted))
+        happened[host] += tell_changes(host, epoch, [change] if change else [])
+    for host, changes in enumerate(population.tick()):
+        happened[host] += tell_changes(host, epoch, changes)
+    return happened

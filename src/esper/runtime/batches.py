@@ -1,0 +1,88 @@
+"""Which examples a host sees, and in what order: its own endless stream of permutations, gathered on the device."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.runtime.splits import Split
+
+
+class ExampleStream:
+    """Row numbers of one host, drawn from its own generator: whole permutations of the split, one after the other."""
+
+    def __init__(self, count: int, seed: int):
+        self.count = count
+        self.generator = torch.Generator().manual_seed(seed)
+        self.permutation = torch.empty(0, dtype=torch.long)
+        self.position = 0
+
+    def draw(self, count: int) -> Tensor:
+        """The next `count` rows."""
+        parts = []
+        while count:
+            if self.position == len(self.permutation):
+                self.permutation = torch.randperm(self.count, generator=self.generator)
+                self.position = 0
+            part = self.permutation[self.position : self.position + count]
+            parts.append(part)
+            self.position += len(part)
+            count -= len(part)
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "generator": self.generator.get_state(),
+            "permutation": self.permutation.clone(),
+            "position": self.position,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+        self.permutation, self.position = state["permutation"].clone(), state["position"]
+
+
+class EpochPlan:
+    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance."""
+
+    def __init__(self, split: Split, stream: ExampleStream, examples: int, augment: bool, device: torch.device):
+        self.split, self.stream, self.examples, self.augment = split, stream, examples, augment
+        self.rows = torch.zeros(examples, dtype=torch.long, device=device)
+        self.offsets = torch.zeros((3, examples), dtype=torch.long, device=device) if augment else None
+        self.cursor = torch.zeros((), dtype=torch.long, device=device)
+        self._steps = torch.arange(examples, device=device)
+
+    def draw(self) -> None:
+        """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
+        self.rows.copy_(self.stream.draw(self.examples), non_blocking=True)
+        if self.offsets is not None:
+            drawn = self.split.draw_offsets(self.examples, self.stream.generator)
+            self.offsets.copy_(drawn, non_blocking=True)
+        self.cursor.zero_()
+
+    def next_batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """The next batch, found by the cursor on the device, so that a captured call goes on by itself."""
+        places = self.cursor + self._steps[:size]
+        self.cursor += size
+        offsets = None if self.offsets is None else self.offsets[:, places]
+        return self.split.gather(self.rows[places], offsets)
+
+
+class SharedBatchIterator:
+    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
+
+    def __init__(self, plans: Sequence[EpochPlan], batch: int):
+        self.plans, self.batch = plans, batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        first = self.plans[0]
+        for start in range(0, first.examples, self.batch):
+            end = min(start + self.batch, first.examples)
+            rows = torch.cat([plan.rows[start:end] for plan in self.plans])
+            offsets = None
+            if first.augment:
+                offsets = torch.cat([plan.offsets[:, start:end] for plan in self.plans if plan.offsets is not None], 1)
+            inputs, targets = first.split.gather(rows, offsets)
+            hosts, size = len(self.plans), end - start
+            yield inputs.view(hosts, size, *inputs.shape[1:]), targets.view(hosts, size, *targets.shape[1:])

@@ -1,0 +1,44 @@
+"""Which host runs where. An impossible device is an error before any work; the map is there to be printed."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from esper.leyline.errors import DeviceError
+
+
+def parse_devices(names: Sequence[str]) -> list[torch.device]:
+    """Devices by name, each checked to be there."""
+    if not names:
+        raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
+    devices = []
+    for name in (part for text in names for part in re.split(r"[,\s]+", text) if part):
+        if name.startswith("mps"):
+            raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
+        try:
+            device = torch.device(name)
+        except RuntimeError as problem:
+            raise DeviceError(f"{name!r} is not a device; write cpu, cuda, or cuda:0 cuda:1.") from problem
+        if device.type not in ("cpu", "cuda"):
+            raise DeviceError(f"device {name!r} is not supported. Use cpu or cuda.")
+        if device.type == "cuda":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            device = torch.device("cuda", device.index or 0)
+            if device.index >= count:
+                raise DeviceError(f"device {name!r} is not there: this machine has {count} CUDA devices.")
+        devices.append(device)
+    return devices
+
+
+def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]:
+    """One device per host, in equal contiguous shares."""
+    if hosts < 1:
+        raise DeviceError(f"{hosts} hosts cannot be mapped; a population needs at least one.")
+    return [devices[index * len(devices) // hosts] for index in range(hosts)]
+
+
+def describe_map(placed: Sequence[torch.device]) -> str:
+    """One line for people: devices with the number of hosts on each."""
+    return ", ".join(f"{device}: {count} hosts" for device, count in Counter(map(str, placed)).items())

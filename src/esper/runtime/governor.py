@@ -1,0 +1,70 @@
+"""Watches one host and brings it back: NaN, collapse to guessing, exploding loss. Decides nothing about growth."""
+
+import math
+from typing import Any
+
+import torch
+
+from esper.runtime.host import EpochReading, HostRun
+
+CLEARLY_BETTER = 2.0
+"""Times chance that accuracy must have reached before guessing counts as a collapse."""
+GUESSING = 1.1
+EXPLODED = 3.0
+"""Times its best that the held-out loss may be, for at most PATIENCE checks in a row."""
+PATIENCE = 3
+
+
+class Governor:
+    """Keeps the last good state of one host and judges every epoch's reading."""
+
+    def __init__(self, run: HostRun):
+        self.run = run
+        self.best_accuracy = 0.0
+        self.best_loss = math.inf
+        self.bad_checks = 0
+        self.rollbacks = 0
+        self._topology: Any = None
+        self._live: list[torch.Tensor] = []
+        self._good: dict[str, Any] = {}
+        self.keep()
+
+    def judge(self, reading: EpochReading) -> str | None:
+        """What is wrong with this epoch, or None; healthy epochs update what is expected of the next."""
+        loss, accuracy = reading.held_out_loss, reading.held_out_accuracy
+        assert loss is not None
+        assert accuracy is not None
+        for name, value in (("training loss", reading.train_loss), ("gradient", reading.host_gradient_norm)):
+            if not math.isfinite(value):
+                return f"{name} is {value}"
+        if not math.isfinite(loss):
+            return f"held-out loss is {loss}"
+        chance = self.run.task.chance
+        if self.best_accuracy >= min(CLEARLY_BETTER * chance, (1 + chance) / 2) and accuracy <= GUESSING * chance:
+            return f"accuracy fell from {self.best_accuracy:.1%} to guessing, {accuracy:.1%}"
+        self.bad_checks = self.bad_checks + 1 if loss > EXPLODED * self.best_loss else 0
+        if self.bad_checks >= PATIENCE:
+            return f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
+        self.best_accuracy, self.best_loss = max(self.best_accuracy, accuracy), min(self.best_loss, loss)
+        return None
+
+    def keep(self) -> None:
+        """Remember the present as good. While the structure stays the same this is one copy on the device."""
+        topology = self.run.topology()
+        if topology == self._topology:
+            torch._foreach_copy_(list(self._good["tensors"].values()), self._live)
+            fresh = self.run.plain_state()
+            self._good.update(fresh)
+            return
+        self._topology = topology
+        self._good = self.run.snapshot()
+        self._live = [value.detach() for value in self.run.tensors().values()]
+
+    def roll_back(self) -> list[str]:
+        """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
+        self.run.restore(self._good, with_stream=False)
+        self.rollbacks += 1
+        self.bad_checks = 0
+        culled = self.run.abandon_seeds()
+        self._topology = None
+        return culled

@@ -1,0 +1,226 @@
+"""One host's life: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.randomness import mix_seed, own_randomness
+from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.leyline.stages import SeedStage
+from esper.runtime.batches import EpochPlan, ExampleStream
+from esper.runtime.ledger import HostFlops, Ledger
+from esper.runtime.splits import Splits
+from esper.runtime.tasks import Task
+
+AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class EpochReading:
+    """What one host's last epoch looked like; None is not measured."""
+
+    epoch: int
+    train_loss: float
+    train_accuracy: float
+    host_gradient_norm: float
+    lr: float
+    held_out_loss: float | None = None
+    held_out_accuracy: float | None = None
+
+
+class HostRun:
+    """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
+
+    def __init__(self, task: Task, splits: Splits, flops: HostFlops, seed: int, device: torch.device, amp: str = "off"):
+        self.task, self.splits, self.flops, self.seed, self.device = task, splits, flops, seed, device
+        self.amp = AMP_TYPES[amp]
+        with own_randomness(seed):
+            host = task.build_host()
+        settings = GrowthSettings(
+            lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.life, seed=mix_seed(seed, 1)
+        )
+        self.model = MorphogeneticModel(
+            host.to(device),
+            example=splits.train.example(),
+            blueprints=task.blueprints,
+            max_seeds=task.max_seeds,
+            budget=int(task.budget * count_parameters(host)),
+            settings=settings,
+        )
+        self.optimizer = build_optimizer(task, self.model, device)
+        self.link = self.model.attach(self.optimizer, follows_rates=False)
+        prime_state(self.optimizer, self.model.parameters())
+        self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
+        count = len(splits.train)
+        self.examples = task.epoch_examples or count
+        stream = ExampleStream(count, mix_seed(seed, 2))
+        self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
+        self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
+        self.sums = torch.zeros(3 + len(self.slots), device=device)
+        self.epoch = 0
+        self.ledger = Ledger(peak_params=self.model.total_params)
+        self.reading: EpochReading | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def topology(self) -> tuple[Any, ...]:
+        """Changes exactly when a captured graph of this host would be wrong."""
+        return tuple((id(s.seed), s.is_in_output, *(id(fossil) for fossil in s.fossils)) for s in self.slots)
+
+    def begin_epoch(self) -> None:
+        """Learning rates and examples of the next epoch go to the device."""
+        rate = self.task.rate(self.epoch / self.task.life)
+        for group in self.optimizer.param_groups:
+            set_rate(group, rate)
+        for slot in self.slots:
+            if slot.seed is not None:
+                factor = self.task.seed_lr * min(1.0, slot.state.age / (self.task.seed_warmup + 1))
+                set_rate(self.optimizer.param_groups[self.link.groups[slot.slot_id]], rate * factor)
+        self.sums.zero_()
+        self.plan.draw()
+        self.model.train()
+
+    def learn(self, inputs: Tensor, targets: Tensor) -> None:
+        """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
+        losses, correct = self._forward(inputs, targets)
+        self._backward(losses.mean())
+        if any(slot.state.stage is SeedStage.TRAINING for slot in self.slots):
+            with self.model.shadow():
+                self._backward(self._forward(inputs, targets)[0].mean())
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norms = self._clip()
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            self.sums += torch.stack([losses.detach().sum(), correct.sum(), *norms])
+
+    def _forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None):
+            outputs = self.model(inputs)
+        return self.task.score(outputs.float(), targets)
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def _clip(self) -> list[Tensor]:
+        """Clip host (with its fossils) and each live seed apart; the norms before clipping are readings."""
+        live = {id(p) for slot in self.slots if slot.seed is not None for p in slot.seed.parameters()}
+        host = [p for p in self.model.parameters() if id(p) not in live and p.grad is not None]
+        norms = [nn.utils.clip_grad_norm_(host, self.task.clip_norm)]
+        for slot in self.slots:
+            own = [] if slot.seed is None else [p for p in slot.seed.parameters() if p.grad is not None]
+            norms.append(nn.utils.clip_grad_norm_(own, self.task.clip_norm) if own else self.sums.new_zeros(()))
+        return norms
+
+    def end_epoch(self, sums: list[float], steps: int) -> None:
+        """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
+        loss, correct, host_norm, *seed_norms = sums
+        rate = self.task.rate(self.epoch / self.task.life)
+        self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, host_norm / steps, rate)
+        host_params = count_parameters(self.model.host)
+        for slot, norm in zip(self.slots, seed_norms, strict=True):
+            size = count_parameters(slot.seed)
+            is_measured = size > 0 and host_norm > 0
+            slot.gradient_norm = norm / steps if size else None
+            slot.gradient_ratio = (norm / size**0.5) / (host_norm / host_params**0.5) if is_measured else None
+        self.epoch += 1
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
+        tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
+        return {"tensors": tensors, **self.plain_state(), "stream": self.plan.stream.state()}
+
+    def plain_state(self) -> dict[str, Any]:
+        """The part of a snapshot that is not tensors."""
+        return {
+            "slots": [(list(s.fossils), list(s.fossil_names), s.seed, s.state, s.gradient_ratio) for s in self.slots],
+            "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading),
+        }
+
+    def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
+        """Go back, in place: values are copied into the tensors that captured graphs read."""
+        for slot, (fossils, names, seed, state, ratio) in zip(self.slots, snapshot["slots"], strict=True):
+            slot.fossils, slot.fossil_names = nn.ModuleList(fossils), list(names)
+            slot.seed = seed
+            slot.assign(state)
+            slot.gradient_ratio = ratio
+        self._regroup()
+        with torch.no_grad():
+            for name, value in self.tensors().items():
+                value.copy_(snapshot["tensors"][name])
+        if with_stream:
+            self.plan.stream.load(snapshot["stream"])
+            self.epoch, self.model.births, self.model.shadow_passes, self.reading = snapshot["counters"]
+
+    def abandon_seeds(self) -> list[str]:
+        """Cull every live seed, whatever its age."""
+        live = [slot.slot_id for slot in self.slots if slot.state.is_live]
+        for slot_id in live:
+            self.model.abandon_seed(slot_id)
+        return live
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, buffers and optimiser state by name."""
+        named = dict(self.model.state_dict(keep_vars=True))
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    named[f"{name}|{key}"] = value
+        return named
+
+    def _regroup(self) -> None:
+        """Put every parameter into the group its place in the network says."""
+        seeds = {slot.slot_id: list(slot.seed.parameters()) if slot.seed is not None else [] for slot in self.slots}
+        live = {id(p) for own in seeds.values() for p in own}
+        groups = self.optimizer.param_groups
+        groups[self.link.home]["params"][:] = [p for p in self.model.parameters() if id(p) not in live]
+        for slot_id, own in seeds.items():
+            groups[self.link.groups[slot_id]]["params"][:] = own
+        known = {id(p) for p in self.model.parameters()}
+        for parameter in [p for p in self.optimizer.state if id(p) not in known]:
+            del self.optimizer.state[parameter]
+        prime_state(self.optimizer, self.model.parameters())
+
+
+def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """The task's optimiser; on a GPU its rate is a tensor, so that a captured graph follows the plan."""
+    is_cuda = device.type == "cuda"
+    rate: Any = torch.tensor(task.lr, device=device) if is_cuda else task.lr
+    if task.optimizer == "adamw":
+        return torch.optim.AdamW(
+            model.parameters(), rate, weight_decay=task.weight_decay, fused=is_cuda or None, capturable=is_cuda
+        )
+    return torch.optim.SGD(
+        model.parameters(), rate, _MOMENTUM, weight_decay=task.weight_decay, nesterov=True, fused=is_cuda or None
+    )
+
+
+def prime_state(optimizer: torch.optim.Optimizer, parameters: Any) -> None:
+    """Zero state for parameters that have none: the first step is then like every other, and can be captured."""
+    for parameter in parameters:
+        if optimizer.state[parameter]:
+            continue
+        zeros = torch.zeros_like(parameter)
+        if isinstance(optimizer, torch.optim.SGD):
+            optimizer.state[parameter] = {"momentum_buffer": zeros}
+        else:
+            step = torch.zeros((), device=parameter.device if parameter.is_cuda else "cpu")
+            optimizer.state[parameter] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,97 @@
+"""What a host has cost: FLOPs, examples and seconds by phase. Counted from shapes; nothing here runs on a device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.model import MorphogeneticModel
+from esper.runtime.splits import Split
+
+PHASES = ("training", "shadow", "validation", "counterfactual", "score")
+BACKWARD = 2
+"""A backward pass costs about two forward passes."""
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    examples: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Ledger:
+    """Running totals of one host."""
+
+    phases: dict[str, PhaseCost] = field(default_factory=lambda: dict.fromkeys(PHASES, PhaseCost()))
+    peak_params: int = 0
+
+    def charge(self, phase: str, examples: int, flops_per_example: int) -> None:
+        cost = self.phases[phase]
+        flops = cost.flops + examples * flops_per_example
+        self.phases[phase] = replace(cost, examples=cost.examples + examples, flops=flops)
+
+    def spend(self, phase: str, seconds: float) -> None:
+        self.phases[phase] = replace(self.phases[phase], seconds=self.phases[phase].seconds + seconds)
+
+    @property
+    def flops(self) -> int:
+        return sum(cost.flops for cost in self.phases.values())
+
+
+class HostFlops:
+    """Forward FLOPs of one example through a bare host, whole and from each slot on, counted without memory."""
+
+    def __init__(self, build_host: Callable[[], nn.Module], split: Split):
+        with torch.device("meta"):
+            host = build_host()
+        host.eval()
+        example = split.example()[:1].to("meta")
+        self.whole = _count(partial(host, example))
+        self.after: dict[str, int] = {}
+        if isinstance(host, SegmentedHost):
+            for slot_id in host.slot_config().slot_ids:
+                with torch.no_grad():
+                    features = host.forward_to_segment(slot_id, example)
+                self.after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+
+
+def _count(run: Callable[[], object]) -> int:
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def seed_flops(model: MorphogeneticModel, slot_id: str, *, live: bool) -> int:
+    """Forward FLOPs of a slot's fossils, and of its live seed if it is in the output and `live` asks for it."""
+    slot = model.slot(slot_id)
+    seeds: list[tuple[str, nn.Module]] = list(zip(slot.fossil_names, slot.fossils, strict=True))
+    if live and slot.is_in_output and slot.seed is not None:
+        seeds.append((str(slot.state.blueprint_id), slot.seed))
+    return sum(
+        REGISTRY.get(slot.kind, name).cost(slot.feature_shape, getattr(seed, "gate", None) is not None).flops
+        for name, seed in seeds
+    )
+
+
+def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
+    """Forward FLOPs of one example through the network as it stands."""
+    return host.whole + sum(seed_flops(model, slot_id, live=True) for slot_id in model.slot_config.slot_ids)
+
+
+def ablation_flops(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:
+    """Extra forward FLOPs of one example to see the network without one seed, shared prefix not counted."""
+    own = seed_flops(model, slot_id, live=True) - seed_flops(model, slot_id, live=False)
+    if slot_id not in host.after:
+        return network_flops(model, host) - own
+    ids = model.slot_config.slot_ids
+    later = ids[ids.index(slot_id) + 1 :]
+    rest = sum(seed_flops(model, other, live=True) for other in later)
+    return host.after[slot_id] + seed_flops(model, slot_id, live=False) + rest

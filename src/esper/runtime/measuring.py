@@ -1,0 +1,112 @@
+"""Held-out evidence of one host: losses with and without each seed, sharing the prefix; and the greedy score."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.slot import SeedSlot
+from esper.runtime.host import HostRun
+from esper.runtime.splits import Split
+
+_CHUNK = 2048
+SCORE_EXAMPLES = 32
+"""Examples that the greedy score looks at, once per epoch."""
+
+
+@contextmanager
+def bypassed(slot: SeedSlot) -> Iterator[None]:
+    """The network as if the live seed were not there; a change of structure, so nothing of the seed is computed."""
+    slot.is_in_output = False
+    try:
+        yield
+    finally:
+        slot.is_in_output = True
+
+
+def measured_slots(run: HostRun) -> list[SeedSlot]:
+    """Slots whose live seed takes part in the output."""
+    return [slot for slot in run.slots if slot.is_in_output and slot.state.alpha > 0]
+
+
+def measure(run: HostRun, split: Split) -> Tensor:
+    """[loss, accuracy, mean and standard error of each measured slot's contribution ...], on the device, float64."""
+    slots = measured_slots(run)
+    count = len(split)
+    losses, correct = [], []
+    was_training = run.model.training
+    run.model.eval()
+    with torch.no_grad():
+        for rows in torch.arange(count, device=run.device).split(_CHUNK):
+            inputs, targets = split.gather(rows)
+            passes = _passes(run, slots, inputs)
+            scored = [run.task.score(outputs.float(), targets) for outputs in passes]
+            losses.append(torch.stack([loss for loss, _ in scored]))
+            correct.append(scored[0][1])
+        together = torch.cat(losses, 1).double()  # [1 + slots, examples]
+        result = torch.stack([together[0].mean(), torch.cat(correct).double().mean()])
+        if slots:
+            gains = together[1:] - together[:1]
+            evidence = torch.stack([gains.mean(1), gains.std(1) / count**0.5], 1)
+            result = torch.cat([result, evidence.flatten()])
+    run.model.train(was_training)
+    return result
+
+
+def _passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
+    """Outputs of the whole network, then without each slot's seed; features before the first of them are shared."""
+    host = run.model.host
+    with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
+        if not (isinstance(host, SegmentedHost) and slots):
+            yield run.model(inputs)
+            for slot in slots:
+                with bypassed(slot):
+                    yield run.model(inputs)
+            return
+        arrived: dict[str, Tensor] = {}
+        features, before = inputs, None
+        for slot in slots:
+            features = host.forward_to_segment(slot.slot_id, features, before)
+            arrived[slot.slot_id] = features
+            before = slot.slot_id
+        yield host.forward_from_segment(slots[-1].slot_id, features)
+        for slot in slots:
+            with bypassed(slot):
+                yield host.forward_from_segment(slot.slot_id, arrived[slot.slot_id])
+
+
+def greedy_scores(run: HostRun) -> Tensor:
+    """How steeply the loss falls along the best linear map added at each slot: |sum of gradient x feature|, [S].
+
+    Read off the first training examples of the epoch just drawn, in evaluation mode: no buffer and no weight changes.
+    """
+    seen: list[Tensor] = []
+    sites = [run.model.host.get_submodule(run.model.slot_config.modules[slot.slot_id]) for slot in run.slots]
+    handles = [site.register_forward_hook(lambda _m, _i, output: seen.append(output)) for site in sites]
+    was_training = run.model.training
+    run.model.eval()
+    try:
+        size = min(SCORE_EXAMPLES, run.examples)
+        offsets = None if run.plan.offsets is None else run.plan.offsets[:, :size]
+        inputs, targets = run.splits.train.gather(run.plan.rows[:size], offsets)
+        with torch.enable_grad():
+            losses, _ = run.task.score(run.model(inputs).float(), targets)
+            gradients = torch.autograd.grad(losses.sum(), seen)
+        scores = [
+            _outer(slot, gradient, features.detach()) / size
+            for slot, gradient, features in zip(run.slots, gradients, seen, strict=True)
+        ]
+        return torch.stack(scores).double()
+    finally:
+        for handle in handles:
+            handle.remove()
+        run.model.train(was_training)
+
+
+def _outer(slot: SeedSlot, gradient: Tensor, features: Tensor) -> Tensor:
+    """Frobenius norm of the channel by channel product, summed over examples and positions."""
+    axis = 1 if slot.kind == "image" else -1
+    left, right = (value.movedim(axis, -1).flatten(0, -2).float() for value in (gradient, features))
+    return torch.linalg.matrix_norm(left.T @ right)

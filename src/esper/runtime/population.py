@@ -1,0 +1,238 @@
+"""N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.kasmina.harvesting import harvest
+from esper.kasmina.model import SlotChange
+from esper.leyline.errors import DataError, DeviceError, SettingError
+from esper.leyline.factored_actions import FactoredAction
+from esper.leyline.gates import Measurement
+from esper.leyline.legality import GrowthView
+from esper.leyline.reports import SeedStateReport
+from esper.runtime.devices import map_hosts, parse_devices
+from esper.runtime.executors import choose_executor
+from esper.runtime.governor import Governor
+from esper.runtime.host import AMP_TYPES, EpochReading, HostRun, prime_state
+from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, network_flops
+from esper.runtime.measuring import SCORE_EXAMPLES, measured_slots
+from esper.runtime.splits import Splits
+from esper.runtime.tasks import Task, check_split
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The governor brought a host back."""
+
+    host: int
+    reason: str
+    culled: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinalScore:
+    """The harvested network of one host on the test split."""
+
+    accuracy: float
+    loss: float
+    params: int
+    network: nn.Module
+
+
+class Population:
+    """Hosts by index. `train_epoch`, `evaluate`, `apply`, `tick` make one epoch of all of them."""
+
+    def __init__(
+        self,
+        task: Task,
+        seeds: Sequence[int],
+        devices: Sequence[str] = ("cpu",),
+        *,
+        executor: str = "auto",
+        amp: str = "off",
+        data_root: Path | None = None,
+        splits: Splits | None = None,
+    ):
+        if amp not in AMP_TYPES:
+            raise SettingError(f"unknown amp {amp!r}. Known: {', '.join(AMP_TYPES)}.")
+        parsed = parse_devices(devices)
+        self.placed = map_hosts(len(seeds), parsed)
+        self.task, self.amp = task, amp
+        self.executor = choose_executor(executor, parsed, amp=amp, incubates=task.lengths.training > 0)
+        splits = splits or task.load(data_root)
+        check_split(task, splits.train)
+        self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
+        self.flops = HostFlops(task.build_host, self._splits[self.placed[0]].train)
+        self.runs: list[HostRun] = []
+        self.governors: list[Governor] = []
+        self.is_over = False
+        with memory_errors():
+            for seed, device in zip(seeds, self.placed, strict=True):
+                self.runs.append(self._build(seed, device))
+                self.governors.append(Governor(self.runs[-1]))
+
+    def _build(self, seed: int, device: torch.device) -> HostRun:
+        return HostRun(self.task, self._splits[device], self.flops, seed, device, self.amp)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    # -- one epoch ---------------------------------------------------------------------------------------------------
+
+    def train_epoch(self) -> list[EpochReading]:
+        """Every host trains on the next examples of its own stream; one read per device at the end."""
+        self._require_life()
+        started = time.perf_counter()
+        with memory_errors():
+            for run in self.runs:
+                run.begin_epoch()
+            scores = self.executor.scores(self.runs)
+            self.executor.train(self.runs)
+            sums = _read([run.sums for run in self.runs])
+        steps = -(-self.runs[0].examples // self.task.batch)
+        seconds = (time.perf_counter() - started) / len(self.runs)
+        for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
+            run.end_epoch(row, steps)
+            for slot, value in zip(run.slots, score, strict=True):
+                slot.greedy_score = value
+            flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
+            run.ledger.charge("training", run.examples, flops)
+            run.ledger.charge("score", min(SCORE_EXAMPLES, run.examples), flops)
+            run.ledger.spend("training", seconds)
+            run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
+        return self.readings()
+
+    def evaluate(self) -> list[Rollback]:
+        """Held-out loss, accuracy and every live seed's contribution; hosts that broke are brought back."""
+        self._require_life()
+        started = time.perf_counter()
+        with memory_errors():
+            results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
+        seconds = (time.perf_counter() - started) / len(self.runs)
+        rollbacks = []
+        for host, (run, row) in enumerate(zip(self.runs, results, strict=True)):
+            self._charge_evaluation(run, seconds)
+            if run.reading is None:
+                raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
+            run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
+            problem = self.governors[host].judge(run.reading)
+            if problem is not None:
+                rollbacks.append(Rollback(host, problem, tuple(self.governors[host].roll_back())))
+                continue
+            for slot, (mean, error) in zip(measured_slots(run), zip(row[2::2], row[3::2], strict=True), strict=True):
+                slot.assign(slot.state.measured(Measurement(mean, error, len(run.splits.validation))))
+            self.governors[host].keep()
+        return rollbacks
+
+    def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
+        count = len(run.splits.validation)
+        whole = network_flops(run.model, self.flops)
+        extra = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
+        run.ledger.charge("validation", count, whole)
+        for flops in extra:
+            run.ledger.charge("counterfactual", count, flops)
+        share = sum(extra) / (whole + sum(extra))
+        run.ledger.spend("validation", seconds * (1 - share))
+        run.ledger.spend("counterfactual", seconds * share)
+
+    def apply(self, host: int, action: FactoredAction) -> SlotChange | None:
+        """Carry out one decision; an illegal one raises its refusal and changes nothing."""
+        self._require_life()
+        run = self.runs[host]
+        change = run.model.act(action)
+        prime_state(run.optimizer, run.model.parameters())
+        return change
+
+    def tick(self) -> list[list[SlotChange]]:
+        """Stages and ramps of every host take their step."""
+        return [run.model.tick() for run in self.runs]
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def readings(self) -> list[EpochReading]:
+        found = [run.reading for run in self.runs]
+        return [reading for reading in found if reading is not None]
+
+    def reports(self) -> list[dict[str, SeedStateReport]]:
+        return [run.model.get_slot_reports() for run in self.runs]
+
+    def views(self) -> list[GrowthView]:
+        """What legality and masks are judged by."""
+        return [run.model.view() for run in self.runs]
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        return [run.snapshot() for run in self.runs]
+
+    def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
+        for run, snapshot in zip(self.runs, snapshots, strict=True):
+            run.restore(snapshot)
+
+    def reset(self, host: int, seed: int) -> None:
+        """A new life in this place; all other hosts are untouched."""
+        self.executor.forget(self.runs[host])
+        self.runs[host] = self._build(seed, self.placed[host])
+        self.governors[host] = Governor(self.runs[host])
+
+    def final_scores(self) -> list[FinalScore]:
+        """Harvest every host and read the test split: once, and then these lives are over."""
+        self._require_life()
+        self.is_over = True
+        scores = []
+        for run in self.runs:
+            network = harvest(run.model).eval()
+            split = run.splits.test.open_for_final_report()
+            losses, correct = [], []
+            with torch.no_grad():
+                for rows in torch.arange(len(split), device=run.device).split(1024):
+                    inputs, targets = split.gather(rows)
+                    loss, right = self.task.score(network(inputs).float(), targets)
+                    losses.append(loss)
+                    correct.append(right)
+            params = sum(parameter.numel() for parameter in network.parameters())
+            scores.append(
+                FinalScore(float(torch.cat(correct).mean()), float(torch.cat(losses).mean()), params, network)
+            )
+        return scores
+
+    def _require_life(self) -> None:
+        if self.is_over:
+            raise DataError("the test split has been read, so these lives are over; build a new population to go on.")
+
+
+class memory_errors:  # noqa: N801  (used like a function: with memory_errors(): ...)
+    """Turns an allocation that failed into an error that names the knob to lower."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        if isinstance(problem, torch.OutOfMemoryError):
+            raise DeviceError(
+                "out of GPU memory. Lower the number of hosts (seeds) or the task's batch, or spread the hosts over "
+                f"more devices. ({str(problem).splitlines()[0]})"
+            ) from problem
+
+
+def _place(splits: Splits, task: Task, device: torch.device) -> Splits:
+    placed = splits.to(device)
+    return replace(placed, train=placed.train.with_border()) if task.augment else placed
+
+
+def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:
+    """One transfer per device for rows of equal length; the only place where the host waits for the device."""
+    rows: list[list[float]] = [[] for _ in values]
+    groups: dict[tuple[torch.device, int], list[int]] = {}
+    for index, value in enumerate(values):
+        groups.setdefault((value.device, len(value)), []).append(index)
+    for members in groups.values():
+        for index, row in zip(members, torch.stack([values[i] for i in members]).tolist(), strict=True):
+            rows[index] = row
+    return rows

@@ -1,0 +1,149 @@
+"""Examples where a device can gather them, held once for all hosts. The test split stays sealed until the end."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+
+PAD = 4
+"""Pixels by which a training image may shift."""
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """Examples and targets as tensors; inputs become `inputs * scale + shift` in floating point."""
+
+    inputs: Tensor
+    targets: Tensor
+    scale: float = 1.0
+    shift: float = 0.0
+    padded: bool = False
+    """whether images carry a border of PAD pixels, to be cropped away with an offset"""
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets) or not len(self.targets):
+            raise DataError(
+                f"{len(self.inputs)} inputs and {len(self.targets)} targets: a split needs as many of both, and one."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device | str) -> "TensorSplit":
+        return TensorSplit(self.inputs.to(device), self.targets.to(device), self.scale, self.shift, self.padded)
+
+    def with_border(self) -> "TensorSplit":
+        """The same images, ready to be shifted."""
+        if self.inputs.dim() != 4:
+            raise DataError(f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}.")
+        inputs = torch.nn.functional.pad(self.inputs, (PAD,) * 4)
+        return TensorSplit(inputs, self.targets, self.scale, self.shift, padded=True)
+
+    def draw_offsets(self, count: int, generator: torch.Generator) -> Tensor:
+        """Shift down, shift right and mirror for each of `count` examples, [3, count]."""
+        shifts = torch.randint(0, 2 * PAD + 1, (2, count), generator=generator)
+        return torch.cat([shifts, torch.randint(0, 2, (1, count), generator=generator)])
+
+    def gather(self, rows: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A batch: inputs in floating point, targets as stored."""
+        if not self.padded:
+            picked = self.inputs[rows]
+        else:
+            assert offsets is not None
+            picked = self._crop(rows, offsets)
+        return torch.add(torch.mul(picked, self.scale), self.shift), self.targets[rows]
+
+    def _crop(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        _, channels, height, width = self.inputs.shape
+        height, width = height - 2 * PAD, width - 2 * PAD
+        down = torch.arange(height, device=rows.device)
+        right = torch.arange(width, device=rows.device)
+        mirrored = torch.where(offsets[2, :, None] == 1, width - 1 - right, right)
+        y = (offsets[0, :, None] + down)[:, None, :, None]
+        x = (offsets[1, :, None] + mirrored)[:, None, None, :]
+        channel = torch.arange(channels, device=rows.device)[None, :, None, None]
+        return self.inputs[rows[:, None, None, None], channel, y, x]
+
+    def example(self) -> Tensor:
+        """Two inputs as a host sees them."""
+        rows = torch.zeros(2, dtype=torch.long, device=self.inputs.device)
+        return self.gather(rows, torch.zeros(3, 2, dtype=torch.long, device=rows.device))[0]
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """A text as one array of tokens; an example is a window of `context` tokens and the token after each."""
+
+    tokens: Tensor
+    context: int
+
+    def __post_init__(self) -> None:
+        if len(self) < 1:
+            raise DataError(f"{len(self.tokens)} tokens hold no window of {self.context + 1}; use a longer text.")
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def to(self, device: torch.device | str) -> "TokenSplit":
+        return TokenSplit(self.tokens.to(device), self.context)
+
+    def draw_offsets(self, count: int, generator: torch.Generator) -> Tensor:
+        raise DataError("text is not augmented; switch augmentation off for this task.")
+
+    def with_border(self) -> "TokenSplit":
+        raise DataError("text is not augmented; switch augmentation off for this task.")
+
+    def gather(self, rows: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        places = rows[:, None] * self.context + torch.arange(self.context + 1, device=rows.device)
+        windows = self.tokens[places].long()
+        return windows[:, :-1], windows[:, 1:]
+
+    def example(self) -> Tensor:
+        return self.gather(torch.zeros(2, dtype=torch.long, device=self.tokens.device))[0]
+
+
+Split = TensorSplit | TokenSplit
+
+
+@dataclass
+class SealedSplit:
+    """The test split. It opens once, for the final report; whoever touches it before gets an error."""
+
+    _split: Split = field(repr=False)
+
+    def open_for_final_report(self) -> Split:
+        return self._split
+
+    def __getattr__(self, name: str) -> Any:
+        raise DataError(
+            f"the test split is sealed: {name!r} was asked of it before the final report. Rewards, gates and policies "
+            "see the validation split; Population.final_scores() reads the test split, once."
+        )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Train, validation (carved from the training data) and the sealed test split."""
+
+    train: Split
+    validation: Split
+    test: SealedSplit
+
+    def to(self, device: torch.device | str) -> "Splits":
+        """The same splits on a device; moving the test split does not open it."""
+        sealed = SealedSplit(self.test.open_for_final_report().to(device))
+        return Splits(self.train.to(device), self.validation.to(device), sealed)
+
+
+def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
+    """Train and validation from the training data, the same on every machine and in every run."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    cut = int(len(split) * share)
+    if not 0 < cut < len(split):
+        raise DataError(f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data.")
+    parts = (order[cut:], order[:cut])
+    kept, held_out = (TensorSplit(split.inputs[p], split.targets[p], split.scale, split.shift) for p in parts)
+    return kept, held_out

@@ -1,0 +1,237 @@
+"""What hosts are trained on: data, host, loss, and every default of a life. A task is a value, the registry a dict."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
+from esper.leyline.errors import DataError, SettingError, UnknownNameError
+from esper.leyline.lifecycle import StageLengths
+from esper.runtime import data
+from esper.runtime.splits import SealedSplit, Split, Splits, TensorSplit, carve
+
+Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(outputs, targets) -> loss and correctness of each example"""
+
+
+def cross_entropy_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes [B, K] or next tokens [B, T, K]; a text's loss and accuracy are the means over its tokens."""
+    losses = nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    correct = (outputs.argmax(-1) == targets).float()
+    losses = losses.view(targets.shape)
+    return (losses, correct) if targets.dim() == 1 else (losses.mean(1), correct.mean(1))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem with the defaults of a host's life on it."""
+
+    name: str
+    summary: str
+    source: str
+    """where the data comes from"""
+    load: Callable[[Path | None], Splits]
+    build_host: Callable[[], nn.Module]
+    chance: float
+    """accuracy of random guessing; the governor knows a collapse by it"""
+    score: Score = cross_entropy_scores
+    batch: int = 128
+    optimizer: str = "sgd"
+    """sgd (nesterov momentum 0.9) or adamw"""
+    lr: float = 0.1
+    """peak rate; constant, then a cosine to zero"""
+    weight_decay: float = 5e-4
+    clip_norm: float = 5.0
+    """largest gradient norm of the host, and of each seed by itself"""
+    constant_share: float = 0.5
+    """part of the life at the peak rate"""
+    epoch_examples: int | None = None
+    """examples per epoch and decision; None is one pass over the training split"""
+    life: int = 20
+    """epochs in a life"""
+    augment: bool = False
+    """shift by up to 4 pixels and mirror, drawn anew for every example"""
+    blueprints: tuple[str, ...] | None = None
+    """what may be planted; None is every built-in blueprint that fits"""
+    budget: float = 3.0
+    """most parameters, as a multiple of the host's"""
+    max_seeds: int | None = None
+    lengths: StageLengths = field(default_factory=StageLengths)
+    scale_at_birth: float = 1.0
+    seed_lr: float = 1.0
+    """seeds learn at this multiple of the host's rate"""
+    seed_warmup: int = 0
+    """epochs over which a new seed's rate rises"""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "life"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"task {self.name}: {name} must be at least 1, got {getattr(self, name)}.")
+        if self.optimizer not in ("sgd", "adamw"):
+            raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
+
+    def rate(self, progress: float) -> float:
+        """The learning rate after `progress` (0 to 1) of the life. It does not depend on actions."""
+        if progress <= self.constant_share:
+            return self.lr
+        share = (progress - self.constant_share) / (1.0 - self.constant_share)
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+TASKS: dict[str, Task] = {}
+
+
+def register(task: Task) -> Task:
+    """Enter a task under its name, for the command line and `get_task`."""
+    TASKS[task.name] = task
+    return task
+
+
+def get_task(name: str) -> Task:
+    if name not in TASKS:
+        raise UnknownNameError("task", name, TASKS)
+    return TASKS[name]
+
+
+def task_from_datasets(
+    name: str,
+    train: "torch.utils.data.Dataset[tuple[Tensor, int]]",
+    test: "torch.utils.data.Dataset[tuple[Tensor, int]]",
+    build_host: Callable[[], nn.Module],
+    classes: int,
+    **settings: Any,
+) -> Task:
+    """A task from any two map-style data sets of (tensor, label) and any module; `settings` are fields of `Task`.
+
+    The examples are stacked into memory once, when a population loads them.
+    """
+
+    def load(root: Path | None) -> Splits:
+        stacked = stack_examples(train, classes, f"{name}: training set")
+        return Splits(*carve(stacked), SealedSplit(stack_examples(test, classes, f"{name}: test set")))
+
+    return Task(name, f"{name} (your own)", "your data sets", load, build_host, chance=1 / classes, **settings)
+
+
+def stack_examples(examples: "torch.utils.data.Dataset[tuple[Tensor, int]]", classes: int, what: str) -> TensorSplit:
+    """All examples of a data set as two tensors; shapes that differ and labels out of range are refused."""
+    pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
+    if not pairs:
+        raise DataError(f"{what} is empty.")
+    shapes = {tuple(torch.as_tensor(inputs).shape) for inputs, _ in pairs}
+    if len(shapes) > 1:
+        raise DataError(f"{what}: examples have different shapes {sorted(shapes)[:3]}; make them equal.")
+    targets = torch.as_tensor([int(label) for _, label in pairs])
+    if targets.min() < 0 or targets.max() >= classes:
+        raise DataError(
+            f"{what}: labels run from {int(targets.min())} to {int(targets.max())}, but classes={classes} allows 0 to "
+            f"{classes - 1}."
+        )
+    return TensorSplit(torch.stack([torch.as_tensor(inputs) for inputs, _ in pairs]), targets)
+
+
+def check_split(task: Task, split: Split) -> None:
+    if task.batch > len(split):
+        raise SettingError(
+            f"task {task.name}: a batch of {task.batch} is larger than its training split of {len(split)} examples; "
+            "lower the batch."
+        )
+
+
+def _text_host() -> ChainHost:
+    return build_transformer_host(vocabulary=256, width=64, layers=2, heads=4, context=64, slots=2)
+
+
+def _register_built_ins() -> None:
+    seq = ("lora", "mlp_small", "mlp", "attention", "norm")
+    text: dict[str, Any] = {
+        "chance": 1 / 256,
+        "optimizer": "adamw",
+        "lr": 2e-3,
+        "weight_decay": 0.01,
+        "batch": 64,
+        "blueprints": seq,
+    }
+    text |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "scale_at_birth": 0.0}
+    images: dict[str, Any] = {"chance": 0.1, "batch": 256, "lr": 0.2}
+    official = "official files under --data-root"
+    for task in (
+        Task(
+            "digits",
+            "8 x 8 handwritten digits, 2-block CNN",
+            "scikit-learn",
+            data.load_digits,
+            lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8),
+            chance=0.1,
+            batch=64,
+            life=40,
+        ),
+        Task(
+            "blobs",
+            "sign of x * y in a square: a linear host cannot, one MLP seed can",
+            "generated",
+            data.load_blobs,
+            _linear_host,
+            chance=0.5,
+            batch=64,
+            lr=0.05,
+            life=16,
+            blueprints=("lora", "mlp"),
+            budget=16.0,
+            scale_at_birth=0.0,
+        ),
+        Task(
+            "python_text",
+            "source of the standard library, bytes",
+            "this Python",
+            data.load_python_text,
+            _text_host,
+            **text,
+        ),
+        Task("shakespeare", "tinyshakespeare, bytes", official, data.load_shakespeare, _text_host, **text),
+        Task("tinystories", "TinyStories, bytes", official, data.load_tinystories, _text_host, **text),
+        Task(
+            "fashion_mnist",
+            "28 x 28 articles of clothing, 3-block CNN",
+            official,
+            data.load_fashion_mnist,
+            lambda: build_cnn_host(in_channels=1, image_size=28),
+            **images,
+        ),
+        Task(
+            "cifar10",
+            "32 x 32 photographs, 3-block CNN",
+            official,
+            data.load_cifar10,
+            build_cnn_host,
+            augment=True,
+            **images,
+        ),
+        Task(
+            "cifar10_deep",
+            "32 x 32 photographs, 5-block CNN",
+            official,
+            data.load_cifar10,
+            lambda: build_cnn_host(blocks=5),
+            augment=True,
+            **images,
+        ),
+    ):
+        register(task)
+
+
+def _linear_host() -> ChainHost:
+    """Two linear layers: a linear map however it is trained."""
+    host = build_mlp_host(inputs=2, widths=(8, 8), classes=2)
+    for block in host.blocks:
+        assert isinstance(block, nn.Sequential)
+        del block[1]
+    return host
+
+
+_register_built_ins()
