@@ -69,7 +69,7 @@ def run_arm(
         splits=settings.splits,
     )
     start_params = [run.model.host_params for run in population.runs]
-    deciders = [_decider(population, host, arm, replayed) for host in range(len(seeds))]
+    deciders = [make_decider(population, host, arm, replayed) for host in range(len(seeds))]
     events: list[list[Event]] = [[] for _ in seeds]
     for epoch in range(task.life):
         happened = play_epoch(population, deciders, epoch)
@@ -108,10 +108,18 @@ class Decider:
         self.policy, self.memory = policy, None
 
 
-def _decider(population: Population, host: int, arm: str, replayed: Sequence[Sequence[Event]]) -> Decider:
+def make_decider(
+    population: Population,
+    host: int,
+    arm: str | Callable[[Ground], Policy],
+    replayed: Sequence[Sequence[Event]] = (),
+) -> Decider:
+    """The policy of one host, by name or built for its ground, with nothing remembered yet."""
     model = population.runs[host].model
     ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life)
-    return Decider(replay(replayed[host])(ground) if replayed else make_policy(arm, ground))
+    if replayed:
+        arm = replay(replayed[host])
+    return Decider(make_policy(arm, ground) if isinstance(arm, str) else arm(ground))
 
 
 def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) -> list[list[Event]]:

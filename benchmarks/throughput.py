@@ -1,0 +1,251 @@
+"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and whole decisions.
+
+    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
+    python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
+    python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
+
+The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
+written as JSON.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from growth import hardware
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from esper.kasmina.hosts import build_cnn_host
+from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.runtime.population import Population
+from esper.runtime.splits import SealedSplit, Splits, TensorSplit
+from esper.runtime.tasks import Task, get_task
+from esper.tamiyo import Ground, Heuristic, RulePolicy
+from esper.trials.arms import make_decider, play_epoch
+
+
+def generated(count: int, held_out: int) -> Splits:
+    draw = torch.Generator().manual_seed(0)
+    parts = [
+        TensorSplit(
+            torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=draw),
+            torch.randint(0, 10, (size,), generator=draw),
+            scale=1 / 64,
+            shift=-2.0,
+        )
+        for size in (count, held_out, 64)
+    ]
+    return Splits(parts[0], parts[1], SealedSplit(parts[2]))
+
+
+def task_for(batch: int, examples: int, slots: int = 3) -> Task:
+    """The cifar10 task at a benchmark's sizes."""
+    task = replace(get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, life=1000)
+    return task if slots == 3 else replace(task, build_host=lambda: build_cnn_host(blocks=slots, base_channels=4))
+
+
+def plant(population: Population, blueprint: str) -> None:
+    """A seed in every slot of every host, fully blended in."""
+    for host, run in enumerate(population.runs):
+        for index, slot_id in enumerate(run.model.slot_config.slot_ids):
+            action = FactoredAction(LifecycleOp.GERMINATE, index, blueprint, "linear", slot_id)
+            population.apply(host, action)
+    population.tick()
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def time_training(
+    options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int, slots: int = 3
+) -> dict:
+    steps = options.steps
+    if options.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    population = Population(
+        task_for(batch, batch * steps, slots),
+        list(range(hosts)),
+        [options.device],
+        executor=executor,
+        splits=options.splits,
+    )
+    if seeds:
+        plant(population, "conv_light")
+    for run in population.runs:
+        run.begin_epoch()
+    population.executor.scores(population.runs)
+    population.executor.train(population.runs)  # captures, allocates
+    for run in population.runs:
+        run.begin_epoch()
+    synchronize(options.device)
+    started = time.perf_counter()
+    population.executor.train(population.runs)
+    synchronize(options.device)
+    seconds = time.perf_counter() - started
+    population.runs[0].end_epoch(population.runs[0].sums.tolist(), steps)
+    peak = torch.cuda.max_memory_allocated() if options.device.startswith("cuda") else 0
+    return {
+        "device": options.device,
+        "executor": executor,
+        "hosts": hosts,
+        "slots": slots,
+        "batch": batch,
+        "seeds": seeds,
+        "steps": steps,
+        "examples_per_s": hosts * batch * steps / seconds,
+        "decisions_per_s": None,
+        "ms_per_host_step": 1e3 * seconds / steps / hosts,
+        "peak_mib": peak / 2**20 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+
+
+def watchful(ground: Ground) -> RulePolicy:
+    """The heuristic with nothing left to do: it reads all reports and masks, and every epoch costs the same."""
+    return RulePolicy(Heuristic(ground, planting_part=0.0, patience=10**9))
+
+
+def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int) -> dict:
+    """The whole loop: train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick."""
+    task = task_for(batch, 3125)
+    population = Population(task, list(range(hosts)), [options.device], executor=executor, splits=options.splits)
+    deciders = [make_decider(population, host, watchful) for host in range(hosts)]
+    if seeds:
+        plant(population, "conv_light")
+    times = []
+    for epoch in range(options.epochs):
+        synchronize(options.device)
+        started = time.perf_counter()
+        play_epoch(population, deciders, epoch)
+        synchronize(options.device)
+        times.append(time.perf_counter() - started)
+        for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:
+            slot.assign(replace(slot.state, epochs_in_stage=1))  # probation does not end while we measure
+    steady = statistics.median(times[2:])
+    return {
+        "device": options.device,
+        "executor": executor,
+        "hosts": hosts,
+        "batch": batch,
+        "seeds": seeds,
+        "decisions_per_s": hosts / steady,
+        "examples_per_s": hosts * 3125 / steady,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if options.device.startswith("cuda") else None,
+    }
+
+
+def time_plain(options: argparse.Namespace, hosts: int, batch: int) -> float:
+    """Examples per second of a hand-written loop over the same models: gather, crop, mirror, forward, backward, SGD."""
+    split = options.splits.train.with_border().to(options.device)
+    models = []
+    for seed in range(hosts):
+        torch.manual_seed(seed)
+        model = build_cnn_host().to(options.device)
+        models.append((model, torch.optim.SGD(model.parameters(), 0.2, 0.9, weight_decay=5e-4, nesterov=True)))
+    draw = torch.Generator().manual_seed(0)
+    started = 0.0
+    for step in range(options.steps + 3):
+        if step == 3:
+            synchronize(options.device)
+            started = time.perf_counter()
+        for model, optimizer in models:
+            rows = torch.randint(0, len(split), (batch,), generator=draw).to(options.device)
+            inputs, targets = split.gather(rows, split.draw_offsets(batch, draw).to(options.device))
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+    synchronize(options.device)
+    return hosts * batch * options.steps / (time.perf_counter() - started)
+
+
+def against_plain(options: argparse.Namespace) -> list[dict]:
+    """Ours and the hand-written loop in turn, so that both see the same machine."""
+    ours, plain = [], []
+    for _ in range(options.repeats):
+        plain.append(time_plain(options, 4, 128))
+        ours.append(time_training(options, "eager", 4, 128, 0)["examples_per_s"])
+    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return [
+        {"device": options.device, "executor": "plain loop", "hosts": 4, "batch": 128, "seeds": 0,
+         "examples_per_s": statistics.median(plain), "decisions_per_s": None, "peak_mib": peak},
+        {"device": options.device, "executor": "eager", "hosts": 4, "batch": 128, "seeds": 0,
+         "examples_per_s": statistics.median(ours), "decisions_per_s": None, "peak_mib": peak,
+         "median_ratio": statistics.median(ratios), "ratios": ratios},
+    ]  # fmt: skip
+
+
+def grid(options: argparse.Namespace) -> list[dict]:
+    executors = ("eager", "graphed") if options.device.startswith("cuda") else ("eager",)
+    rows = []
+    for batch in options.batches:
+        for seeds in (0, 3):
+            for hosts in options.hosts:
+                for executor in executors:
+                    rows.append(time_training(options, executor, hosts, batch, seeds))
+                    print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def by_slots(options: argparse.Namespace) -> list[dict]:
+    executor = "graphed" if options.device.startswith("cuda") else "eager"
+    return [time_training(options, executor, options.hosts[0], 128, slots, slots) for slots in range(1, 9)]
+
+
+def show(rows: list[dict]) -> None:
+    table = Table()
+    keys = [key for key in rows[0] if not isinstance(rows[0][key], list)]
+    for key in keys:
+        table.add_column(key, justify="right")
+    for row in rows:
+        table.add_row(*(f"{row[k]:,.1f}" if isinstance(row.get(k), float) else str(row.get(k)) for k in keys))
+    Console(width=160).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64])
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--decisions", action="store_true")
+    parser.add_argument("--slots", action="store_true")
+    parser.add_argument("--against-plain", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    options.splits = generated(50_000, 625)
+    if options.decisions:
+        rows = [
+            time_decisions(options, executor, hosts, batch, seeds)
+            for executor in (("graphed", "eager") if options.device.startswith("cuda") else ("eager",))
+            for batch in options.batches
+            for seeds in (0, 3)
+            for hosts in options.hosts
+        ]
+    elif options.against_plain:
+        rows = against_plain(options)
+    else:
+        rows = by_slots(options) if options.slots else grid(options)
+    show(rows)
+    if options.out:
+        record = {"script": "benchmarks/throughput.py", "hardware": hardware(options.device), "rows": rows}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
