@@ -60,6 +60,17 @@ def plant(population: Population, blueprint: str) -> None:
     population.tick()
 
 
+def warm_up(population: Population, examples: int) -> None:
+    """A few steps that capture and allocate; the epoch that is timed starts afresh."""
+    whole = population.runs[0].examples
+    for run in population.runs:
+        run.begin_epoch()
+        run.examples = run.plan.examples = examples
+    population.executor.train(population.runs)
+    for run in population.runs:
+        run.examples = run.plan.examples = whole
+
+
 def synchronize(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -80,10 +91,7 @@ def time_training(
     )
     if seeds:
         plant(population, "conv_light")
-    for run in population.runs:
-        run.begin_epoch()
-    population.executor.scores(population.runs)
-    population.executor.train(population.runs)  # captures, allocates
+    warm_up(population, 3 * batch)
     for run in population.runs:
         run.begin_epoch()
     synchronize(options.device)
@@ -130,6 +138,11 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:
             slot.assign(replace(slot.state, epochs_in_stage=1))  # probation does not end while we measure
     steady = statistics.median(times[2:])
+    synchronize(options.device)
+    started = time.perf_counter()
+    population.executor.scores(population.runs)
+    synchronize(options.device)
+    score = time.perf_counter() - started
     return {
         "device": options.device,
         "executor": executor,
@@ -138,6 +151,7 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         "seeds": seeds,
         "decisions_per_s": hosts / steady,
         "examples_per_s": hosts * 3125 / steady,
+        "score_share": score / steady,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if options.device.startswith("cuda") else None,
     }
 

@@ -1,7 +1,8 @@
 """Tables for people, drawn from events."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from esper.telemetry.events import ArmFinished
@@ -23,4 +24,21 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
             str(result.culled),
             f"{result.seconds:.1f}",
         )
+    return table
+
+
+def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """One row per task: what it is, how large, and whether its data is there; sizes that are None are not known."""
+    table = Table(title="tasks", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is", min_width=16)
+    table.add_column("train +\nvalidation", justify="right", no_wrap=True)
+    table.add_column("host\nparameters", justify="right", no_wrap=True)
+    table.add_column("source", min_width=12)
+    table.add_column("is\nthere", min_width=6)
+    for row in rows:
+        is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "broken"
+        examples = "-" if row["train"] is None else f"{row['train']:,} +\n{row['validation']:,}"
+        params = f"{row['host_parameters']:,}"
+        table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)
     return table

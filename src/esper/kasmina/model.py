@@ -76,6 +76,7 @@ class MorphogeneticModel(nn.Module):
     ):
         super().__init__()
         self.host = host
+        self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
         self.slot_config = complete_slots(host, slots)
         self.slots = nn.ModuleDict(build_slots(host, self.slot_config, example, self.settings.kinds))
@@ -83,7 +84,7 @@ class MorphogeneticModel(nn.Module):
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
         self.costs = price_list(self._ordered(), self.space)
         self.max_seeds, self.budget = max_seeds, budget
-        refuse_limits(max_seeds, budget, count_parameters(host), self.costs)
+        refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
@@ -331,12 +332,8 @@ class MorphogeneticModel(nn.Module):
         return sum(count_parameters(slot.fossils) for slot in self._ordered())
 
     @property
-    def host_params(self) -> int:
-        return count_parameters(self.host)
-
-    @property
     def total_params(self) -> int:
-        return count_parameters(self)
+        return self.host_params + self.fossilized_params + self.active_params
 
     def attach(self, optimizer: torch.optim.Optimizer, **options: Any) -> OptimizerLink:
         """Let an optimiser follow this network; see `OptimizerLink` for the options."""

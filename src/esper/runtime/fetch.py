@@ -1,27 +1,21 @@
 """Downloads of official data sets into the layouts that `data` reads. Reading and splitting them happens there."""
 
+import gzip
 import hashlib
 import os
-import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from esper.leyline.errors import DataError, UnknownNameError
+from esper.runtime.transfer import UnreachableError, transfer
 
 Progress = Callable[[str, int, int | None], None]
 """(file, bytes that are here, bytes in all where the server says so)"""
-
-_CHUNK = 1 << 18
-_TIMEOUT = 30.0
-"""Seconds without a byte after which a server counts as gone."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ _CIFAR10 = RemoteFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "cifar-10-python.tar.gz",
     "md5:c58f30108f718f92721af3b95e74349a",
-    {
+    members={
         "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
         "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
         "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
@@ -82,10 +76,6 @@ ALWAYS_THERE = {
 }
 
 
-class _UnreachableError(Exception):
-    """The server could not be asked, or refused; `fetch` turns it into advice."""
-
-
 def fetch(
     name: str,
     root: Path | None,
@@ -103,29 +93,25 @@ def fetch(
     try:
         with _disk_errors(root):
             return [note for file in sources[name] for note in _bring(file, root, progress)]
-    except _UnreachableError as problem:
+    except UnreachableError as problem:
         missing = [file for file in sources[name] if not _is_there(file, root)]
-        raise DataError(_advice(name, root, missing, str(problem))) from problem
+        places = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
+        unpacked = " (this command unpacks it)" if any(file.members for file in missing) else ""
+        raise DataError(
+            f"{name} was not fetched: {problem}. Run the command again when there is a network, or fetch elsewhere and "
+            f"copy: {places}{unpacked}."
+        ) from problem
 
 
-def is_fetched(name: str, root: Path | None, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> bool:
-    """Whether every file of the data set is in its place; their content is not read."""
-    return name in ALWAYS_THERE or (
-        name in sources and root is not None and all(_is_there(file, root) for file in sources[name])
-    )
+def is_fetched(name: str, root: Path | None) -> bool:
+    """Whether every file of the data set is in its place; the content is not read."""
+    if name in ALWAYS_THERE:
+        return True
+    return name in SOURCES and root is not None and all(_is_there(file, root) for file in SOURCES[name])
 
 
 def _is_there(file: RemoteFile, root: Path) -> bool:
     return all((root / path).is_file() for path in file.members or (file.path,))
-
-
-def _advice(name: str, root: Path, missing: Iterable[RemoteFile], problem: str) -> str:
-    places = "; ".join(f"{file.url} -> {root / file.path}" for file in missing)
-    unpacks = " The archive is unpacked by the same command." if any(file.members for file in missing) else ""
-    return (
-        f"{name} was not fetched: {problem}. Run the command again later, or download on another machine and copy: "
-        f"{places}.{unpacks}"
-    )
 
 
 @contextmanager
@@ -134,31 +120,31 @@ def _disk_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise DataError(
-            f"cannot write {problem.filename or root}: {problem.strerror or problem}. Make room or name another folder "
-            "with --data-root; what has arrived is kept, so that the same command goes on from there."
+            f"cannot read or write {problem.filename or root}: {problem.strerror or problem}. Make room or name "
+            "another folder with --data-root; the same command goes on from what has arrived."
         ) from problem
 
 
 def _bring(file: RemoteFile, root: Path, progress: Progress) -> list[str]:
-    """One file, and what is in it if it is an archive; a file that is there and right is not touched."""
-    if file.members and any((root / path).exists() for path in file.members):
-        notes = [_keep(root / path, checksum) for path, checksum in file.members.items() if (root / path).exists()]
-        if len(notes) == len(file.members):
-            return notes
+    """One file, and what is in it if it is an archive; whatever is there and right is not touched."""
+    notes = [_keep(root / path, checksum) for path, checksum in file.members.items() if (root / path).exists()]
+    if notes and len(notes) == len(file.members):
+        return notes
     target = root / file.path
-    if target.exists():
-        note = _keep(target, file.checksum)
-    else:
-        note = _download(file, target, progress)
-    return [note, *_unpack(target, root, file.members)] if file.members else [note]
+    was_there = target.exists()
+    notes.append(_keep(target, file.checksum) if was_there else _download(file, target, progress))
+    if file.members:
+        notes.append(_unpack(target, root, file.members))
+        if not was_there:
+            target.unlink()
+    return notes
 
 
 def _keep(path: Path, checksum: str | None) -> str:
     """What is there stays, if it is what it should be; it is never overwritten."""
     if checksum is None:
         return f"{path} was there; no checksum is published, so its content is unverified."
-    found = _digest(path, checksum)
-    if found != checksum:
+    if (found := _digest(path, checksum)) != checksum:
         raise DataError(
             f"{path} is there, but its checksum is {found} and the official file's is {checksum}. "
             "Move it away to fetch the official one."
@@ -175,96 +161,31 @@ def _digest(path: Path, like: str) -> str:
 
 def _download(file: RemoteFile, target: Path, progress: Progress) -> str:
     """Into `target`.part, checked, then renamed: a file under its own name is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    total = _transfer(file.url, part, lambda here, total: progress(target.name, here, total))
-    if file.checksum is not None:
-        found = _digest(part, file.checksum)
-        if found != file.checksum:
-            part.unlink()
-            raise DataError(
-                f"{file.url} sent a file with checksum {found}, but the official one is {file.checksum}; it was "
-                f"removed. Run the command again to start over, or put the official file at {target}."
-            )
-    size = part.stat().st_size
-    part.replace(target)
-    if file.checksum is not None:
-        return f"{target} fetched: {size:,} bytes, its checksum is right."
-    of_size = "the size that the server announced" if total is not None else "and the server announced no size"
-    return f"{target} fetched: {size:,} bytes, {of_size}; no checksum is published, so its content is unverified."
-
-
-def _transfer(url: str, part: Path, progress: Callable[[int, int | None], None]) -> int | None:
-    """All bytes of `url` in `part`, after those it holds already; their number, where the server says it."""
-    here = part.stat().st_size if part.exists() else 0
-    with _connect(url, here) as response:
-        start, total = _announced(response)
-        if response.status == 416 and total == here:
-            return total
-        if start not in (0, here):  # what is here is no beginning of what the server has
-            part.unlink()
-            return _transfer(url, part, progress)
-        problem = None
-        with part.open("ab" if start else "wb") as out:
-            here = start
-            progress(here, total)
-            try:
-                for chunk in _chunks(response):
-                    out.write(chunk)
-                    here += len(chunk)
-                    progress(here, total)
-            except _UnreachableError as broken:
-                problem = broken
-    if problem is not None or (total is not None and here != total):
-        of = f" of {total:,}" if total is not None else ""
-        why = f" ({problem})" if problem is not None else ""
+    total = transfer(file.url, part, lambda here, total: progress(target.name, here, total))
+    if file.checksum is None:
+        size = "the size that the server announced" if total is not None else "and the server announced no size"
+        known_by = f"{size}; no checksum is published, so its content is unverified"
+    elif (found := _digest(part, file.checksum)) == file.checksum:
+        known_by = "its checksum is right"
+    else:
+        part.unlink()
         raise DataError(
-            f"the transfer of {url} ended after {here:,}{of} bytes{why}. They are kept in {part}: run the command "
-            "again to go on from there."
+            f"{file.url} sent a file with checksum {found}, but the official one's is {file.checksum}; it was removed. "
+            f"Run the command again to start over, or put the official file at {target}."
         )
-    return total
+    part.replace(target)
+    return f"{target} fetched: {target.stat().st_size:,} bytes, {known_by}."
 
 
-def _connect(url: str, start: int) -> HTTPResponse:
-    headers = {"User-Agent": "esper"} | ({"Range": f"bytes={start}-"} if start else {})
-    try:
-        response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=_TIMEOUT)
-        return response
-    except HTTPError as problem:
-        if problem.code == 416 and start:
-            return problem  # type: ignore[return-value]  # an answer like any other: status and headers
-        raise _UnreachableError(f"{url} answered {problem.code} {problem.reason}") from problem
-    except (OSError, HTTPException) as problem:
-        reason = getattr(problem, "reason", problem)
-        raise _UnreachableError(f"{url} cannot be reached ({reason or type(problem).__name__})") from problem
-
-
-def _announced(response: HTTPResponse) -> tuple[int | None, int | None]:
-    """Where the answer begins, and how long the whole file is; None is unsaid."""
-    spans = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", response.headers.get("Content-Range", ""))
-    if response.status == 200:
-        length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdigit() else None
-    first, whole = spans.groups() if spans else (None, None)
-    return int(first) if first else None, int(whole) if whole else None
-
-
-def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    try:
-        while chunk := response.read(_CHUNK):
-            yield chunk
-    except (OSError, HTTPException) as problem:
-        raise _UnreachableError(str(problem) or type(problem).__name__) from problem
-
-
-def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> list[str]:
-    """Every wanted file of an archive in its place, or none: unpacked aside, checked, moved. The archive goes."""
+def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
+    """Unpacked aside, checked, then moved file by file: what is in its place is complete and right."""
     with TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
         try:
             with tarfile.open(archive) as tar:
                 tar.extractall(aside, filter="data")
-        except (tarfile.TarError, EOFError, zlib.error) as problem:
-            raise DataError(f"{archive} was refused, and nothing of it kept: {problem}") from problem
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            raise DataError(f"{archive} was refused, and nothing of it is kept: {problem}.") from problem
         for path, checksum in members.items():
             unpacked = Path(aside) / path
             if not unpacked.is_file() or _digest(unpacked, checksum) != checksum:
@@ -272,5 +193,4 @@ def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> list[str]:
         for path in members:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(aside) / path, root / path)
-    archive.unlink()
-    return [f"{len(members)} files unpacked from it, their checksums are right; {archive.name} was removed."]
+    return f"{len(members)} files unpacked from {archive.name}, their checksums are right."

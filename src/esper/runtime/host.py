@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.probing import choose_places, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream
 from esper.runtime.ledger import HostFlops, Ledger
@@ -43,9 +45,12 @@ class HostRun:
         settings = GrowthSettings(
             lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.life, seed=mix_seed(seed, 1)
         )
+        host.to(device)
+        example = splits.train.example()
         self.model = MorphogeneticModel(
-            host.to(device),
-            example=splits.train.example(),
+            host,
+            name_slots(host, task.slots, example),
+            example=example,
             blueprints=task.blueprints,
             max_seeds=task.max_seeds,
             budget=int(task.budget * count_parameters(host)),
@@ -82,7 +87,8 @@ class HostRun:
                 set_rate(self.optimizer.param_groups[self.link.groups[slot.slot_id]], rate * factor)
         self.sums.zero_()
         self.plan.draw()
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
@@ -126,7 +132,7 @@ class HostRun:
         loss, correct, host_norm, *seed_norms = sums
         rate = self.task.rate(self.epoch / self.task.life)
         self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, host_norm / steps, rate)
-        host_params = count_parameters(self.model.host)
+        host_params = self.model.host_params
         for slot, norm in zip(self.slots, seed_norms, strict=True):
             size = count_parameters(slot.seed)
             is_measured = size > 0 and host_norm > 0
@@ -191,6 +197,13 @@ class HostRun:
         for parameter in [p for p in self.optimizer.state if id(p) not in known]:
             del self.optimizer.state[parameter]
         prime_state(self.optimizer, self.model.parameters())
+
+
+def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:
+    """Slots for the modules that the patterns mean, in the order of execution; None leaves it to the host."""
+    if patterns is None:
+        return None
+    return SlotConfig.for_modules(place.name for place in choose_places(host, find_places(host, example), patterns))
 
 
 def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:

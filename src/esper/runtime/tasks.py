@@ -56,6 +56,8 @@ class Task:
     """epochs in a life"""
     augment: bool = False
     """shift by up to 4 pixels and mirror, drawn anew for every example"""
+    slots: tuple[str, ...] | None = None
+    """modules of the host that carry slots, by name or pattern; None where the host says it itself"""
     blueprints: tuple[str, ...] | None = None
     """what may be planted; None is every built-in blueprint that fits"""
     budget: float = 3.0

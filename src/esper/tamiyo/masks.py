@@ -77,7 +77,7 @@ def masks_for(view: GrowthView) -> Masks:
             slot[op, index] = is_legal(FactoredAction(op, index, None, space.blends[0], slot_id), view)
         if view.reports[slot_id].stage is not SeedStage.DORMANT:
             continue  # legality says no to every germination here; asking for each blueprint would only take time
-        for number, blueprint in enumerate(space.blueprint_ids):
+        for number, blueprint in enumerate(space.blueprint_ids[1:], 1):
             for way, blend in enumerate(space.blends):
                 action = FactoredAction(LifecycleOp.GERMINATE, index, blueprint, blend, slot_id)
                 germinate[index, number, way] = is_legal(action, view)

@@ -1,0 +1,89 @@
+"""Small populations and the moves of a life, for the tests of the runtime."""
+
+from dataclasses import replace
+
+import torch
+
+from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.lifecycle import StageLengths
+from esper.runtime.population import Population
+from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
+from esper.runtime.tasks import get_task
+
+GERMINATE, CULL, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE
+QUICK = StageLengths(ramp=2, embargo=0, resetting=0)
+
+
+def image_splits(count=240, size=8, channels=1):
+    """Made-up pictures: noise, the second class a little brighter than the first."""
+    draw = torch.Generator().manual_seed(5)
+
+    def part(number):
+        labels = torch.randint(2, (number,), generator=draw)
+        images = torch.randint(0, 180, (number, channels, size, size), generator=draw) + 40 * labels[:, None, None, None]
+        return TensorSplit(images.to(torch.uint8), labels, scale=1 / 128, shift=-0.7)
+
+    train, validation = carve(part(count), share=0.25)
+    return Splits(train, validation, SealedSplit(part(count // 4)))
+
+
+IMAGES = replace(
+    get_task("digits"), load=lambda root: image_splits(), batch=32, epoch_examples=80, lengths=QUICK, life=12, augment=True
+)
+"""Two slots, batch norm, augmentation, a last batch of 16."""
+BLOBS = replace(get_task("blobs"), lengths=QUICK)
+
+GROWTH = {
+    0: [(GERMINATE, "r0c0", "conv_light", "gated")],
+    1: [(GERMINATE, "r0c1", "norm", "linear")],
+    3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
+    4: [(GERMINATE, "r0c0", "conv_small", "sigmoid")],
+}
+"""A life with every kind of change: what is done after which epoch."""
+
+
+def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
+    space = population.views()[host].space
+    action = FactoredAction(op, space.slots.index_for_slot_id(slot), blueprint, blend, slot)
+    return population.apply(host, action)
+
+
+def play(population, epochs, script=None, start=0):
+    """Epochs of train, measure, act, tick. `script`: host -> epoch -> moves; returns what the governor did."""
+    rollbacks = []
+    for epoch in range(start, start + epochs):
+        population.train_epoch()
+        rollbacks += population.evaluate()
+        for host, moves in (script or {}).items():
+            for move in moves.get(epoch, []):
+                act(population, host, *move)
+        population.tick()
+    return rollbacks
+
+
+def print_of(population, host=0):
+    """Everything that says where one host is: tensors, states, readings, its place in the data."""
+    run = population.runs[host]
+    tensors = {name: value.detach().clone() for name, value in run.tensors().items()}
+    stream = {f"stream {key}": value for key, value in run.plan.stream.state().items()}
+    states = {slot.slot_id: (slot.state, list(slot.fossil_names)) for slot in run.slots}
+    reports = {key: report.metrics for key, report in population.reports()[host].items()}
+    return tensors | stream | {"states": states, "reports": reports, "reading": run.reading, "epoch": run.epoch}
+
+
+def differing(first, second):
+    """Names of what is not equal to the bit."""
+    names = first.keys() ^ second.keys()
+    for name in first.keys() & second.keys():
+        left, right = first[name], second[name]
+        same = torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+        names = names if same else names | {name}
+    return sorted(names)
+
+
+def life(task, seeds, epochs=7, script=None, **options):
+    """A population after `epochs`; `script` is played by every host unless it is by host."""
+    population = Population(task, seeds, **options)
+    by_host = dict.fromkeys(range(len(seeds)), GROWTH) if script is None else script
+    play(population, epochs, by_host)
+    return population

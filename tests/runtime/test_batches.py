@@ -1,0 +1,126 @@
+"""Every host sees the whole split, pass after pass, in an order of its own; the shared gather changes nothing."""
+
+import pytest
+import torch
+
+from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator
+from esper.runtime.population import Population
+from esper.runtime.splits import TensorSplit, TokenSplit
+from runtime.lives import BLOBS, replace
+
+CPU = torch.device("cpu")
+
+
+def numbered(count, padded=False):
+    images = torch.arange(count * 75, dtype=torch.float32).reshape(count, 3, 5, 5)
+    split = TensorSplit(images, torch.arange(count))
+    return split.with_border() if padded else split
+
+
+def plans(split, examples, augment, hosts=3):
+    made = [EpochPlan(split, ExampleStream(len(split), seed), examples, augment, CPU) for seed in range(hosts)]
+    for plan in made:
+        plan.draw()
+    return made
+
+
+@pytest.mark.parametrize("sizes", [[3, 4, 5, 6, 7, 8, 9], [10, 10, 10], [25, 17, 8], [1] * 20])
+def test_a_stream_is_whole_permutations_one_after_the_other(sizes):
+    stream = ExampleStream(10, seed=4)
+    rows = torch.cat([stream.draw(size) for size in sizes])
+    whole = rows[: len(rows) // 10 * 10].view(-1, 10)
+    assert torch.equal(whole.sort(1).values, torch.arange(10).expand_as(whole))
+
+
+def test_two_passes_have_two_orders():
+    stream = ExampleStream(10, seed=4)
+    assert not torch.equal(stream.draw(10), stream.draw(10))
+
+
+def test_the_order_depends_on_the_seed_and_on_nothing_else():
+    torch.manual_seed(1)
+    first = ExampleStream(50, seed=4).draw(70)
+    torch.manual_seed(2)
+    assert torch.equal(first, ExampleStream(50, seed=4).draw(70))
+    assert not torch.equal(first, ExampleStream(50, seed=5).draw(70))
+
+
+def test_how_a_stream_is_cut_into_epochs_does_not_change_it():
+    one, other = ExampleStream(10, seed=4), ExampleStream(10, seed=4)
+    assert torch.equal(one.draw(24), torch.cat([other.draw(size) for size in (7, 7, 10)]))
+
+
+def test_a_stream_goes_on_from_its_state_in_the_middle_of_a_pass():
+    stream = ExampleStream(10, seed=4)
+    stream.draw(13)
+    state = stream.state()
+    expected = stream.draw(19)
+    other = ExampleStream(10, seed=99)
+    other.load(state)
+    assert torch.equal(other.draw(19), expected)
+
+
+def test_a_state_is_a_copy():
+    stream = ExampleStream(10, seed=4)
+    stream.draw(3)
+    state = stream.state()
+    stream.permutation.zero_()
+    assert not torch.equal(state["permutation"], stream.permutation)
+
+
+@pytest.mark.parametrize("examples", [100, 864, 1000])
+def test_an_epoch_takes_the_next_examples_of_the_stream_whatever_its_size(examples):
+    population = Population(replace(BLOBS, epoch_examples=examples), [3])
+    run = population.runs[0]
+    expected = ExampleStream(864, seed=0)
+    expected.load(run.plan.stream.state())
+    for _ in range(2):
+        population.train_epoch()
+        assert torch.equal(run.plan.rows, expected.draw(examples))
+
+
+def test_by_default_an_epoch_is_one_pass():
+    population = Population(BLOBS, [3])
+    population.train_epoch()
+    rows = population.runs[0].plan.rows
+    assert torch.equal(rows.sort().values, torch.arange(len(population.runs[0].splits.train)))
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize(("examples", "batch"), [(12, 4), (14, 4), (3, 4)])
+def test_the_shared_gather_equals_each_hosts_own_batches_row_for_row(augment, examples, batch):
+    split = numbered(9, padded=augment)
+    together, alone = plans(split, examples, augment), plans(split, examples, augment)
+    seen = 0
+    for inputs, targets in SharedBatchIterator(together, batch):
+        size = min(batch, examples - seen)
+        for host, plan in enumerate(alone):
+            own_inputs, own_targets = plan.next_batch(size)
+            assert torch.equal(inputs[host], own_inputs)
+            assert torch.equal(targets[host], own_targets)
+        seen += size
+    assert seen == examples
+
+
+def test_the_shared_gather_serves_texts_too():
+    split = TokenSplit(torch.arange(61, dtype=torch.uint8), context=5)
+    together, alone = plans(split, 7, False), plans(split, 7, False)
+    for inputs, targets in SharedBatchIterator(together, 7):
+        for host, plan in enumerate(alone):
+            assert torch.equal(torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch(7)))
+
+
+def test_a_new_epoch_starts_at_its_first_example():
+    (plan,) = plans(numbered(9), 6, augment=False, hosts=1)
+    plan.next_batch(4)
+    plan.draw()
+    assert torch.equal(plan.next_batch(6)[1], plan.rows)
+
+
+def test_every_example_of_every_epoch_is_augmented_anew():
+    (plan,) = plans(numbered(9, padded=True), 200, augment=True, hosts=1)
+    first = plan.offsets.clone()
+    plan.draw()
+    assert not torch.equal(first, plan.offsets)
+    assert first[:2].unique().tolist() == list(range(9))
+    assert first[2].unique().tolist() == [0, 1]

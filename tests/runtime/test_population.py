@@ -1,0 +1,169 @@
+"""Hosts know nothing of each other: who is beside a host, and what happens to it, changes not one bit."""
+
+import pytest
+import torch
+
+from esper.leyline.errors import DataError, IllegalActionError, SettingError
+from esper.runtime.population import Population
+from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, act, differing, life, play, print_of, replace
+
+BLOBS_GROWTH = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
+TEXT = replace(BLOBS, optimizer="adamw", lr=0.01)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return print_of(life(IMAGES, [7]))
+
+
+def test_the_scripted_life_has_every_kind_of_change():
+    population = life(IMAGES, [7])
+    first, second = (report for report in population.reports()[0].values())
+    assert (first.fossil_count, first.blueprint_id, first.is_live) == (1, "conv_small", True)
+    assert (second.fossil_count, second.is_live) == (0, False)
+
+
+def test_the_same_seed_lives_the_same_life_twice(alone):
+    torch.manual_seed(123)
+    assert differing(alone, print_of(life(IMAGES, [7]))) == []
+
+
+def test_another_seed_lives_another_life(alone):
+    assert len(differing(alone, print_of(life(IMAGES, [8])))) > 10
+
+
+@pytest.mark.parametrize("seeds", [[7, 8], [8, 7], [1, 2, 7, 3], [7, 7]], ids=str)
+def test_neighbours_leave_a_host_bit_identical(alone, seeds):
+    assert differing(alone, print_of(life(IMAGES, seeds), seeds.index(7))) == []
+
+
+def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
+    population = life(IMAGES, [8, 7], script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}})
+    assert differing(alone, print_of(population, 1)) == []
+
+
+@pytest.mark.parametrize("task", [BLOBS, TEXT, replace(BLOBS, batch=37, epoch_examples=101)], ids=["sgd", "adamw", "odd"])
+def test_order_leaves_hosts_bit_identical(task):
+    forward, backward = (life(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1]))
+    for host in range(3):
+        assert differing(print_of(forward, host), print_of(backward, 2 - host)) == []
+
+
+def test_a_population_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    life(IMAGES, [7], epochs=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_trains_every_host():
+    population = Population(BLOBS, [1, 2])
+    before = [print_of(population, host) for host in range(2)]
+    population.train_epoch()
+    for host in range(2):
+        weights = set(dict(population.runs[host].model.named_parameters()))
+        assert weights <= set(differing(before[host], print_of(population, host)))
+
+
+def test_host_and_seed_are_clipped_apart():
+    """A seed's gradient, however large, does not shrink the host's step."""
+    population = Population(replace(BLOBS, clip_norm=1e-3), [1])
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    run = population.runs[0]
+    inputs, targets = run.splits.train.gather(torch.arange(64))
+    run.model.train()
+    run._backward(run._forward(inputs, targets)[0].mean())
+    norms = run._clip()
+    seed = list(run.model.slot("r0c0").seed.parameters())
+    host = [p for p in run.model.parameters() if not any(p is own for own in seed)]
+    for own in (host, seed):
+        assert float(torch.nn.utils.get_total_norm([p.grad for p in own])) == pytest.approx(1e-3, rel=1e-2)
+    assert all(float(norm) > 1e-3 for norm in norms[:2])
+
+
+def test_a_seed_learns_at_its_own_multiple_of_the_rate_and_warms_up():
+    task = replace(BLOBS, seed_lr=2.0, seed_warmup=3)
+    population = Population(task, [1])
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    rates = []
+    for _ in range(5):
+        population.train_epoch()
+        run = population.runs[0]
+        rates.append(run.optimizer.param_groups[run.link.groups["r0c0"]]["lr"] / task.lr)
+        population.tick()
+    assert rates == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+
+
+def test_an_illegal_action_raises_its_refusal_and_changes_nothing():
+    population = life(BLOBS, [1], epochs=1, script={})
+    before = print_of(population)
+    with pytest.raises(IllegalActionError):
+        act(population, 0, FOSSILIZE)
+    assert differing(before, print_of(population)) == []
+
+
+# -- resetting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_host_equals_one_in_a_fresh_population(alone):
+    population = life(IMAGES, [1, 2], epochs=3)
+    population.reset(1, 7)
+    play(population, 7, {1: GROWTH})
+    assert differing(alone, print_of(population, 1)) == []
+
+
+def test_a_reset_leaves_other_hosts_bit_identical():
+    population = Population(IMAGES, [7, 2])
+    play(population, 3, dict.fromkeys(range(2), GROWTH))
+    population.reset(1, 9)
+    play(population, 4, {0: GROWTH}, start=3)
+    assert differing(print_of(life(IMAGES, [7])), print_of(population, 0)) == []
+
+
+def test_readings_keep_their_places_after_a_reset():
+    population = life(BLOBS, [1, 2], epochs=1, script={})
+    second = population.readings()[1]
+    population.reset(0, 3)
+    assert population.readings()[1] == second
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended():
+    population = life(BLOBS, [1, 2], epochs=2, script={})
+    return population, population.final_scores()
+
+
+@pytest.mark.parametrize("call", ["train_epoch", "evaluate", "final_scores"])
+def test_after_the_final_report_a_life_is_over(ended, call):
+    with pytest.raises(DataError, match="lives are over"):
+        getattr(ended[0], call)()
+
+
+def test_after_the_final_report_nothing_can_be_planted(ended):
+    with pytest.raises(DataError, match="lives are over"):
+        act(ended[0], 0, GERMINATE, blueprint="mlp")
+
+
+def test_the_final_report_scores_the_test_split(ended):
+    population, finals = ended
+    test = population.runs[0].splits.test.open_for_final_report()
+    inputs, targets = test.gather(torch.arange(len(test)))
+    for run, final in zip(population.runs, finals, strict=True):
+        with torch.no_grad():
+            outputs = run.model.eval()(inputs)
+        assert final.accuracy == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
+        assert final.loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, targets)))
+        assert final.params == run.model.host_params
+
+
+def test_the_final_report_leaves_unfinished_seeds_out():
+    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert population.runs[0].model.total_params > population.runs[0].model.host_params
+    assert population.final_scores()[0].params == population.runs[0].model.host_params
+
+
+def test_measuring_before_training_is_refused():
+    with pytest.raises(SettingError, match="train_epoch"):
+        Population(BLOBS, [1]).evaluate()

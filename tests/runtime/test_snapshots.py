@@ -1,0 +1,89 @@
+"""A restored host goes on as if nothing had happened in between, to the bit."""
+
+from copy import deepcopy
+
+import pytest
+
+from esper.runtime.population import Population
+from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, act, differing, life, play, print_of, replace
+
+TEXT = replace(BLOBS, optimizer="adamw", lr=0.01, epoch_examples=100)
+BLOBS_GROWTH = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
+TASKS = pytest.mark.parametrize(("task", "script"), [(IMAGES, GROWTH), (TEXT, BLOBS_GROWTH)], ids=["sgd", "adamw"])
+
+
+@TASKS
+@pytest.mark.parametrize("epoch", range(6))
+def test_a_life_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(task, script, epoch):
+    """Whatever the epoch: before and after germinating, blending, fossilizing and culling."""
+    population = Population(task, [7, 8])
+    by_host = {0: script, 1: script}
+    play(population, epoch, by_host)
+    snapshot = population.snapshot()
+    play(population, 7 - epoch, by_host, start=epoch)
+    expected = [print_of(population, host) for host in range(2)]
+    population.restore(snapshot)
+    play(population, 7 - epoch, by_host, start=epoch)
+    assert [differing(expected[host], print_of(population, host)) for host in range(2)] == [[], []]
+
+
+@TASKS
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5])
+def test_restoring_brings_everything_back(task, script, epoch):
+    population = life(task, [7], epochs=epoch, script={0: script})
+    before, snapshot = print_of(population), population.snapshot()
+    play(population, 7 - epoch, {0: script}, start=epoch)
+    population.restore(snapshot)
+    assert differing(before, print_of(population)) == []
+
+
+def test_a_snapshot_can_be_restored_twice():
+    population = life(IMAGES, [7], epochs=2)
+    snapshot = population.snapshot()
+    prints = []
+    for _ in range(2):
+        population.restore(snapshot)
+        play(population, 3, {0: GROWTH}, start=2)
+        prints.append(print_of(population))
+    assert differing(*prints) == []
+
+
+def test_a_snapshot_survives_another_turn_of_events():
+    """Restored after a life with other seeds in other places, it still says the same."""
+    population = life(IMAGES, [7], epochs=2)
+    snapshot = population.snapshot()
+    play(population, 5, {0: GROWTH}, start=2)
+    expected = print_of(population)
+    population.restore(snapshot)
+    play(population, 1, {0: {2: [(CULL, "r0c0"), (CULL, "r0c1")]}}, start=2)
+    play(population, 3, {0: {4: [(GERMINATE, "r0c1", "depthwise")]}}, start=3)
+    population.restore(snapshot)
+    play(population, 5, {0: GROWTH}, start=2)
+    assert differing(expected, print_of(population)) == []
+
+
+def test_a_snapshot_goes_on_right_after_a_cull():
+    """The culled seed comes back with its momentum, although the optimiser has forgotten it."""
+    population = life(IMAGES, [7], epochs=3, script={0: {0: GROWTH[0]}})
+    snapshot = population.snapshot()
+    play(population, 2)
+    expected = print_of(population)
+    population.restore(snapshot)
+    act(population, 0, CULL)
+    population.restore(snapshot)
+    play(population, 2)
+    assert differing(expected, print_of(population)) == []
+
+
+def test_a_snapshot_is_not_changed_by_what_follows():
+    population = life(IMAGES, [7], epochs=2)
+    (snapshot,) = population.snapshot()
+    before = deepcopy(snapshot["tensors"])
+    play(population, 2, {0: GROWTH}, start=2)
+    assert differing(before, snapshot["tensors"]) == []
+
+
+def test_restoring_one_population_needs_as_many_snapshots_as_hosts():
+    population = Population(BLOBS, [1, 2])
+    with pytest.raises(ValueError, match="shorter"):
+        population.restore(population.snapshot()[:1])
