@@ -1,13 +1,19 @@
 """The `esper` command: what it prints, how it exits, and that a mistake is one line without a traceback."""
 
+import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import esper
 from esper.cli import main
 from esper.leyline.errors import DataError
+from esper.runtime.fetch import SOURCES
+from esper.runtime.tasks import TASKS
 
 
 def call(capsys, *arguments):
@@ -44,21 +50,124 @@ def test_the_demo_grows_a_network_and_prints_the_comparison(capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = call(capsys, "demo", "--epochs", "8")
     assert code == 0
-    for part in ("host alone", "GERMINATE", "never", "heuristic", "test accuracy", "Next: esper.grow"):
+    for part in ("host alone", "GERMINATE", "never", "heuristic", "validation", "kept", "Next: esper.grow"):
         assert part in out
 
 
 def test_an_error_of_ours_is_one_line_on_stderr_and_exit_code_two(capsys, monkeypatch):
-    def fail():
+    def fail(root):
         raise DataError("the digits are gone. Put them back.")
 
-    monkeypatch.setattr("esper.runtime.data.load_digits", fail)
+    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], load=fail))
     code, out, err = call(capsys, "demo")
     assert (code, err) == (2, "esper: the digits are gone. Put them back.\n")
     assert "Traceback" not in out
 
 
 def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("esper.runtime.data.load_digits", lambda: 1 / 0)
+    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], load=lambda root: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         main(["demo"])
+
+
+# -- tasks and data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_text(tmp_path, monkeypatch):
+    """A data folder in which one of the data sets is, and one is broken."""
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare/input.txt").write_bytes(b"To be, or not to be. " * 1000)
+    (tmp_path / "TinyStories").mkdir()
+    for part in ("train", "valid"):
+        (tmp_path / f"TinyStories/TinyStories-{part}.txt").write_bytes(b"Once upon a time, and so on, short.")
+    return tmp_path
+
+
+def test_tasks_are_listed_with_their_sizes_and_whether_they_are_there(capsys, monkeypatch, a_text):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, err = call(capsys, "tasks", "--data-root", str(a_text))
+    assert (code, err) == (0, "")
+    lines = {name: next(line for line in out.splitlines() if line.strip().startswith(f"{name} ")) for name in TASKS}
+    assert lines["blobs"].split()[-1] == lines["shakespeare"].split()[-1] == "yes"
+    assert lines["cifar10"].split()[-1] == "no"
+    assert "6,418" in lines["cifar10"]
+    assert "278 +" in lines["shakespeare"]
+    assert lines["tinystories"].split()[-1] == "error"
+    assert "tinystories: 2 tokens hold no window of 65" in out
+    assert "esper data fetch NAME" in out
+
+
+def test_the_table_of_tasks_fits_a_narrow_terminal(capsys, monkeypatch, a_text):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call(capsys, "tasks", "--data-root", str(a_text))
+    for whole in (*TASKS, "tinyshakespeare,", "--data-root", "error"):
+        assert f" {whole}" in out
+
+
+def test_tasks_as_json_hold_the_same(capsys, monkeypatch, a_text):
+    monkeypatch.setenv("ESPER_DATA", str(a_text))
+    code, out, _ = call(capsys, "tasks", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert list(rows) == list(TASKS)
+    assert rows["shakespeare"] == {
+        "name": "shakespeare",
+        "summary": TASKS["shakespeare"].summary,
+        "train": 278,
+        "validation": 24,
+        "host_parameters": 136_448,
+        "source": TASKS["shakespeare"].source,
+        "is_there": True,
+        "problem": None,
+    }
+    assert (rows["cifar10"]["is_there"], rows["cifar10"]["train"], rows["cifar10"]["problem"]) == (False, None, None)
+    assert "tokens" in rows["tinystories"]["problem"]
+
+
+def test_fetching_an_unknown_data_set_names_the_nearest(capsys, tmp_path):
+    code, out, err = call(capsys, "data", "fetch", "cifar", "--data-root", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err.startswith("esper: unknown data set 'cifar'. Did you mean 'cifar10'? Known: blobs, cifar10,")
+    assert err.count("\n") == 1
+
+
+def test_fetching_what_is_always_there_says_so(capsys):
+    assert call(capsys, "data", "fetch", "digits") == (0, "digits needs no fetching: it comes with scikit-learn.\n", "")
+
+
+def test_fetching_without_a_folder_asks_for_one(capsys, monkeypatch):
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    code, out, err = call(capsys, "data", "fetch", "shakespeare")
+    assert (code, out) == (2, "")
+    assert "--data-root or ESPER_DATA" in err
+
+
+def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(capsys, monkeypatch, tmp_path):
+    nowhere = replace(SOURCES["shakespeare"][0], url="http://127.0.0.1:9/input.txt")
+    monkeypatch.setitem(SOURCES, "shakespeare", (nowhere,))
+    monkeypatch.setenv("no_proxy", "*")
+    code, out, err = call(capsys, "data", "fetch", "shakespeare", "--data-root", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert f"copy: http://127.0.0.1:9/input.txt to {tmp_path}/shakespeare/input.txt." in err
+    assert err.count("\n") == 1
+
+
+def test_the_command_line_loads_no_torch_before_it_needs_it():
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, esper.cli; print('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
+    page = Path(__file__).parents[1] / "docs" / "data.md"
+    monkeypatch.setitem(TASKS, "rings", None)  # so that the page's own entry goes with this test
+    exec(compile(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], str(page), "exec"), {})
+    assert re.findall(r"(\w+), seed (\d): \d+ parameters, test \d", capsys.readouterr().out) == [
+        ("never", "0"),
+        ("never", "1"),
+        ("heuristic", "0"),
+        ("heuristic", "1"),
+    ]

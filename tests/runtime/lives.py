@@ -14,13 +14,13 @@ GERMINATE, CULL, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleO
 QUICK = StageLengths(ramp=2, embargo=0, resetting=0)
 
 
-def image_splits(count=240, size=8, channels=1):
+def image_splits(count=240, size=8, channels=1, contrast=40):
     """Made-up pictures: noise, the second class a little brighter than the first."""
     draw = torch.Generator().manual_seed(5)
 
     def part(number):
         labels = torch.randint(2, (number,), generator=draw)
-        images = torch.randint(0, 180, (number, channels, size, size), generator=draw) + 40 * labels[:, None, None, None]
+        images = torch.randint(0, 180, (number, channels, size, size), generator=draw) + contrast * labels[:, None, None, None]
         return TensorSplit(images.to(torch.uint8), labels, scale=1 / 128, shift=-0.7)
 
     train, validation = carve(part(count), share=0.25)

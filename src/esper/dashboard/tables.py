@@ -34,10 +34,10 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
     table.add_column("what it is", min_width=16)
     table.add_column("train +\nvalidation", justify="right", no_wrap=True)
     table.add_column("host\nparameters", justify="right", no_wrap=True)
-    table.add_column("source", min_width=12)
-    table.add_column("is\nthere", min_width=6)
+    table.add_column("source", min_width=11)
+    table.add_column("is\nthere", no_wrap=True)
     for row in rows:
-        is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "broken"
+        is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "error"
         examples = "-" if row["train"] is None else f"{row['train']:,} +\n{row['validation']:,}"
         params = f"{row['host_parameters']:,}"
         table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)

@@ -54,30 +54,29 @@ def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_
         text += path.read_bytes()
         if len(text) >= size:
             break
-    return _text_splits(bytes(text[:size]), context)
+    return _text_splits(torch.frombuffer(text[:size], dtype=torch.uint8), context)
 
 
 def load_shakespeare(root: Path | None, context: int = 64) -> Splits:
     """tinyshakespeare from `root`/shakespeare/input.txt."""
-    return _text_splits(_require(root, "shakespeare/input.txt", "shakespeare").read_bytes(), context)
+    return _text_splits(_read_tokens(_require(root, "shakespeare/input.txt", "shakespeare")), context)
 
 
 def load_tinystories(root: Path | None, context: int = 64) -> Splits:
     """TinyStories from `root`/TinyStories; the official validation file is the test split here."""
-    train = _require(root, "TinyStories/TinyStories-train.txt", "tinystories").read_bytes()
-    test = _require(root, "TinyStories/TinyStories-valid.txt", "tinystories").read_bytes()
+    train = _read_tokens(_require(root, "TinyStories/TinyStories-train.txt", "tinystories"))
+    test = _read_tokens(_require(root, "TinyStories/TinyStories-valid.txt", "tinystories"))
     cut = int(len(train) * 0.95)
-    held_out = TokenSplit(_tokens(train[cut:]), context)
-    return Splits(TokenSplit(_tokens(train[:cut]), context), held_out, SealedSplit(TokenSplit(_tokens(test), context)))
+    held_out = TokenSplit(train[cut:], context)
+    return Splits(TokenSplit(train[:cut], context), held_out, SealedSplit(TokenSplit(test, context)))
 
 
-def _tokens(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+def _read_tokens(path: Path) -> Tensor:
+    return torch.from_numpy(np.fromfile(path, np.uint8))
 
 
-def _text_splits(text: bytes, context: int) -> Splits:
+def _text_splits(tokens: Tensor, context: int) -> Splits:
     """A text cut into 85 % train, 7.5 % validation and 7.5 % test, in this order."""
-    tokens = _tokens(text)
     first, second = int(len(tokens) * 0.85), int(len(tokens) * 0.925)
     parts = [TokenSplit(part, context) for part in (tokens[:first], tokens[first:second], tokens[second:])]
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
 from esper.runtime.splits import Split
 
 PHASES = ("training", "shadow", "validation", "counterfactual", "score")
@@ -79,6 +80,12 @@ def seed_flops(model: MorphogeneticModel, slot_id: str, *, live: bool) -> int:
         REGISTRY.get(slot.kind, name).cost(slot.feature_shape, getattr(seed, "gate", None) is not None).flops
         for name, seed in seeds
     )
+
+
+def incubation_flops(slot: SeedSlot) -> int:
+    """Forward FLOPs of a seed that trains in the shadow of the host."""
+    gated = getattr(slot.seed, "gate", None) is not None
+    return REGISTRY.get(slot.kind, str(slot.state.blueprint_id)).cost(slot.feature_shape, gated).flops
 
 
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.slot import SeedSlot
+from esper.leyline.stages import SeedStage
 from esper.runtime.host import HostRun
 from esper.runtime.splits import Split
 
@@ -26,14 +28,32 @@ def bypassed(slot: SeedSlot) -> Iterator[None]:
         slot.is_in_output = True
 
 
+@contextmanager
+def at_full_strength(slot: SeedSlot) -> Iterator[None]:
+    """The network with a TRAINING seed fully in."""
+    slot.is_shadowed = True
+    try:
+        yield
+    finally:
+        slot.is_shadowed = False
+
+
+def incubated_slots(run: HostRun) -> list[SeedSlot]:
+    """Slots whose seed trains in the shadow of the host."""
+    return [slot for slot in run.slots if slot.state.stage is SeedStage.TRAINING]
+
+
 def measured_slots(run: HostRun) -> list[SeedSlot]:
     """Slots whose live seed takes part in the output."""
     return [slot for slot in run.slots if slot.is_in_output and slot.state.alpha > 0]
 
 
 def measure(run: HostRun, split: Split) -> Tensor:
-    """[loss, accuracy, mean and standard error of each measured slot's contribution ...], on the device, float64."""
-    slots = measured_slots(run)
+    """[loss, accuracy, mean and standard error of each slot's gain ...], on the device, in float64.
+
+    First the contributions of measured slots, then what incubated seeds would gain at full strength.
+    """
+    slots, incubated = measured_slots(run), incubated_slots(run)
     count = len(split)
     losses, correct = [], []
     was_training = run.model.training
@@ -41,14 +61,15 @@ def measure(run: HostRun, split: Split) -> Tensor:
     with torch.no_grad():
         for rows in torch.arange(count, device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
-            passes = _passes(run, slots, inputs)
+            passes = chain(_passes(run, slots, inputs), _shadow_passes(run, incubated, inputs))
             scored = [run.task.score(outputs.float(), targets) for outputs in passes]
             losses.append(torch.stack([loss for loss, _ in scored]))
             correct.append(scored[0][1])
         together = torch.cat(losses, 1).double()  # [1 + slots, examples]
         result = torch.stack([together[0].mean(), torch.cat(correct).double().mean()])
-        if slots:
-            gains = together[1:] - together[:1]
+        if slots or incubated:
+            gains = together[1:] - together[:1]  # without the seed minus with it ...
+            gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
             evidence = torch.stack([gains.mean(1), gains.std(1) / count**0.5], 1)
             result = torch.cat([result, evidence.flatten()])
     run.model.train(was_training)
@@ -75,6 +96,12 @@ def _passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Ten
         for slot in slots:
             with bypassed(slot):
                 yield host.forward_from_segment(slot.slot_id, arrived[slot.slot_id])
+
+
+def _shadow_passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
+    for slot in slots:
+        with at_full_strength(slot):
+            yield run.model(inputs)
 
 
 def greedy_scores(run: HostRun) -> Tensor:

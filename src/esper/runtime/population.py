@@ -20,10 +20,10 @@ from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
 from esper.runtime.governor import Governor
 from esper.runtime.host import AMP_TYPES, EpochReading, HostRun, prime_state
-from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, network_flops
-from esper.runtime.measuring import SCORE_EXAMPLES, measured_slots
+from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
+from esper.runtime.measuring import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.splits import Splits
-from esper.runtime.tasks import Task, check_split
+from esper.runtime.tasks import Task, check_fit
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Population:
         self.task, self.amp = task, amp
         self.executor = choose_executor(executor, parsed, amp=amp, incubates=task.lengths.training > 0)
         splits = splits or task.load(data_root)
-        check_split(task, splits.train)
+        check_fit(task, splits)
         self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
         self.flops = HostFlops(task.build_host, self._splits[self.placed[0]].train)
         self.runs: list[HostRun] = []
@@ -104,6 +104,9 @@ class Population:
             flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
             run.ledger.charge("training", run.examples, flops)
             run.ledger.charge("score", min(SCORE_EXAMPLES, run.examples), flops)
+            if incubated := incubated_slots(run):
+                seeds = sum(incubation_flops(slot) for slot in incubated)
+                run.ledger.charge("shadow", run.examples, flops + (1 + BACKWARD) * seeds)
             run.ledger.spend("training", seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return self.readings()
@@ -125,10 +128,18 @@ class Population:
             if problem is not None:
                 rollbacks.append(Rollback(host, problem, tuple(self.governors[host].roll_back())))
                 continue
-            for slot, (mean, error) in zip(measured_slots(run), zip(row[2::2], row[3::2], strict=True), strict=True):
-                slot.assign(slot.state.measured(Measurement(mean, error, len(run.splits.validation))))
+            self._take_evidence(run, row[2:])
             self.governors[host].keep()
         return rollbacks
+
+    def _take_evidence(self, run: HostRun, row: list[float]) -> None:
+        count = len(run.splits.validation)
+        found = [Measurement(mean, error, count) for mean, error in zip(row[::2], row[1::2], strict=True)]
+        measured = measured_slots(run)
+        for slot, gain in zip(measured, found[: len(measured)], strict=True):
+            slot.assign(slot.state.measured(gain))
+        for slot, gain in zip(incubated_slots(run), found[len(measured) :], strict=True):
+            slot.assign(slot.state.incubated(gain))
 
     def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
         count = len(run.splits.validation)
@@ -137,6 +148,8 @@ class Population:
         run.ledger.charge("validation", count, whole)
         for flops in extra:
             run.ledger.charge("counterfactual", count, flops)
+        for slot in incubated_slots(run):
+            run.ledger.charge("shadow", count, whole + incubation_flops(slot))
         share = sum(extra) / (whole + sum(extra))
         run.ledger.spend("validation", seconds * (1 - share))
         run.ledger.spend("counterfactual", seconds * share)

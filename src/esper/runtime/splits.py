@@ -85,7 +85,7 @@ class TokenSplit:
             raise DataError(f"{len(self.tokens)} tokens hold no window of {self.context + 1}; use a longer text.")
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.context
+        return max(0, (len(self.tokens) - 1) // self.context)
 
     def to(self, device: torch.device | str) -> "TokenSplit":
         return TokenSplit(self.tokens.to(device), self.context)

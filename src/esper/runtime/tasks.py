@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
-from esper.leyline.errors import DataError, SettingError, UnknownNameError
+from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime import data
-from esper.runtime.splits import SealedSplit, Split, Splits, TensorSplit, carve
+from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
 Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(outputs, targets) -> loss and correctness of each example"""
@@ -121,27 +121,49 @@ def task_from_datasets(
 
 
 def stack_examples(examples: "torch.utils.data.Dataset[tuple[Tensor, int]]", classes: int, what: str) -> TensorSplit:
-    """All examples of a data set as two tensors; shapes that differ and labels out of range are refused."""
+    """All examples of a data set as two tensors; anything that is not (tensor, whole label in range) is refused."""
     pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
     if not pairs:
         raise DataError(f"{what} is empty.")
-    shapes = {tuple(torch.as_tensor(inputs).shape) for inputs, _ in pairs}
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise DataError(f"{what}: an example is {type(pairs[0]).__name__}, but each must be a pair (tensor, label).")
+    inputs = [torch.as_tensor(example) for example, _ in pairs]
+    shapes = {tuple(example.shape) for example in inputs}
     if len(shapes) > 1:
         raise DataError(f"{what}: examples have different shapes {sorted(shapes)[:3]}; make them equal.")
-    targets = torch.as_tensor([int(label) for _, label in pairs])
-    if targets.min() < 0 or targets.max() >= classes:
+    stacked, targets = torch.stack(inputs), torch.as_tensor([float(label) for _, label in pairs], dtype=torch.double)
+    if not torch.isfinite(stacked).all():
+        raise DataError(f"{what}: some examples hold NaN or Inf; clean them first.")
+    if (targets != targets.round()).any() or targets.min() < 0 or targets.max() >= classes:
         raise DataError(
-            f"{what}: labels run from {int(targets.min())} to {int(targets.max())}, but classes={classes} allows 0 to "
-            f"{classes - 1}."
+            f"{what}: labels run from {targets.min():g} to {targets.max():g}, but classes={classes} allows whole "
+            f"numbers from 0 to {classes - 1}."
         )
-    return TensorSplit(torch.stack([torch.as_tensor(inputs) for inputs, _ in pairs]), targets)
+    return TensorSplit(stacked, targets.long())
 
 
-def check_split(task: Task, split: Split) -> None:
-    if task.batch > len(split):
+def check_fit(task: Task, splits: Splits) -> None:
+    """What would fail in the middle of an epoch fails here: a batch larger than the split, outputs that do not fit."""
+    if task.batch > len(splits.train):
         raise SettingError(
-            f"task {task.name}: a batch of {task.batch} is larger than its training split of {len(split)} examples; "
-            "lower the batch."
+            f"task {task.name}: a batch of {task.batch} is larger than its training split of {len(splits.train)} "
+            "examples; lower the batch."
+        )
+    if task.score is not cross_entropy_scores:
+        return
+    with torch.device("meta"):
+        host = task.build_host()
+    try:
+        outputs = host.eval()(splits.train.example().to("meta"))
+    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        shape = tuple(splits.train.example().shape[1:])
+        raise HostError(
+            f"the host of task {task.name} does not run on examples of shape {shape}: {problem}"
+        ) from problem
+    needed = round(1 / task.chance)
+    if outputs.shape[-1] < needed:
+        raise HostError(
+            f"the host of task {task.name} has {outputs.shape[-1]} outputs for {needed} classes; give its head {needed}."
         )
 
 
@@ -149,82 +171,66 @@ def _text_host() -> ChainHost:
     return build_transformer_host(vocabulary=256, width=64, layers=2, heads=4, context=64, slots=2)
 
 
-def _register_built_ins() -> None:
-    seq = ("lora", "mlp_small", "mlp", "attention", "norm")
-    text: dict[str, Any] = {
-        "chance": 1 / 256,
-        "optimizer": "adamw",
-        "lr": 2e-3,
-        "weight_decay": 0.01,
-        "batch": 64,
-        "blueprints": seq,
-    }
+_OFFICIAL = "official files under --data-root"
+
+
+def _always_there() -> tuple[Task, Task]:
+    digits = Task(
+        "digits",
+        "8 x 8 handwritten digits, 2-block CNN",
+        "scikit-learn",
+        data.load_digits,
+        lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8),
+        chance=0.1,
+        batch=64,
+        life=40,
+    )
+    blobs = Task(
+        "blobs",
+        "sign of x * y in a square: a linear host cannot, one MLP seed can",
+        "generated",
+        data.load_blobs,
+        _linear_host,
+        chance=0.5,
+        batch=32,
+        life=16,
+        blueprints=("lora", "mlp"),
+        budget=16.0,
+    )
+    return digits, blobs
+
+
+def _texts() -> list[Task]:
+    text: dict[str, Any] = {"chance": 1 / 256, "optimizer": "adamw", "lr": 2e-3, "weight_decay": 0.01, "batch": 64}
     text |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "scale_at_birth": 0.0}
-    images: dict[str, Any] = {"chance": 0.1, "batch": 256, "lr": 0.2}
-    official = "official files under --data-root"
-    for task in (
-        Task(
-            "digits",
-            "8 x 8 handwritten digits, 2-block CNN",
-            "scikit-learn",
-            data.load_digits,
-            lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8),
-            chance=0.1,
-            batch=64,
-            life=40,
-        ),
-        Task(
-            "blobs",
-            "sign of x * y in a square: a linear host cannot, one MLP seed can",
-            "generated",
-            data.load_blobs,
-            _linear_host,
-            chance=0.5,
-            batch=64,
-            lr=0.05,
-            life=16,
-            blueprints=("lora", "mlp"),
-            budget=16.0,
-            scale_at_birth=0.0,
-        ),
-        Task(
-            "python_text",
-            "source of the standard library, bytes",
-            "this Python",
-            data.load_python_text,
-            _text_host,
-            **text,
-        ),
-        Task("shakespeare", "tinyshakespeare, bytes", official, data.load_shakespeare, _text_host, **text),
-        Task("tinystories", "TinyStories, bytes", official, data.load_tinystories, _text_host, **text),
-        Task(
-            "fashion_mnist",
-            "28 x 28 articles of clothing, 3-block CNN",
-            official,
-            data.load_fashion_mnist,
-            lambda: build_cnn_host(in_channels=1, image_size=28),
-            **images,
-        ),
-        Task(
-            "cifar10",
-            "32 x 32 photographs, 3-block CNN",
-            official,
-            data.load_cifar10,
-            build_cnn_host,
-            augment=True,
-            **images,
-        ),
-        Task(
-            "cifar10_deep",
-            "32 x 32 photographs, 5-block CNN",
-            official,
-            data.load_cifar10,
-            lambda: build_cnn_host(blocks=5),
-            augment=True,
-            **images,
-        ),
-    ):
-        register(task)
+    text |= {"blueprints": ("lora", "mlp_small", "mlp", "attention", "norm")}
+    return [
+        Task(name, summary, source, load, _text_host, **text)
+        for name, summary, source, load in (
+            ("python_text", "source of the standard library, bytes", "this Python", data.load_python_text),
+            ("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare),
+            ("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories),
+        )
+    ]
+
+
+def _images() -> list[Task]:
+    image: dict[str, Any] = {"chance": 0.1, "batch": 256, "lr": 0.2}
+    photo: dict[str, Any] = {**image, "augment": True}
+    clothes, photos = "28 x 28 articles of clothing, 3-block CNN", "32 x 32 photographs"
+    return [
+        Task("fashion_mnist", clothes, _OFFICIAL, data.load_fashion_mnist, _fashion_host, **image),
+        Task("cifar10", f"{photos}, 3-block CNN", _OFFICIAL, data.load_cifar10, build_cnn_host, **photo),
+        Task("cifar10_deep", f"{photos}, 5-block CNN", _OFFICIAL, data.load_cifar10, _deep_host, **photo),
+    ]
+
+
+def _fashion_host() -> ChainHost:
+    return build_cnn_host(in_channels=1, image_size=28)
+
+
+def _deep_host() -> ChainHost:
+    return build_cnn_host(blocks=5)
 
 
 def _linear_host() -> ChainHost:
@@ -236,4 +242,5 @@ def _linear_host() -> ChainHost:
     return host
 
 
-_register_built_ins()
+for _task in (*_always_there(), *_texts(), *_images()):
+    register(_task)

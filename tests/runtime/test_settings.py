@@ -1,0 +1,129 @@
+"""Devices, executors and precision: what is impossible is refused by name before any work."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.leyline.errors import DeviceError, EsperError, SettingError
+from esper.leyline.lifecycle import StageLengths
+from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.runtime.executors import EagerExecutor, choose_executor
+from esper.runtime.population import Population, memory_errors
+from runtime.lives import BLOBS
+
+CUDA = [torch.device("cuda:0")]
+
+
+def refuse_to_load(root):
+    raise AssertionError("the data were read although the setting is impossible")
+
+
+NO_WORK = replace(BLOBS, load=refuse_to_load)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (["mps"], "mps is not supported"),
+        (["mps:0"], "mps is not supported"),
+        (["cuda:99"], "'cuda:99' is not there"),
+        (["tpu"], "'tpu' is not a device"),
+        (["cpu", "gpu0"], "'gpu0' is not a device"),
+        (["meta"], "'meta' is not supported"),
+        (["cuda:300"], "cuda:300"),
+        ([], "no device was named"),
+        ([""], "no device was named"),
+        ([","], "no device was named"),
+    ],
+    ids=str,
+)
+def test_an_impossible_device_is_refused_before_any_work(devices, words):
+    with pytest.raises(DeviceError, match=words):
+        Population(NO_WORK, [1], devices)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_is_refused(name):
+    with pytest.raises(DeviceError, match="has 0 CUDA devices"):
+        Population(NO_WORK, [1], [name])
+
+
+@pytest.mark.parametrize("names", [["cpu cpu"], ["cpu,cpu"], ["cpu", "cpu"], ["cpu, cpu"]])
+def test_lists_of_devices_take_spaces_or_commas(names):
+    assert parse_devices(names) == [torch.device("cpu")] * 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices", "placed"), [(4, 2, [0, 0, 1, 1]), (5, 2, [0, 0, 0, 1, 1]), (3, 3, [0, 1, 2]), (2, 4, [0, 2])]
+)
+def test_hosts_are_mapped_in_equal_contiguous_shares(hosts, devices, placed):
+    named = [torch.device("cuda", index) for index in range(devices)]
+    assert [device.index for device in map_hosts(hosts, named)] == placed
+
+
+def test_no_hosts_are_refused():
+    with pytest.raises(EsperError, match="at least one"):
+        Population(NO_WORK, [])
+
+
+def test_the_map_says_how_many_hosts_are_where():
+    placed = map_hosts(5, [torch.device("cuda:0"), torch.device("cuda:1")])
+    assert describe_map(placed) == "cuda:0: 3 hosts, cuda:1: 2 hosts"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"amp": "fp8"}, r"unknown amp 'fp8'.*off, bf16, fp16"),
+        ({"amp": "fp16"}, "fp16"),
+        ({"executor": "fast"}, r"unknown executor 'fast'.*auto, eager, graphed"),
+        ({"executor": "graphed"}, "needs CUDA devices, got cpu"),
+    ],
+    ids=str,
+)
+def test_an_impossible_setting_is_refused_before_any_work(options, words):
+    with pytest.raises(SettingError, match=words):
+        Population(NO_WORK, [1], ["cpu"], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"amp": "fp16", "incubates": False}, "fp16 with its scaler"), ({"amp": "off", "incubates": True}, "shadow pass")],
+)
+def test_what_needs_the_eager_executor_is_refused_on_the_graphed_one(options, words):
+    with pytest.raises(SettingError, match=words):
+        choose_executor("graphed", CUDA, **options)
+
+
+@pytest.mark.parametrize(("amp", "incubates"), [("fp16", False), ("off", True)])
+def test_auto_falls_back_to_eager_where_something_needs_it(amp, incubates):
+    assert isinstance(choose_executor("auto", CUDA, amp=amp, incubates=incubates), EagerExecutor)
+
+
+def test_auto_is_eager_on_the_cpu():
+    assert isinstance(Population(BLOBS, [1]).executor, EagerExecutor)
+
+
+def test_bf16_trains_on_the_cpu():
+    population = Population(BLOBS, [1], amp="bf16")
+    exact = Population(BLOBS, [1])
+    (reading,), (reference,) = population.train_epoch(), exact.train_epoch()
+    assert reading.train_loss != reference.train_loss
+    assert reading.train_loss == pytest.approx(reference.train_loss, rel=0.05)
+
+
+def test_running_out_of_memory_names_the_knobs_to_lower():
+    with pytest.raises(DeviceError, match=r"number of hosts \(seeds\) or the task's batch"), memory_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def test_other_errors_are_not_taken_for_memory():
+    with pytest.raises(KeyError), memory_errors():
+        raise KeyError("x")
+
+
+def test_incubating_tasks_run_on_the_eager_executor():
+    task = replace(BLOBS, lengths=StageLengths(training=1))
+    assert isinstance(Population(task, [1]).executor, EagerExecutor)
