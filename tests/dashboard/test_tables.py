@@ -17,8 +17,8 @@ def rendered(results):
 def test_a_table_has_one_row_per_arm_with_its_costs_and_scores():
     text = rendered(
         [
-            ArmFinished("never", 0, 8, 1402, 1402, 0.5, 0.4219, 1.5, 3.25, 0, 0, 0),
-            ArmFinished("heuristic", 0, 8, 1402, 3127, 0.625, 0.75, 1.5, 4.0, 4, 2, 1),
+            ArmFinished("never", 0, 8, 1402, 1402, 0.5, 0.4219, 1.5, 10**9, 3.25, 0, 0, 0),
+            ArmFinished("heuristic", 0, 8, 1402, 3127, 0.625, 0.75, 1.5, 10**9, 4.0, 4, 2, 1),
         ]
     )
     never, heuristic = (next(line for line in text.splitlines() if arm in line) for arm in ("never", "heuristic"))
@@ -30,4 +30,4 @@ def test_a_table_has_one_row_per_arm_with_its_costs_and_scores():
 
 
 def test_an_empty_comparison_is_an_empty_table():
-    assert "validation accuracy" in rendered([])
+    assert "validation" in rendered([])

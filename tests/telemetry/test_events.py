@@ -20,7 +20,7 @@ from esper.telemetry.events import (
 )
 
 EVENTS = [
-    ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 3.0, 1, 2, 3),
+    ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 10**9, 3.0, 1, 2, 3),
     EpochMeasured(0, 3, 0.5, 1234),
     ContributionMeasured(0, 3, "r0c0", 0.25, 0.125, 40),
     ActionTaken(0, 3, "GERMINATE", "r0c0", "norm", "linear"),

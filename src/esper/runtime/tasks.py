@@ -149,21 +149,19 @@ def check_fit(task: Task, splits: Splits) -> None:
             f"task {task.name}: a batch of {task.batch} is larger than its training split of {len(splits.train)} "
             "examples; lower the batch."
         )
-    if task.score is not cross_entropy_scores:
-        return
     with torch.device("meta"):
         host = task.build_host()
+    example = splits.train.example().to("meta")
     try:
-        outputs = host.eval()(splits.train.example().to("meta"))
+        outputs = host.eval()(example)
     except (RuntimeError, ValueError, TypeError, IndexError) as problem:
-        shape = tuple(splits.train.example().shape[1:])
         raise HostError(
-            f"the host of task {task.name} does not run on examples of shape {shape}: {problem}"
+            f"task {task.name}: the host does not run on examples of shape {tuple(example.shape[1:])}: {problem}"
         ) from problem
     needed = round(1 / task.chance)
-    if outputs.shape[-1] < needed:
+    if task.score is cross_entropy_scores and outputs.shape[-1] < needed:
         raise HostError(
-            f"the host of task {task.name} has {outputs.shape[-1]} outputs for {needed} classes; give its head {needed}."
+            f"task {task.name}: the host has {outputs.shape[-1]} outputs for {needed} classes; give its head {needed}."
         )
 
 
