@@ -14,6 +14,7 @@ import resource
 import statistics
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,8 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.hosts import ChainHost, build_cnn_host
 from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.runtime.executors import GraphedExecutor
+from esper.runtime.measuring import greedy_scores
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
 from esper.runtime.tasks import Task, get_task
@@ -48,7 +51,19 @@ def generated(count: int, held_out: int) -> Splits:
 def task_for(batch: int, examples: int, slots: int = 3) -> Task:
     """The cifar10 task at a benchmark's sizes."""
     task = replace(get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, life=1000)
-    return task if slots == 3 else replace(task, build_host=lambda: build_cnn_host(blocks=slots, base_channels=4))
+    return task if slots == 3 else replace(task, build_host=lambda: flat_host(slots))
+
+
+def flat_host(slots: int) -> ChainHost:
+    """Blocks of equal cost, so that cost by number of slots can be read off."""
+    widths = [3] + [16] * slots
+    blocks = [
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+        for a, b in pairwise(widths)
+    ]
+    blocks[0].append(nn.MaxPool2d(2))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return ChainHost(blocks, head, torch.zeros(2, 3, 32, 32))
 
 
 def plant(population: Population, blueprint: str) -> None:
@@ -64,7 +79,6 @@ def warm_up(population: Population, examples: int) -> None:
     """A few steps that capture and allocate; the epoch that is timed starts afresh."""
     whole = population.runs[0].examples
     for run in population.runs:
-        run.begin_epoch()
         run.examples = run.plan.examples = examples
     population.executor.train(population.runs)
     for run in population.runs:
@@ -92,8 +106,6 @@ def time_training(
     if seeds:
         plant(population, "conv_light")
     warm_up(population, 3 * batch)
-    for run in population.runs:
-        run.begin_epoch()
     synchronize(options.device)
     started = time.perf_counter()
     population.executor.train(population.runs)
@@ -138,11 +150,7 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:
             slot.assign(replace(slot.state, epochs_in_stage=1))  # probation does not end while we measure
     steady = statistics.median(times[2:])
-    synchronize(options.device)
-    started = time.perf_counter()
-    population.executor.scores(population.runs)
-    synchronize(options.device)
-    score = time.perf_counter() - started
+    score = time_scores(population, options.device)
     return {
         "device": options.device,
         "executor": executor,
@@ -154,6 +162,21 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         "score_share": score / steady,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if options.device.startswith("cuda") else None,
     }
+
+
+def time_scores(population: Population, device: str) -> float:
+    """Seconds that the greedy scores of all hosts take, on the executor's own graphs where it has them."""
+    executor = population.executor
+    synchronize(device)
+    started = time.perf_counter()
+    for run in population.runs:
+        if isinstance(executor, GraphedExecutor):
+            with torch.cuda.stream(executor._stream(run)):
+                executor._graphs[id(run)][1]["score"].graph.replay()
+        else:
+            greedy_scores(run)
+    synchronize(device)
+    return time.perf_counter() - started
 
 
 def time_plain(options: argparse.Namespace, hosts: int, batch: int) -> float:
@@ -206,6 +229,7 @@ def grid(options: argparse.Namespace) -> list[dict]:
         for seeds in (0, 3):
             for hosts in options.hosts:
                 for executor in executors:
+                    options.steps = 40 if executor == "eager" and hosts > 16 else options.full_steps
                     rows.append(time_training(options, executor, hosts, batch, seeds))
                     print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -213,7 +237,7 @@ def grid(options: argparse.Namespace) -> list[dict]:
 
 def by_slots(options: argparse.Namespace) -> list[dict]:
     executor = "graphed" if options.device.startswith("cuda") else "eager"
-    return [time_training(options, executor, options.hosts[0], 128, slots, slots) for slots in range(1, 9)]
+    return [time_training(options, executor, options.hosts[0], 128, slots, slots) for slots in (1, 2, 4, 6, 8)]
 
 
 def show(rows: list[dict]) -> None:
@@ -239,6 +263,7 @@ def main() -> None:
     parser.add_argument("--against-plain", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    options.full_steps = options.steps
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True

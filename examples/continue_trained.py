@@ -27,10 +27,10 @@ def train(garden, data, epochs, seed):
     return garden.harvest()
 
 
-def main(fashion_mnist, device, seeds, before, more, budget):
+def main(fashion_mnist, device, first_seed, seeds, before, more, budget):
     data = (load_fashion_mnist(Path(fashion_mnist)) if fashion_mnist else load_digits()).to(device)
     (_, channels, size, _), test, rows = data.train.inputs.shape, data.test.open_for_final_report(), []
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + seeds):
         torch.manual_seed(seed)
         host = build_cnn_host(blocks=2 if size < 16 else 3, in_channels=channels, image_size=size).to(device)
         wrap = {"slots": "sites.*", "example": data.train.example(), "budget": budget}
@@ -52,7 +52,8 @@ def main(fashion_mnist, device, seeds, before, more, budget):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)  # --fashion-mnist takes the folder of the official files
-    defaults = {"fashion-mnist": "", "device": "cpu", "seeds": 2, "before": 20, "more": 10, "budget": 3.0}
+    defaults = {"fashion-mnist": "", "device": "cpu", "first-seed": 0, "seeds": 2}
+    defaults |= {"before": 20, "more": 10, "budget": 3.0}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     main(**vars(parser.parse_args()))

@@ -31,7 +31,7 @@ IMAGES = replace(
     get_task("digits"), load=lambda root: image_splits(), batch=32, epoch_examples=80, lengths=QUICK, life=12, augment=True
 )
 """Two slots, batch norm, augmentation, a last batch of 16."""
-BLOBS = replace(get_task("blobs"), lengths=QUICK)
+BLOBS = replace(get_task("blobs"), batch=64, lr=0.05, scale_at_birth=0.0, lengths=QUICK)
 
 GROWTH = {
     0: [(GERMINATE, "r0c0", "conv_light", "gated")],

@@ -215,9 +215,10 @@ def test_an_incubated_seed_is_judged_by_its_held_out_gain():
 
 def test_shadow_passes_are_in_the_ledger():
     population = life(INCUBATED, [3], epochs=3, script=PLANTED)
-    cost = population.runs[0].ledger.phases["shadow"]
-    assert cost.examples == 2 * population.runs[0].examples
-    assert cost.flops > 0
+    run = population.runs[0]
+    cost = run.ledger.phases["shadow"]
+    assert cost.examples == 2 * (run.examples + len(run.splits.validation))
+    assert cost.flops > 2 * 3 * run.examples * run.flops.whole
 
 
 def test_incubation_is_eager():

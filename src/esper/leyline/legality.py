@@ -55,8 +55,24 @@ def is_legal(action: FactoredAction, view: GrowthView) -> bool:
     return refusal(action, view) is None
 
 
-def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
-    slot, blueprint, blend = action.slot_id, action.blueprint_id, action.blend_algorithm_id
+def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
+    """(blueprint, blend) indices that may be germinated in a slot now: `is_legal` for all of them at once."""
+    if _refuse_place(view.reports[slot_id], view) is not None:
+        return []
+    return [
+        (number, way)
+        for number, blueprint in enumerate(view.space.blueprint_ids)
+        for way, blend in enumerate(view.space.blends)
+        if blueprint is not None and _has_room(view.costs.get((slot_id, blueprint, blend)), view)
+    ]
+
+
+def _has_room(cost: int | None, view: GrowthView) -> bool:
+    return cost is not None and (view.budget is None or view.params_used + cost <= view.budget)
+
+
+def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
+    slot = report.slot_id
     if report.stage is not SeedStage.DORMANT:
         return SlotOccupiedError(
             f"slot {slot} is {report.stage.name}. A seed can be germinated only where the slot is DORMANT; "
@@ -67,6 +83,14 @@ def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: Gro
             f"{view.seeds_used} seeds and fossils exist and max_seeds is {view.max_seeds}. "
             "Cull a live seed first, or raise max_seeds."
         )
+    return None
+
+
+def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
+    slot, blueprint, blend = action.slot_id, action.blueprint_id, action.blend_algorithm_id
+    problem = _refuse_place(report, view)
+    if problem is not None:
+        return problem
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
     if cost is None:
         fitting = sorted({b for s, b, _ in view.costs if s == slot})
@@ -74,7 +98,7 @@ def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: Gro
             f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of shape "
             f"{report.feature_shape}. Fitting here: {', '.join(fitting) or 'none'}."
         )
-    if view.budget is not None and view.params_used + cost > view.budget:
+    if not _has_room(cost, view):
         return BudgetExceededError(
             f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but {view.params_used:,} of "
             f"{view.budget:,} are used. Choose a smaller blueprint, cull a seed, or raise the budget."

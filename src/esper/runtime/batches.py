@@ -48,17 +48,19 @@ class EpochPlan:
 
     def __init__(self, split: Split, stream: ExampleStream, examples: int, augment: bool, device: torch.device):
         self.split, self.stream, self.examples, self.augment = split, stream, examples, augment
-        self.rows = torch.zeros(examples, dtype=torch.long, device=device)
-        self.offsets = torch.zeros((3, examples), dtype=torch.long, device=device) if augment else None
+        self._drawn = torch.zeros((4 if augment else 1, examples), dtype=torch.long, pin_memory=device.type == "cuda")
+        self._placed = self._drawn.to(device, copy=True)
+        self.rows = self._placed[0]
+        self.offsets = self._placed[1:] if augment else None
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self._steps = torch.arange(examples, device=device)
 
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
-        self.rows.copy_(self.stream.draw(self.examples), non_blocking=True)
+        self._drawn[0, : self.examples] = self.stream.draw(self.examples)
         if self.offsets is not None:
-            drawn = self.split.draw_offsets(self.examples, self.stream.generator)
-            self.offsets.copy_(drawn, non_blocking=True)
+            self._drawn[1:, : self.examples] = self.split.draw_offsets(self.examples, self.stream.generator)
+        self._placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 
     def next_batch(self, size: int) -> tuple[Tensor, Tensor]:

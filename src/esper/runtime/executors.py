@@ -17,11 +17,11 @@ from esper.runtime.splits import Split
 class Executor(Protocol):
     """Trains and measures hosts; results stay on the devices until the caller reads them."""
 
-    def train(self, runs: Sequence[HostRun]) -> None: ...
+    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
+        """One epoch of every host; returns the greedy scores of its slots, read off before the first step."""
+        ...
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
-
-    def scores(self, runs: Sequence[HostRun]) -> list[Tensor]: ...
 
     def forget(self, run: HostRun) -> None: ...
 
@@ -29,18 +29,19 @@ class Executor(Protocol):
 class EagerExecutor:
     """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit."""
 
-    def train(self, runs: Sequence[HostRun]) -> None:
+    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
+        for run in runs:
+            run.begin_epoch()
+        scores = [greedy_scores(run) for run in runs]
         for device in dict.fromkeys(run.device for run in runs):
             own = [run for run in runs if run.device == device]
             for inputs, targets in SharedBatchIterator([run.plan for run in own], own[0].task.batch):
                 for index, run in enumerate(own):
                     run.learn(inputs[index], targets[index])
+        return scores
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
-
-    def scores(self, runs: Sequence[HostRun]) -> list[Tensor]:
-        return [greedy_scores(run) for run in runs]
 
     def forget(self, run: HostRun) -> None:
         """Nothing is remembered."""
@@ -75,27 +76,41 @@ class GraphedExecutor:
         self._graphs: dict[int, tuple[tuple[Any, ...], dict[str, _Captured]]] = {}
         self._warmed: set[Any] = set()
 
-    def train(self, runs: Sequence[HostRun]) -> None:
-        batch, examples = runs[0].task.batch, runs[0].examples
-        full, rest = divmod(examples, batch)
-        whole = [self._captured(run, f"train {batch}", _train_call(run, batch)) for run in runs] if full else []
-        last = [self._captured(run, f"train {rest}", _train_call(run, rest)) for run in runs] if rest else []
-        self._fork(runs)
-        for _ in range(full):
-            self._replay(runs, whole)
-        if rest:
-            self._replay(runs, last)
+    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
+        """Host by host, so that drawing one host's examples overlaps with the steps of those before it."""
+        scores = []
+        for run in runs:
+            run.begin_epoch()
+            full, rest = divmod(run.examples, run.task.batch)
+            score = self._captured(run, "score", partial(greedy_scores, run))
+            whole = self._captured(run, f"train {run.task.batch}", _train_call(run, run.task.batch)) if full else None
+            last = self._captured(run, f"train {rest}", _train_call(run, rest)) if rest else None
+            stream = self._stream(run)
+            stream.wait_stream(torch.cuda.current_stream(run.device))
+            with torch.cuda.stream(stream):
+                score.graph.replay()
+                for _ in range(full):
+                    assert whole is not None
+                    whole.graph.replay()
+                if last is not None:
+                    last.graph.replay()
+            assert score.result is not None
+            scores.append(score.result)
         self._join(runs)
+        return scores
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         calls = [
             self._captured(run, "measure", partial(measure, run, split))
             for run, split in zip(runs, splits, strict=True)
         ]
-        return self._run_once(runs, calls)
-
-    def scores(self, runs: Sequence[HostRun]) -> list[Tensor]:
-        return self._run_once(runs, [self._captured(run, "score", partial(greedy_scores, run)) for run in runs])
+        for run, call in zip(runs, calls, strict=True):
+            stream = self._stream(run)
+            stream.wait_stream(torch.cuda.current_stream(run.device))
+            with torch.cuda.stream(stream):
+                call.graph.replay()
+        self._join(runs)
+        return [call.result for call in calls if call.result is not None]
 
     def forget(self, run: HostRun) -> None:
         """Drop the graphs of a host that was built anew."""
@@ -119,24 +134,6 @@ class GraphedExecutor:
         if id(run) not in self._streams:
             self._streams[id(run)] = torch.cuda.Stream(run.device)
         return self._streams[id(run)]
-
-    def _run_once(self, runs: Sequence[HostRun], calls: Sequence[_Captured]) -> list[Tensor]:
-        self._fork(runs)
-        self._replay(runs, calls)
-        self._join(runs)
-        results = [call.result for call in calls]
-        assert all(result is not None for result in results)
-        return results  # type: ignore[return-value]
-
-    def _replay(self, runs: Sequence[HostRun], calls: Sequence[_Captured]) -> None:
-        for run, call in zip(runs, calls, strict=True):
-            with torch.cuda.stream(self._stream(run)):
-                call.graph.replay()
-
-    def _fork(self, runs: Sequence[HostRun]) -> None:
-        """What the default stream has prepared comes before what the hosts' streams do."""
-        for run in runs:
-            self._stream(run).wait_stream(torch.cuda.current_stream(run.device))
 
     def _join(self, runs: Sequence[HostRun]) -> None:
         for run in runs:

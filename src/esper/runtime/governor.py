@@ -29,6 +29,15 @@ class Governor:
         self._good: dict[str, Any] = {}
         self.keep()
 
+    def state(self) -> tuple[float, float, int, int]:
+        return self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks
+
+    def load(self, state: tuple[float, float, int, int]) -> None:
+        """Expect what was expected then; the present, which was just restored, counts as good."""
+        self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks = state
+        self._topology = None
+        self.keep()
+
     def judge(self, reading: EpochReading) -> str | None:
         """What is wrong with this epoch, or None; healthy epochs update what is expected of the next."""
         loss, accuracy = reading.held_out_loss, reading.held_out_accuracy

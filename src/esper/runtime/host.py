@@ -58,7 +58,8 @@ class HostRun:
         )
         self.optimizer = build_optimizer(task, self.model, device)
         self.link = self.model.attach(self.optimizer, follows_rates=False)
-        prime_state(self.optimizer, self.model.parameters())
+        self.state_version = 0
+        self.prime()
         self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
         count = len(splits.train)
         self.examples = task.epoch_examples or count
@@ -74,7 +75,8 @@ class HostRun:
 
     def topology(self) -> tuple[Any, ...]:
         """Changes exactly when a captured graph of this host would be wrong."""
-        return tuple((id(s.seed), s.is_in_output, *(id(fossil) for fossil in s.fossils)) for s in self.slots)
+        modules = tuple((id(s.seed), s.is_in_output, *(id(fossil) for fossil in s.fossils)) for s in self.slots)
+        return self.state_version, *modules
 
     def begin_epoch(self) -> None:
         """Learning rates and examples of the next epoch go to the device."""
@@ -125,6 +127,8 @@ class HostRun:
         for slot in self.slots:
             own = [] if slot.seed is None else [p for p in slot.seed.parameters() if p.grad is not None]
             norms.append(nn.utils.clip_grad_norm_(own, self.task.clip_norm) if own else self.sums.new_zeros(()))
+        if self.scaler is not None:  # an overflow skips its step, so it is no reading of the host
+            norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
 
     def end_epoch(self, sums: list[float], steps: int) -> None:
@@ -152,6 +156,7 @@ class HostRun:
         return {
             "slots": [(list(s.fossils), list(s.fossil_names), s.seed, s.state, s.gradient_ratio) for s in self.slots],
             "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
@@ -165,6 +170,8 @@ class HostRun:
         with torch.no_grad():
             for name, value in self.tensors().items():
                 value.copy_(snapshot["tensors"][name])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(snapshot["scaler"])
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
             self.epoch, self.model.births, self.model.shadow_passes, self.reading = snapshot["counters"]
@@ -196,7 +203,11 @@ class HostRun:
         known = {id(p) for p in self.model.parameters()}
         for parameter in [p for p in self.optimizer.state if id(p) not in known]:
             del self.optimizer.state[parameter]
-        prime_state(self.optimizer, self.model.parameters())
+        self.prime()
+
+    def prime(self) -> None:
+        """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
+        self.state_version += prime_state(self.optimizer, self.model.parameters())
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:
@@ -219,17 +230,20 @@ def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch
     )
 
 
-def prime_state(optimizer: torch.optim.Optimizer, parameters: Any) -> None:
-    """Zero state for parameters that have none: the first step is then like every other, and can be captured."""
+def prime_state(optimizer: torch.optim.Optimizer, parameters: Any) -> bool:
+    """Zero state for parameters that have none: the first step is then like every other. True if any had none."""
+    is_new = False
     for parameter in parameters:
         if optimizer.state[parameter]:
             continue
+        is_new = True
         zeros = torch.zeros_like(parameter)
         if isinstance(optimizer, torch.optim.SGD):
             optimizer.state[parameter] = {"momentum_buffer": zeros}
         else:
             step = torch.zeros((), device=parameter.device if parameter.is_cuda else "cpu")
             optimizer.state[parameter] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    return is_new
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:

@@ -19,7 +19,7 @@ from esper.leyline.reports import SeedStateReport
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
 from esper.runtime.governor import Governor
-from esper.runtime.host import AMP_TYPES, EpochReading, HostRun, prime_state
+from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
 from esper.runtime.measuring import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.splits import Splits
@@ -90,10 +90,7 @@ class Population:
         self._require_life()
         started = time.perf_counter()
         with memory_errors():
-            for run in self.runs:
-                run.begin_epoch()
-            scores = self.executor.scores(self.runs)
-            self.executor.train(self.runs)
+            scores = self.executor.train(self.runs)
             sums = _read([run.sums for run in self.runs])
         steps = -(-self.runs[0].examples // self.task.batch)
         seconds = (time.perf_counter() - started) / len(self.runs)
@@ -159,7 +156,7 @@ class Population:
         self._require_life()
         run = self.runs[host]
         change = run.model.act(action)
-        prime_state(run.optimizer, run.model.parameters())
+        run.prime()
         return change
 
     def tick(self) -> list[list[SlotChange]]:
@@ -182,11 +179,16 @@ class Population:
     # -- lives -------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[dict[str, Any]]:
-        return [run.snapshot() for run in self.runs]
+        """Every host and what its governor expects of it."""
+        return [
+            {**run.snapshot(), "governor": governor.state()}
+            for run, governor in zip(self.runs, self.governors, strict=True)
+        ]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
-        for run, snapshot in zip(self.runs, snapshots, strict=True):
+        for run, governor, snapshot in zip(self.runs, self.governors, snapshots, strict=True):
             run.restore(snapshot)
+            governor.load(snapshot["governor"])
 
     def reset(self, host: int, seed: int) -> None:
         """A new life in this place; all other hosts are untouched."""

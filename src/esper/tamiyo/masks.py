@@ -15,7 +15,7 @@ from esper.leyline.factored_actions import (
     FactoredAction,
     LifecycleOp,
 )
-from esper.leyline.legality import GrowthView, is_legal
+from esper.leyline.legality import GrowthView, is_legal, legal_plantings
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
@@ -75,12 +75,8 @@ def masks_for(view: GrowthView) -> Masks:
     for index, slot_id in enumerate(space.slots.slot_ids):
         for op in (LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
             slot[op, index] = is_legal(FactoredAction(op, index, None, space.blends[0], slot_id), view)
-        if view.reports[slot_id].stage is not SeedStage.DORMANT:
-            continue  # legality says no to every germination here; asking for each blueprint would only take time
-        for number, blueprint in enumerate(space.blueprint_ids[1:], 1):
-            for way, blend in enumerate(space.blends):
-                action = FactoredAction(LifecycleOp.GERMINATE, index, blueprint, blend, slot_id)
-                germinate[index, number, way] = is_legal(action, view)
+        for number, way in legal_plantings(slot_id, view):
+            germinate[index, number, way] = True
     return _compose(slot, germinate)
 
 

@@ -1,0 +1,284 @@
+"""Tasks: the registry, the plan of learning rates, the built-in problems, and a user's own in a page of code."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from esper.leyline.errors import DataError, EsperError, HostError, SettingError, UnknownNameError
+from esper.leyline.stages import SeedStage
+from esper.runtime import tasks
+from esper.runtime.population import Population
+from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
+from runtime.lives import BLOBS, CULL, GERMINATE, act, life, play
+
+# -- registry ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_built_in_tasks_are_there():
+    built_in = {"digits", "blobs", "python_text", "shakespeare", "tinystories", "fashion_mnist", "cifar10"}
+    assert built_in | {"cifar10_deep"} <= set(TASKS)
+
+
+def test_an_unknown_task_gets_the_nearest_name():
+    with pytest.raises(UnknownNameError, match=r"unknown task 'cifar'.*Did you mean 'cifar10'"):
+        get_task("cifar")
+
+
+def test_a_registered_task_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", dict(TASKS))
+    own = register(replace(BLOBS, name="mine"))
+    assert get_task("mine") is own
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"life": 0}, "life must be at least 1"),
+        ({"optimizer": "adam"}, "Did you mean 'adamw'"),
+        ({"epoch_examples": 0}, "epoch_examples"),
+        ({"epoch_examples": -5}, "epoch_examples"),
+    ],
+    ids=str,
+)
+def test_an_impossible_task_is_refused_by_its_setting(changes, words):
+    with pytest.raises(EsperError, match=words):
+        replace(BLOBS, **changes)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("cifar10", 6_400), ("cifar10_deep", 100_000)])
+def test_the_cnn_hosts_have_about_the_size_they_are_known_for(name, parameters):
+    size = sum(parameter.numel() for parameter in get_task(name).build_host().parameters())
+    assert size == pytest.approx(parameters, rel=0.1)
+
+
+def test_the_python_text_trains_a_language_model():
+    task = replace(get_task("python_text"), epoch_examples=320, batch=32)
+    population = Population(task, [1])
+    first = population.train_epoch()[0].train_loss
+    assert population.train_epoch()[0].train_loss < first
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
+    task = replace(BLOBS, lr=0.2, constant_share=0.6)
+    assert [task.rate(progress) for progress in (0.0, 0.3, 0.6)] == [0.2] * 3
+    assert [task.rate(progress) for progress in (0.7, 0.8, 0.9, 1.0)] == pytest.approx([0.17071, 0.1, 0.02929, 0.0], abs=1e-5)
+
+
+def test_the_plan_does_not_depend_on_actions():
+    quiet = life(BLOBS, [1], epochs=8, script={})
+    script = {0: [(GERMINATE, "r0c0", "mlp")], 2: [(GERMINATE, "r0c1", "lora")], 4: [(CULL, "r0c0")]}
+    busy = Population(BLOBS, [1])
+    play(busy, 8, {0: script})
+    for population in (quiet, busy):
+        population.train_epoch()
+    assert quiet.readings()[0].lr == busy.readings()[0].lr == BLOBS.rate(0.5)
+    rates = [population.runs[0].optimizer.param_groups[0]["lr"] for population in (quiet, busy)]
+    assert rates[0] == rates[1]
+
+
+def test_hosts_train_at_the_rate_of_their_plan():
+    task = replace(BLOBS, life=4, constant_share=0.25, epoch_examples=64)
+    population = Population(task, [1])
+    seen = []
+    for _ in range(4):
+        seen.append(population.train_epoch()[0].lr)
+        assert population.runs[0].optimizer.param_groups[0]["lr"] == seen[-1]
+    assert seen == pytest.approx([task.rate(epoch / 4) for epoch in range(4)])
+    assert seen[3] < seen[2] < seen[1] == seen[0]
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_texts_loss_and_accuracy_are_means_over_its_tokens():
+    outputs, targets = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    losses, correct = cross_entropy_scores(outputs, targets)
+    for row in range(3):
+        own, right = cross_entropy_scores(outputs[row], targets[row])
+        torch.testing.assert_close((losses[row], correct[row]), (own.mean(), right.mean()))
+
+
+# -- a task where one seed is right ------------------------------------------------------------------------------------
+
+
+def accuracy_of(blueprint):
+    """After a whole life on the blobs with this seed, planted first thing, always in the output."""
+    task = get_task("blobs")
+    population = Population(task, [0, 1, 2])
+    if blueprint is not None:
+        for host in range(3):
+            act(population, host, GERMINATE, "r0c0", blueprint)
+    population.tick()
+    for _ in range(task.life):
+        population.train_epoch()
+        population.evaluate()
+        if blueprint is not None and population.reports()[0]["r0c0"].stage is not SeedStage.PROBATIONARY:
+            population.tick()
+    return [reading.held_out_accuracy for reading in population.readings()]
+
+
+def test_the_linear_host_cannot_tell_the_blobs_apart():
+    assert max(accuracy_of(None)) < 0.62
+
+
+def test_an_mlp_seed_solves_the_blobs():
+    assert min(accuracy_of("mlp")) > 0.85
+
+
+def test_a_linear_seed_does_not_help_on_the_blobs():
+    assert max(accuracy_of("lora")) < 0.62
+
+
+# -- a user's own task -------------------------------------------------------------------------------------------------
+
+
+class Rings(Dataset):
+    """Points labelled by their distance from the middle."""
+
+    def __init__(self, count, seed):
+        self.points = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, index):
+        return self.points[index], int(self.points[index].norm() > 1.2)
+
+
+class Plain(nn.Module):
+    """A module that knows nothing of slots or segments."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 16), nn.ReLU())
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, points):
+        return self.head(self.body(points))
+
+
+OWN = {"train": Rings(400, 1), "test": Rings(100, 2), "build_host": Plain, "classes": 2, "slots": ("body",), "batch": 32}
+
+
+def own_task(**changes):
+    return task_from_datasets("rings", **{**OWN, **changes})
+
+
+def test_any_data_set_and_any_module_make_a_task():
+    population = Population(own_task(life=8), [1, 2])
+    play(population, 6, {0: {0: [(GERMINATE, "r0c0", "mlp", "gated")]}})
+    report = population.reports()[0]["r0c0"]
+    assert report.metrics.counterfactual_contribution is not None or report.fossil_count
+    finals = population.final_scores()
+    assert min(final.accuracy for final in finals) > 0.8
+    assert len(population.runs[0].splits.validation) == 60
+
+
+def test_a_plain_module_is_measured_without_segments_to_the_same_numbers():
+    """The counterfactual of a host that cannot be run in parts is a full pass with the seed bypassed."""
+    population = Population(own_task(life=8), [1])
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population.train_epoch()
+    run = population.runs[0]
+    inputs, targets = run.splits.validation.gather(torch.arange(60))
+    run.model.eval()
+    with torch.no_grad():
+        together = nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")
+        with run.model.slot_off("r0c0"):
+            alone = nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")
+    population.evaluate()
+    found = population.reports()[0]["r0c0"].metrics.counterfactual_contribution
+    assert found == pytest.approx(float((alone - together).double().mean()), rel=1e-5, abs=1e-8)
+
+
+def test_a_plain_module_without_named_slots_is_refused_with_the_way_out():
+    with pytest.raises(HostError, match=r"slots"):
+        Population(own_task(slots=None), [1])
+
+
+def test_a_slot_on_a_module_that_is_not_there_is_refused():
+    with pytest.raises(EsperError, match="bodyy"):
+        Population(own_task(slots=("bodyy",)), [1])
+
+
+def test_a_batch_larger_than_the_split_is_refused():
+    with pytest.raises(SettingError, match=r"a batch of 341 is larger than its training split of 340 examples"):
+        Population(own_task(batch=341), [1])
+
+
+def test_a_batch_as_large_as_the_split_is_taken():
+    Population(own_task(batch=340), [1]).train_epoch()
+
+
+class Three(Plain):
+    def __init__(self):
+        super().__init__()
+        self.body[0] = nn.Linear(3, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"build_host": Three}, r"does not run on examples of shape \(2,\)"), ({"classes": 5}, "5 classes")]
+)
+def test_a_host_that_does_not_fit_the_data_is_refused_before_training(changes, words):
+    with pytest.raises(HostError, match=words):
+        Population(own_task(**changes), [1])
+
+
+def pairs(*examples):
+    return list(examples)
+
+
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        (pairs(), "is empty"),
+        (pairs((torch.zeros(2), 0), (torch.zeros(3), 0)), "different shapes"),
+        (pairs((torch.zeros(2), 2)), "labels run from 2 to 2, but classes=2"),
+        (pairs((torch.zeros(2), -1)), "labels run from -1"),
+        (pairs((torch.zeros(2), 0.5)), "whole numbers"),
+        (pairs((torch.tensor([0.0, float("nan")]), 0)), "NaN or Inf"),
+        (pairs(torch.zeros(2)), r"pair \(tensor, label\)"),
+        (pairs((torch.zeros(2), torch.tensor([1, 0]))), "label"),
+        (pairs((torch.zeros(2), "cat")), "label"),
+    ],
+    ids=["empty", "shapes", "label 2", "label -1", "half a label", "nan", "no label", "one-hot", "word"],
+)
+def test_examples_of_a_wrong_form_are_refused_by_data_set(examples, words):
+    with pytest.raises(DataError, match=rf"(?s)mine.*{words}"):
+        stack_examples(examples, 2, "mine")
+
+
+def test_too_few_examples_are_refused():
+    with pytest.raises(DataError, match="cannot be split"):
+        Population(own_task(train=Rings(4, 1)), [1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.uint8])
+def test_inputs_of_any_number_type_train(dtype):
+    points = (torch.rand(100, 2) * 10).to(dtype)
+    data = TensorDataset(points, (points[:, 0] > 5).long())
+    (reading,) = Population(own_task(train=data, test=data), [1]).train_epoch()
+    assert reading.train_loss > 0
+
+
+class Words(Plain):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 16)
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+
+    def forward(self, tokens):
+        return self.head(self.body(self.words(tokens).mean(1)))
+
+
+def test_whole_numbers_can_be_tokens():
+    """An embedding reads them as they are."""
+    data = TensorDataset(torch.randint(10, (100, 4)), torch.randint(2, (100,)))
+    Population(own_task(train=data, test=data, build_host=Words), [1]).train_epoch()
