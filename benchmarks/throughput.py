@@ -223,12 +223,11 @@ def against_plain(options: argparse.Namespace) -> list[dict]:
 
 
 def grid(options: argparse.Namespace) -> list[dict]:
-    executors = ("eager", "graphed") if options.device.startswith("cuda") else ("eager",)
     rows = []
     for batch in options.batches:
         for seeds in (0, 3):
             for hosts in options.hosts:
-                for executor in executors:
+                for executor in options.executors:
                     options.steps = 40 if executor == "eager" and hosts > 16 else options.full_steps
                     rows.append(time_training(options, executor, hosts, batch, seeds))
                     print(json.dumps(rows[-1]), flush=True)
@@ -258,12 +257,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--executors", nargs="+")
     parser.add_argument("--decisions", action="store_true")
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--against-plain", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.full_steps = options.steps
+    options.executors = options.executors or (["eager", "graphed"] if options.device.startswith("cuda") else ["eager"])
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -271,7 +272,7 @@ def main() -> None:
     if options.decisions:
         rows = [
             time_decisions(options, executor, hosts, batch, seeds)
-            for executor in (("graphed", "eager") if options.device.startswith("cuda") else ("eager",))
+            for executor in options.executors
             for batch in options.batches
             for seeds in (0, 3)
             for hosts in options.hosts
