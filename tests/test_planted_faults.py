@@ -10,11 +10,18 @@ import pytest
 
 import esper
 import planted_faults
+import planted_faults_garden
+import planted_faults_runtime
 from kasmina import planted_faults as kasmina_faults
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
-FAULTS = [*planted_faults.FAULTS, *kasmina_faults.FAULTS]
+FAULTS = [
+    *planted_faults.FAULTS,
+    *kasmina_faults.FAULTS,
+    *planted_faults_garden.GARDEN_FAULTS,
+    *planted_faults_runtime.RUNTIME_FAULTS,
+]
 PASSED, FAILED = 0, 1
 
 

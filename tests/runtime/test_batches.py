@@ -45,6 +45,13 @@ def test_the_order_depends_on_the_seed_and_on_nothing_else():
     assert not torch.equal(first, ExampleStream(50, seed=5).draw(70))
 
 
+def test_every_host_has_an_order_of_its_own():
+    population = Population(BLOBS, [3, 4])
+    population.train_epoch()
+    first, second = (run.plan.rows for run in population.runs)
+    assert not torch.equal(first, second)
+
+
 def test_how_a_stream_is_cut_into_epochs_does_not_change_it():
     one, other = ExampleStream(10, seed=4), ExampleStream(10, seed=4)
     assert torch.equal(one.draw(24), torch.cat([other.draw(size) for size in (7, 7, 10)]))

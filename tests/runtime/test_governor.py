@@ -73,6 +73,12 @@ def test_a_loss_that_comes_back_in_time_is_not_exploding(governor):
     assert [governor.judge(replace(HEALTHY, held_out_loss=loss)) for loss in losses] == [None] * 7
 
 
+def test_a_tiny_loss_that_triples_is_not_exploding(governor):
+    """A host that has all but solved its task may waver; it is still far better than guessing."""
+    readings = [replace(HEALTHY, held_out_loss=loss, held_out_accuracy=0.99) for loss in (1e-3, 4e-3, 4e-3, 4e-3, 4e-3)]
+    assert [governor.judge(reading) for reading in readings] == [None] * 5
+
+
 def test_the_best_values_are_those_of_healthy_epochs(governor):
     for loss, accuracy in ((2.0, 0.3), (1.0, 0.6), (1.5, 0.5), (math.nan, 0.9)):
         governor.judge(replace(HEALTHY, held_out_loss=loss, held_out_accuracy=accuracy))

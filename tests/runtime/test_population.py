@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
+from esper.kasmina.hosts import ChainHost
 from esper.leyline.errors import DataError, IllegalActionError, SettingError
 from esper.runtime.population import Population
 from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, act, differing, life, play, print_of, replace
@@ -53,6 +55,19 @@ def test_a_population_leaves_the_global_random_state_alone():
     before = torch.get_rng_state()
     life(IMAGES, [7], epochs=2)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Dropping(ChainHost):
+    """A host that draws random numbers while it trains."""
+
+    def __init__(self):
+        super().__init__([nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5))], nn.Linear(8, 2), torch.zeros(2, 2))
+
+
+def test_a_host_that_draws_random_numbers_is_independent_too():
+    task = replace(BLOBS, build_host=Dropping)
+    alone, among = life(task, [1], epochs=2, script={}), life(task, [2, 1], epochs=2, script={})
+    assert differing(print_of(alone), print_of(among, 1)) == []
 
 
 def test_an_epoch_trains_every_host():

@@ -81,7 +81,7 @@ def test_the_map_says_how_many_hosts_are_where():
         ({"executor": "fast"}, r"unknown executor 'fast'.*auto, eager, graphed"),
         ({"executor": "graphed"}, "needs CUDA devices, got cpu"),
     ],
-    ids=str,
+    ids=["unknown amp", "fp16 on a cpu", "unknown executor", "graphs on a cpu"],
 )
 def test_an_impossible_setting_is_refused_before_any_work(options, words):
     with pytest.raises(SettingError, match=words):

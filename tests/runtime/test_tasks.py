@@ -164,7 +164,7 @@ class Plain(nn.Module):
         return self.head(self.body(points))
 
 
-OWN = {"train": Rings(400, 1), "test": Rings(100, 2), "build_host": Plain, "classes": 2, "slots": ("body",), "batch": 32}
+OWN = {"train": Rings(400, 1), "test": Rings(100, 2), "build_host": Plain, "classes": 2, "slots": ("body",), "batch": 32, "budget": 40}
 
 
 def own_task(**changes):
@@ -260,8 +260,8 @@ def test_too_few_examples_are_refused():
         Population(own_task(train=Rings(4, 1)), [1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.uint8])
-def test_inputs_of_any_number_type_train(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8], ids=str)
+def test_inputs_of_the_usual_number_types_train(dtype):
     points = (torch.rand(100, 2) * 10).to(dtype)
     data = TensorDataset(points, (points[:, 0] > 5).long())
     (reading,) = Population(own_task(train=data, test=data), [1]).train_epoch()

@@ -1,10 +1,10 @@
-"""One epoch of training and held-out losses: every example once, in an order of the host's own."""
+"""One epoch of training and held-out losses of one model: every example once, in an order of its own."""
 
 import pytest
 import torch
 from torch import nn
 
-from esper.runtime.data import Split
+from esper.runtime.splits import TensorSplit
 from esper.runtime.training import held_out_losses, score, train_epoch
 
 
@@ -16,14 +16,14 @@ class Recorder(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3))
         self.seen, self.modes = [], []
 
-    def forward(self, images):
-        self.seen += images.flatten().int().tolist()
+    def forward(self, inputs):
+        self.seen += inputs.flatten().int().tolist()
         self.modes.append(self.training)
-        return images.flatten(1) * self.weight
+        return inputs.flatten(1) * self.weight
 
 
 def numbered(count):
-    return Split(torch.arange(float(count)).reshape(count, 1, 1, 1), torch.arange(count) % 3)
+    return TensorSplit(torch.arange(float(count)).reshape(count, 1), torch.arange(count) % 3)
 
 
 def epoch_of(count, batch, seed=0):
@@ -45,7 +45,7 @@ def test_an_epoch_trains_in_training_mode_and_returns_the_mean_loss():
     assert loss == pytest.approx(torch.log(torch.tensor(3.0)).item(), rel=1e-3)
 
 
-def test_the_order_is_drawn_from_the_hosts_own_generator():
+def test_the_order_is_drawn_from_the_generator_that_is_given():
     torch.manual_seed(1)
     first, _ = epoch_of(12, 4, seed=5)
     torch.manual_seed(2)
@@ -72,9 +72,9 @@ def test_an_epoch_changes_the_weights():
 def test_held_out_losses_come_one_per_example_in_order_across_batches():
     model = Recorder().eval()
     nn.init.ones_(model.weight)
-    split = Split(torch.randn(5000, 1, 1, 3), torch.randint(3, (5000,)))
+    split = TensorSplit(torch.randn(5000, 3), torch.randint(3, (5000,)))
     losses = held_out_losses(model, split)
-    expected = nn.functional.cross_entropy(split.images.flatten(1), split.labels, reduction="none")
+    expected = nn.functional.cross_entropy(split.inputs, split.targets, reduction="none")
     torch.testing.assert_close(losses, expected)
     assert not losses.requires_grad
 
@@ -82,9 +82,8 @@ def test_held_out_losses_come_one_per_example_in_order_across_batches():
 def test_a_score_is_a_fraction_and_a_mean_loss_in_evaluation_mode():
     model = Recorder().train()
     nn.init.ones_(model.weight)
-    images = torch.eye(3).reshape(3, 1, 1, 3).repeat(4, 1, 1, 1)
-    labels = torch.tensor([0, 1, 0] * 4)
-    accuracy, loss = score(model, Split(images, labels))
+    split = TensorSplit(torch.eye(3).repeat(4, 1), torch.tensor([0, 1, 0] * 4))
+    accuracy, loss = score(model, split)
     assert accuracy == pytest.approx(2 / 3)
-    assert loss == pytest.approx(float(held_out_losses(model, Split(images, labels)).mean()))
+    assert loss == pytest.approx(float(held_out_losses(model, split).mean()))
     assert not any(model.modes)

@@ -1,4 +1,4 @@
-"""One arm of a comparison: the same twice, controls that are controls, and one plan of learning rates for all."""
+"""One arm of a comparison: the same twice, controls that are controls, results that say what happened."""
 
 from dataclasses import replace
 
@@ -6,35 +6,25 @@ import pytest
 import torch
 
 from esper.kasmina.slot import count_parameters
-from esper.runtime.data import DataSet, Split
-from esper.telemetry.events import ActionTaken, EpochMeasured
-from esper.trials.arms import Recipe, build_arm, run_arm
+from esper.leyline.errors import EsperError
+from esper.runtime.population import Population
+from esper.telemetry.events import ActionTaken, StageChanged
+from esper.trials.arms import Settings, make_decider, play_epoch, run_arm
+from runtime.lives import IMAGES
 
-RECIPE = Recipe(epochs=10, batch=32)
-
-
-@pytest.fixture(scope="module")
-def data():
-    """Small images whose class is the brighter half, with noise."""
-
-    def split(count, seed):
-        draw = torch.Generator().manual_seed(seed)
-        images = torch.randn(count, 1, 8, 8, generator=draw)
-        labels = torch.randint(2, (count,), generator=draw)
-        images[labels == 1, :, :4] += 0.3
-        return Split(images, labels)
-
-    return DataSet("halves", split(128, 1), split(64, 2), split(64, 3))
+TASK = replace(IMAGES, life=10)
+SEEDS = [1, 2]
+HERE = Settings()
 
 
 @pytest.fixture(scope="module")
-def heuristic(data):
-    return run_arm(data, "heuristic", 1, RECIPE)
+def heuristic():
+    return run_arm(TASK, "heuristic", SEEDS, HERE)
 
 
 @pytest.fixture(scope="module")
-def never(data):
-    return run_arm(data, "never", 1, RECIPE)
+def never():
+    return run_arm(TASK, "never", SEEDS, HERE)
 
 
 def same(run, other):
@@ -42,70 +32,122 @@ def same(run, other):
     return weights[0].keys() == weights[1].keys() and all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
 
 
-def test_an_arm_is_the_same_twice(data, heuristic):
+def planted(run):
+    return [(e.epoch, e.slot) for e in run.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"]
+
+
+def timeless(run):
+    return replace(run.result, seconds=0)
+
+
+@pytest.mark.parametrize("arm", ["heuristic", "random"])
+def test_an_arm_is_the_same_twice(arm):
+    first = run_arm(TASK, arm, SEEDS, HERE)
     torch.manual_seed(77)
-    again = run_arm(data, "heuristic", 1, RECIPE)
-    assert replace(again.result, seconds=0) == replace(heuristic.result, seconds=0)
-    assert again.events == heuristic.events
-    assert same(again, heuristic)
+    again = run_arm(TASK, arm, SEEDS, HERE)
+    for one, other in zip(first, again, strict=True):
+        assert timeless(one) == timeless(other)
+        assert one.events == other.events
+        assert same(one, other)
 
 
-def test_another_seed_is_another_host(data, never):
-    assert not same(run_arm(data, "never", 2, RECIPE), never)
+def test_a_seed_lives_the_same_life_whoever_is_beside_it(heuristic):
+    """The events name another host number, all the rest is the same."""
+    (alone,) = run_arm(TASK, "heuristic", SEEDS[1:], HERE)
+    assert timeless(alone) == timeless(heuristic[1])
+    assert [replace(event, host=1) for event in alone.events] == list(heuristic[1].events)
+    assert same(alone, heuristic[1])
 
 
-def test_every_arm_starts_from_the_same_host(data):
-    first, second = (build_arm(data, RECIPE, 3, "cpu").host.state_dict() for _ in range(2))
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
+def test_another_seed_is_another_host(never):
+    assert not same(*never)
 
 
 def test_the_never_arm_grows_nothing(never):
-    result = never.result
-    assert result.start_params == result.final_params
-    assert (result.germinated, result.fossilized, result.culled) == (0, 0, 0)
+    for run in never:
+        assert run.result.start_params == run.result.final_params
+        assert (run.result.germinated, run.result.fossilized, run.result.culled) == (0, 0, 0)
+        assert run.events == ()
+
+
+def test_the_sham_arm_replays_another_arm_and_equals_the_host_alone_to_the_bit(heuristic, never):
+    shams = run_arm(TASK, "sham", SEEDS, HERE, replayed=[run.events for run in heuristic])
+    assert [planted(run) for run in shams] == [planted(run) for run in heuristic]
+    for sham, alone in zip(shams, never, strict=True):
+        assert sham.result.final_params == sham.result.start_params
+        assert same(sham, alone)
+        assert (sham.result.test_accuracy, sham.result.test_loss) == (alone.result.test_accuracy, alone.result.test_loss)
 
 
 def test_the_heuristic_arm_grows_within_its_budget(heuristic):
-    result = heuristic.result
-    assert result.germinated > 0
-    sizes = [event.params for event in heuristic.events if isinstance(event, EpochMeasured)]
-    assert max(sizes) > result.start_params
-    assert max(sizes) <= RECIPE.budget * result.start_params
-    assert result.final_params == count_parameters(heuristic.network)
-
-
-def test_the_sham_arm_replays_another_arm_and_equals_the_host_alone_to_the_bit(data, heuristic, never):
-    sham = run_arm(data, "sham", 1, RECIPE, replayed=heuristic.events)
-
-    def planted(run):
-        return [(e.epoch, e.slot) for e in run.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"]
-
-    assert planted(sham) == planted(heuristic)
-    assert sham.result.final_params == sham.result.start_params
-    assert same(sham, never)
-    assert sham.result.test_loss == never.result.test_loss
-
-
-def test_whoever_watches_sees_every_epoch_and_every_event(data, heuristic):
-    seen = []
-    run_arm(data, "heuristic", 1, RECIPE, watch=seen.append)
-    assert len(seen) == RECIPE.epochs
-    assert tuple(event for events in seen for event in events) == heuristic.events
-
-
-def test_a_result_counts_what_the_events_say(heuristic):
-    actions = [e.op for e in heuristic.events if isinstance(e, ActionTaken)]
-    assert heuristic.result.germinated == actions.count("GERMINATE")
-    assert heuristic.result.epochs == RECIPE.epochs
-
-
-def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
-    recipe = Recipe(constant_share=0.5)
-    assert [recipe.rate(p) for p in (0.0, 0.3, 0.5)] == [1.0] * 3
-    assert recipe.rate(0.75) == pytest.approx(0.5)
-    assert recipe.rate(1.0) == pytest.approx(0.0)
+    for run in heuristic:
+        assert run.result.germinated > 0
+        assert run.result.final_params <= TASK.budget * run.result.start_params
+        assert run.result.final_params == count_parameters(run.network)
 
 
 def test_an_arm_plants_only_in_the_first_part_of_its_life(heuristic):
-    planted = [e.epoch for e in heuristic.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"]
-    assert max(planted) < 0.4 * RECIPE.epochs
+    assert max(epoch for run in heuristic for epoch, _ in planted(run)) < 0.4 * TASK.life
+
+
+def test_a_result_counts_what_the_events_say(heuristic):
+    for run in heuristic:
+        stages = [event.after for event in run.events if isinstance(event, StageChanged)]
+        result = run.result
+        assert result.germinated == len(planted(run))
+        assert (result.fossilized, result.culled) == (stages.count("FOSSILIZED"), stages.count("CULLED"))
+
+
+def test_a_result_names_its_arm_seed_and_length(heuristic):
+    assert [(run.result.arm, run.result.seed, run.result.epochs) for run in heuristic] == [
+        ("heuristic", seed, TASK.life) for seed in SEEDS
+    ]
+
+
+def test_growing_costs_more_flops_than_not_growing(heuristic, never):
+    assert all(grown.result.flops > alone.result.flops > 0 for grown, alone in zip(heuristic, never, strict=True))
+
+
+def test_a_result_holds_the_last_validation_and_the_test_score(never):
+    population = Population(TASK, SEEDS)
+    for _ in range(TASK.life):
+        population.train_epoch()
+        population.evaluate()
+        population.tick()
+    for run, reading, final in zip(never, population.readings(), population.final_scores(), strict=True):
+        assert run.result.validation_accuracy == reading.held_out_accuracy
+        assert (run.result.test_accuracy, run.result.test_loss) == (final.accuracy, final.loss)
+
+
+def test_whoever_watches_sees_every_epoch_and_every_event(heuristic):
+    seen = []
+    run_arm(TASK, "heuristic", SEEDS, HERE, watch=lambda epoch, events: seen.append((epoch, events)))
+    assert [epoch for epoch, _ in seen] == list(range(TASK.life))
+    told = [event for _, events in seen for event in events]
+    for host, run in enumerate(heuristic):
+        assert tuple(event for event in told if event.host == host) == run.events
+
+
+def test_data_that_are_loaded_already_are_used(never):
+    settings = Settings(splits=TASK.load(None))
+    blind = replace(TASK, load=lambda root: pytest.fail("loaded again"))
+    (run, _) = run_arm(blind, "never", SEEDS, settings)
+    assert same(run, never[0])
+
+
+def test_an_unknown_arm_is_refused():
+    with pytest.raises(EsperError, match="heuristik"):
+        run_arm(TASK, "heuristik", SEEDS, HERE)
+
+
+def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
+    population = Population(TASK, [1])
+    decider = make_decider(population, 0, "heuristic")
+    for epoch in range(3):
+        play_epoch(population, [decider], epoch)
+    live = [slot_id for slot_id, report in population.reports()[0].items() if report.is_live]
+    assert live
+    with torch.no_grad():
+        next(population.runs[0].model.host.parameters()).fill_(float("nan"))
+    (told,) = play_epoch(population, [decider], 3)
+    assert {e.slot for e in told if isinstance(e, StageChanged) and e.after == "CULLED"} == set(live)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -77,38 +78,39 @@ class GraphedExecutor:
         self._warmed: set[Any] = set()
 
     def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
-        """Host by host, so that drawing one host's examples overlaps with the steps of those before it."""
-        scores = []
+        """Steps of all hosts in turn; drawing one host's examples overlaps with the first step of those before it."""
+        scores, calls = [], []
         for run in runs:
             run.begin_epoch()
-            full, rest = divmod(run.examples, run.task.batch)
             score = self._captured(run, "score", partial(greedy_scores, run))
-            whole = self._captured(run, f"train {run.task.batch}", _train_call(run, run.task.batch)) if full else None
-            last = self._captured(run, f"train {rest}", _train_call(run, rest)) if rest else None
-            stream = self._stream(run)
-            stream.wait_stream(torch.cuda.current_stream(run.device))
-            with torch.cuda.stream(stream):
-                score.graph.replay()
-                for _ in range(full):
-                    assert whole is not None
-                    whole.graph.replay()
-                if last is not None:
-                    last.graph.replay()
             assert score.result is not None
             scores.append(score.result)
+            full, rest = divmod(run.examples, run.task.batch)
+            sizes = [run.task.batch] * full + [rest] * (rest > 0)
+            steps = [self._captured(run, f"train {size}", _train_call(run, size)) for size in sizes]
+            calls.append([score, *steps])
+            self._stream(run).wait_stream(torch.cuda.current_stream(run.device))
+            self._replay([run], [[score, steps[0]]])
+        self._replay(runs, [own[2:] for own in calls])
         self._join(runs)
         return scores
+
+    def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
+        """Each host's calls on its own stream, one of each host at a time: a deep queue of one would keep others out."""
+        for row in zip_longest(*calls):
+            for run, call in zip(runs, row, strict=True):
+                if call is not None:
+                    with torch.cuda.stream(self._stream(run)):
+                        call.graph.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         calls = [
             self._captured(run, "measure", partial(measure, run, split))
             for run, split in zip(runs, splits, strict=True)
         ]
-        for run, call in zip(runs, calls, strict=True):
-            stream = self._stream(run)
-            stream.wait_stream(torch.cuda.current_stream(run.device))
-            with torch.cuda.stream(stream):
-                call.graph.replay()
+        for run in runs:
+            self._stream(run).wait_stream(torch.cuda.current_stream(run.device))
+        self._replay(runs, [[call] for call in calls])
         self._join(runs)
         return [call.result for call in calls if call.result is not None]
 

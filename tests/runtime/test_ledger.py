@@ -1,0 +1,196 @@
+"""What a host has cost: FLOPs as torch counts them on a real forward pass, examples and seconds that add up."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import REGISTRY
+from esper.runtime.ledger import PHASES, HostFlops, ablation_flops, network_flops
+from esper.runtime.measuring import bypassed
+from esper.runtime.population import Population
+from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
+from esper.runtime.tasks import TASKS, get_task
+from runtime.lives import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, image_splits, life, play
+
+SHAPES = {"digits": (1, 8), "fashion_mnist": (1, 28), "cifar10": (3, 32), "cifar10_deep": (3, 32)}
+
+
+def made_up(name):
+    """Splits of the task's form, without its data."""
+    if name in SHAPES:
+        channels, size = SHAPES[name]
+        return image_splits(count=40, size=size, channels=channels)
+    if name == "blobs":
+        parts = [TensorSplit(torch.rand(30, 2), torch.randint(2, (30,))) for _ in range(3)]
+    else:
+        parts = [TokenSplit(torch.randint(256, (1000,), dtype=torch.uint8), 64) for _ in range(3)]
+    return Splits(parts[0], parts[1], SealedSplit(parts[2]))
+
+
+def population_of(name, **changes):
+    task = replace(get_task(name), load=lambda root: made_up(name), batch=8, epoch_examples=16, augment=False, **changes)
+    return Population(task, [1])
+
+
+def counted(call):
+    """By torch, which does not know how to count the fused attention of the CPU."""
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        call()
+    return counter.get_total_flops()
+
+
+def forward_flops(run):
+    """Of one real example through the network as it stands."""
+    run.model.eval()
+    return counted(lambda: run.model(run.splits.train.example()[:1]))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_hosts_flops_are_those_of_a_real_forward_pass(name):
+    population = population_of(name)
+    assert population.flops.whole > 0
+    assert population.flops.whole == forward_flops(population.runs[0])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_follows_a_slot_is_counted_from_that_slot_on(name):
+    population = population_of(name)
+    host = population.runs[0].model.host
+    for slot_id, flops in population.flops.after.items():
+        features = host.forward_to_segment(slot_id, population.runs[0].splits.train.example()[:1])
+        assert flops == counted(lambda slot_id=slot_id, features=features: host.forward_from_segment(slot_id, features))
+    assert list(population.flops.after) == list(population.runs[0].model.slot_config.slot_ids)
+
+
+KINDS = {"image": "cifar10", "sequence": "python_text", "vector": "blobs"}
+
+
+@pytest.mark.parametrize("blend", ["linear", "gated"])
+@pytest.mark.parametrize(("kind", "blueprint"), [(kind, name) for kind in KINDS for name in REGISTRY.names(kind)])
+def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint, blend):
+    population = population_of(KINDS[kind], budget=100.0)
+    act(population, 0, GERMINATE, "r0c1", blueprint, blend)
+    population.tick()
+    run = population.runs[0]
+    assert network_flops(run.model, population.flops) == forward_flops(run) >= population.flops.whole
+
+
+def test_fossils_are_counted():
+    population = life(IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}})
+    run = population.runs[0]
+    assert run.model.fossilized_seeds == 1
+    assert network_flops(run.model, population.flops) == forward_flops(run) > population.flops.whole
+
+
+def test_a_seed_outside_the_output_costs_nothing_yet():
+    population = population_of("cifar10")
+    act(population, 0, GERMINATE, "r0c1", "conv_light")
+    assert network_flops(population.runs[0].model, population.flops) == population.flops.whole
+
+
+def grown_cifar():
+    population = population_of("cifar10")
+    for slot_id in ("r0c0", "r0c1", "r0c2"):
+        act(population, 0, GERMINATE, slot_id, "conv_light" if slot_id != "r0c2" else "conv_small")
+    population.tick()
+    return population
+
+
+@pytest.mark.parametrize("slot_id", ["r0c0", "r0c1", "r0c2"])
+def test_a_counterfactual_costs_the_rest_of_the_network_without_the_seed(slot_id):
+    population = grown_cifar()
+    run = population.runs[0]
+    run.model.eval()
+    features = run.model.host.forward_to_segment(slot_id, run.splits.train.example()[:1])
+    with bypassed(run.model.slot(slot_id)):
+        expected = counted(lambda: run.model.host.forward_from_segment(slot_id, features))
+    assert ablation_flops(run.model, population.flops, slot_id) == expected
+
+
+def test_a_counterfactual_is_cheap_on_the_cnn_host():
+    """On average over slots below half a validation pass, at the last slot below a fifth."""
+    population = grown_cifar()
+    run = population.runs[0]
+    whole = network_flops(run.model, population.flops)
+    shares = [ablation_flops(run.model, population.flops, slot.slot_id) / whole for slot in run.slots]
+    assert sum(shares) / 3 < 0.5
+    assert shares[-1] < 0.2
+
+
+def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed():
+    population = grown_cifar()
+    run = population.runs[0]
+    bare = HostFlops.__new__(HostFlops)
+    bare.whole, bare.after = population.flops.whole, {}
+    with bypassed(run.model.slot("r0c1")):
+        assert ablation_flops(run.model, bare, "r0c1") == forward_flops(run)
+
+
+# -- charging ----------------------------------------------------------------------------------------------------------
+
+
+def test_training_a_grown_net_is_charged_three_passes_per_example():
+    population = life(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    run = population.runs[0]
+    before = run.ledger.phases["training"]
+    population.train_epoch()
+    after = run.ledger.phases["training"]
+    assert after.examples - before.examples == run.examples
+    assert after.flops - before.flops == run.examples * 3 * forward_flops(run)
+
+
+def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
+    population = life(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    run = population.runs[0]
+    population.train_epoch()
+    before = dict(run.ledger.phases)
+    population.evaluate()
+    count = len(run.splits.validation)
+    charged = {name: run.ledger.phases[name].flops - before[name].flops for name in PHASES}
+    whole, extra = (f(run.model, population.flops, *rest) for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",))))
+    assert (charged["validation"], charged["counterfactual"]) == (count * whole, count * extra)
+
+
+def test_without_seeds_there_is_no_counterfactual_to_pay_for():
+    phases = life(BLOBS, [1], epochs=2, script={}).runs[0].ledger.phases
+    assert (phases["counterfactual"].examples, phases["counterfactual"].seconds) == (0, 0.0)
+    assert phases["validation"].examples == 2 * 288
+
+
+def test_flops_are_the_sum_of_all_phases():
+    ledger = life(IMAGES, [1]).runs[0].ledger
+    assert ledger.flops == sum(cost.flops for cost in ledger.phases.values())
+    assert all(ledger.phases[name].flops > 0 for name in ("training", "validation", "counterfactual", "score"))
+
+
+def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed():
+    population = Population(BLOBS, [1, 2, 3])
+    play(population, 1)
+    for run in population.runs:
+        run.ledger.phases = {name: replace(cost, seconds=0.0) for name, cost in run.ledger.phases.items()}
+    started = time.perf_counter()
+    for _ in range(4):
+        population.train_epoch()
+        population.evaluate()
+    passed = time.perf_counter() - started
+    total = sum(cost.seconds for run in population.runs for cost in run.ledger.phases.values())
+    assert 0.8 * passed < total <= passed
+
+
+def test_the_largest_size_is_remembered():
+    population = life(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    largest = population.runs[0].model.total_params
+    population.runs[0].abandon_seeds()
+    play(population, 1)
+    assert population.runs[0].model.total_params < largest == population.runs[0].ledger.peak_params
+
+
+def test_counting_allocates_no_weights_and_draws_nothing():
+    before = torch.get_rng_state()
+    HostFlops(get_task("cifar10_deep").build_host, made_up("cifar10_deep").train)
+    assert torch.equal(torch.get_rng_state(), before)
