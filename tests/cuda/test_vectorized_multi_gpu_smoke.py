@@ -31,7 +31,10 @@ def population(request):
 
 
 def devices_of(run):
-    return {parameter.device for parameter in run.model.parameters()} | {run.splits.train.inputs.device, run.sums.device}
+    return {parameter.device for parameter in run.model.parameters()} | {
+        run.splits.train.inputs.device,
+        run.sums.device,
+    }
 
 
 def test_hosts_land_on_both_devices(population):

@@ -20,7 +20,10 @@ def image_splits(count=240, size=8, channels=1, contrast=40):
 
     def part(number):
         labels = torch.randint(2, (number,), generator=draw)
-        images = torch.randint(0, 180, (number, channels, size, size), generator=draw) + contrast * labels[:, None, None, None]
+        images = (
+            torch.randint(0, 180, (number, channels, size, size), generator=draw)
+            + contrast * labels[:, None, None, None]
+        )
         return TensorSplit(images.to(torch.uint8), labels, scale=1 / 128, shift=-0.7)
 
     train, validation = carve(part(count), share=0.25)
@@ -28,7 +31,13 @@ def image_splits(count=240, size=8, channels=1, contrast=40):
 
 
 IMAGES = replace(
-    get_task("digits"), load=lambda root: image_splits(), batch=32, epoch_examples=80, lengths=QUICK, life=12, augment=True
+    get_task("digits"),
+    load=lambda root: image_splits(),
+    batch=32,
+    epoch_examples=80,
+    lengths=QUICK,
+    life=12,
+    augment=True,
 )
 """Two slots, batch norm, augmentation, a last batch of 16."""
 BLOBS = replace(get_task("blobs"), batch=64, lr=0.05, scale_at_birth=0.0, lengths=QUICK)

@@ -32,7 +32,9 @@ def made_up(name):
 
 
 def population_of(name, **changes):
-    task = replace(get_task(name), load=lambda root: made_up(name), batch=8, epoch_examples=16, augment=False, **changes)
+    task = replace(
+        get_task(name), load=lambda root: made_up(name), batch=8, epoch_examples=16, augment=False, **changes
+    )
     return Population(task, [1])
 
 
@@ -81,7 +83,9 @@ def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint
 
 
 def test_fossils_are_counted():
-    population = life(IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}})
+    population = life(
+        IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}}
+    )
     run = population.runs[0]
     assert run.model.fossilized_seeds == 1
     assert network_flops(run.model, population.flops) == forward_flops(run) > population.flops.whole
@@ -152,7 +156,9 @@ def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
     population.evaluate()
     count = len(run.splits.validation)
     charged = {name: run.ledger.phases[name].flops - before[name].flops for name in PHASES}
-    whole, extra = (f(run.model, population.flops, *rest) for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",))))
+    whole, extra = (
+        f(run.model, population.flops, *rest) for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",)))
+    )
     assert (charged["validation"], charged["counterfactual"]) == (count * whole, count * extra)
 
 

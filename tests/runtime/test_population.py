@@ -7,7 +7,20 @@ from torch import nn
 from esper.kasmina.hosts import ChainHost
 from esper.leyline.errors import DataError, IllegalActionError, SettingError
 from esper.runtime.population import Population
-from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, act, differing, life, play, print_of, replace
+from runtime.lives import (
+    BLOBS,
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    GROWTH,
+    IMAGES,
+    act,
+    differing,
+    life,
+    play,
+    print_of,
+    replace,
+)
 
 BLOBS_GROWTH = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
 TEXT = replace(BLOBS, optimizer="adamw", lr=0.01)
@@ -40,13 +53,19 @@ def test_neighbours_leave_a_host_bit_identical(alone, seeds):
 
 
 def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
-    population = life(IMAGES, [8, 7], script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}})
+    population = life(
+        IMAGES, [8, 7], script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}}
+    )
     assert differing(alone, print_of(population, 1)) == []
 
 
-@pytest.mark.parametrize("task", [BLOBS, TEXT, replace(BLOBS, batch=37, epoch_examples=101)], ids=["sgd", "adamw", "odd"])
+@pytest.mark.parametrize(
+    "task", [BLOBS, TEXT, replace(BLOBS, batch=37, epoch_examples=101)], ids=["sgd", "adamw", "odd"]
+)
 def test_order_leaves_hosts_bit_identical(task):
-    forward, backward = (life(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1]))
+    forward, backward = (
+        life(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1])
+    )
     for host in range(3):
         assert differing(print_of(forward, host), print_of(backward, 2 - host)) == []
 

@@ -5,7 +5,20 @@ from copy import deepcopy
 import pytest
 
 from esper.runtime.population import Population
-from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, act, differing, life, play, print_of, replace
+from runtime.lives import (
+    BLOBS,
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    GROWTH,
+    IMAGES,
+    act,
+    differing,
+    life,
+    play,
+    print_of,
+    replace,
+)
 
 TEXT = replace(BLOBS, optimizer="adamw", lr=0.01, epoch_examples=100)
 BLOBS_GROWTH = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}

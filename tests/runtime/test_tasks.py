@@ -68,7 +68,9 @@ def test_the_python_text_trains_a_language_model():
 def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
     task = replace(BLOBS, lr=0.2, constant_share=0.6)
     assert [task.rate(progress) for progress in (0.0, 0.3, 0.6)] == [0.2] * 3
-    assert [task.rate(progress) for progress in (0.7, 0.8, 0.9, 1.0)] == pytest.approx([0.17071, 0.1, 0.02929, 0.0], abs=1e-5)
+    assert [task.rate(progress) for progress in (0.7, 0.8, 0.9, 1.0)] == pytest.approx(
+        [0.17071, 0.1, 0.02929, 0.0], abs=1e-5
+    )
 
 
 def test_the_plan_does_not_depend_on_actions():
@@ -164,7 +166,15 @@ class Plain(nn.Module):
         return self.head(self.body(points))
 
 
-OWN = {"train": Rings(400, 1), "test": Rings(100, 2), "build_host": Plain, "classes": 2, "slots": ("body",), "batch": 32, "budget": 40}
+OWN = {
+    "train": Rings(400, 1),
+    "test": Rings(100, 2),
+    "build_host": Plain,
+    "classes": 2,
+    "slots": ("body",),
+    "batch": 32,
+    "budget": 40,
+}
 
 
 def own_task(**changes):
@@ -224,7 +234,8 @@ class Three(Plain):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"build_host": Three}, r"does not run on examples of shape \(2,\)"), ({"classes": 5}, "5 classes")]
+    ("changes", "words"),
+    [({"build_host": Three}, r"does not run on examples of shape \(2,\)"), ({"classes": 5}, "5 classes")],
 )
 def test_a_host_that_does_not_fit_the_data_is_refused_before_training(changes, words):
     with pytest.raises(HostError, match=words):

@@ -76,7 +76,10 @@ def test_the_sham_arm_replays_another_arm_and_equals_the_host_alone_to_the_bit(h
     for sham, alone in zip(shams, never, strict=True):
         assert sham.result.final_params == sham.result.start_params
         assert same(sham, alone)
-        assert (sham.result.test_accuracy, sham.result.test_loss) == (alone.result.test_accuracy, alone.result.test_loss)
+        assert (sham.result.test_accuracy, sham.result.test_loss) == (
+            alone.result.test_accuracy,
+            alone.result.test_loss,
+        )
 
 
 def test_the_heuristic_arm_grows_within_its_budget(heuristic):

@@ -96,7 +96,7 @@ class GraphedExecutor:
         return scores
 
     def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
-        """Each host's calls on its own stream, one of each host at a time: a deep queue of one would keep others out."""
+        """Each host's calls on its stream, one of each in turn: a deep queue of one host would keep others out."""
         for row in zip_longest(*calls):
             for run, call in zip(runs, row, strict=True):
                 if call is not None:
