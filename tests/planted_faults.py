@@ -113,8 +113,8 @@ CONTRACTS = [
     Fault(
         "the budget is checked before the seed is counted",
         LEGALITY,
-        "view.params_used + cost > view.budget",
-        "view.params_used > view.budget",
+        "view.params_used + cost <= view.budget",
+        "view.params_used <= view.budget",
         "kasmina/test_model.py::test_no_sequence_of_moves_exceeds_the_budget",
     ),
     Fault(

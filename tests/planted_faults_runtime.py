@@ -160,6 +160,20 @@ RUNTIME_FAULTS = [
         "runtime/test_governor.py::test_a_loss_that_comes_back_in_time_is_not_exploding",
     ),
     Fault(
+        "a rollback keeps live seeds",
+        GOVERNOR,
+        "for s in self.run.slots if s.state.is_live]\n        culled",
+        "for s in self.run.slots if s.state.age < 0]\n        culled",
+        "runtime/test_governor.py::test_a_rollback_culls_live_seeds_and_keeps_fossils",
+    ),
+    Fault(
+        "a restored host is judged by a future that never was",
+        POPULATION,
+        'governor.load(snapshot["governor"])',
+        'assert snapshot["governor"]',
+        "runtime/test_governor.py::test_a_restored_population_is_governed_as_it_was",
+    ),
+    Fault(
         "the evidence is taken with the seed in",
         MEASURING,
         "    slot.is_in_output = False\n    try:",

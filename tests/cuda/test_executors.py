@@ -214,21 +214,20 @@ def test_a_reset_host_equals_a_fresh_one():
 def test_no_step_of_an_epoch_waits_for_the_device(executor, life):
     task, script = LIVES[life]
     population = build(task, executor=executor)
-    play(population, 3, {0: script})  # graphs of this structure exist from here on
-    for run in population.runs:
-        run.begin_epoch()
+    play(population, 3, {0: script})
+    population.train_epoch()  # graphs of this structure exist from here on
     with no_waiting():
         population.executor.train(population.runs)
     assert all(float(run.sums[0]) > 0 for run in population.runs)
 
 
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
-def test_measuring_and_scoring_do_not_wait_for_the_device(executor):
+def test_measuring_does_not_wait_for_the_device(executor):
     population = build(executor=executor)
     play(population, 3, {0: GROWTH})
     population.train_epoch()
+    population.evaluate()
     with no_waiting():
-        population.executor.scores(population.runs)
         population.executor.measure(population.runs, [run.splits.validation for run in population.runs])
 
 

@@ -185,13 +185,13 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed():
         population.evaluate()
     passed = time.perf_counter() - started
     total = sum(cost.seconds for run in population.runs for cost in run.ledger.phases.values())
-    assert 0.8 * passed < total <= passed
+    assert 0.5 * passed < total <= passed
 
 
 def test_the_largest_size_is_remembered():
     population = life(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     largest = population.runs[0].model.total_params
-    population.runs[0].abandon_seeds()
+    population.runs[0].model.abandon_seed("r0c0")
     play(population, 1)
     assert population.runs[0].model.total_params < largest == population.runs[0].ledger.peak_params
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from esper.leyline.errors import DeviceError, EsperError, SettingError
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
-from esper.runtime.executors import EagerExecutor, choose_executor
+from esper.runtime.executors import EagerExecutor, choose_executor, find_eager_only
 from esper.runtime.population import Population, memory_errors
 from runtime.lives import BLOBS
 
@@ -89,17 +90,22 @@ def test_an_impossible_setting_is_refused_before_any_work(options, words):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [({"amp": "fp16", "incubates": False}, "fp16 with its scaler"), ({"amp": "off", "incubates": True}, "shadow pass")],
+    ("amp", "changes", "words"),
+    [
+        ("fp16", {}, "fp16 with its scaler"),
+        ("off", {"lengths": StageLengths(training=1)}, "shadow pass"),
+        ("off", {"build_host": lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))}, "dropout"),
+    ],
 )
-def test_what_needs_the_eager_executor_is_refused_on_the_graphed_one(options, words):
+def test_what_needs_the_eager_executor_is_refused_on_the_graphed_one(amp, changes, words):
+    eager_only = find_eager_only(replace(BLOBS, **changes), amp)
     with pytest.raises(SettingError, match=words):
-        choose_executor("graphed", CUDA, **options)
+        choose_executor("graphed", CUDA, eager_only)
+    assert isinstance(choose_executor("auto", CUDA, eager_only), EagerExecutor)
 
 
-@pytest.mark.parametrize(("amp", "incubates"), [("fp16", False), ("off", True)])
-def test_auto_falls_back_to_eager_where_something_needs_it(amp, incubates):
-    assert isinstance(choose_executor("auto", CUDA, amp=amp, incubates=incubates), EagerExecutor)
+def test_nothing_about_a_plain_task_needs_the_eager_executor():
+    assert find_eager_only(BLOBS, "bf16") is None
 
 
 def test_auto_is_eager_on_the_cpu():

@@ -16,7 +16,7 @@ def rows(split):
 
 
 def numbered(count):
-    return TensorSplit(torch.arange(count)[:, None], torch.arange(count) % 3, scale=0.5, shift=-1.0)
+    return TensorSplit(torch.arange(float(count))[:, None], torch.arange(count) % 3, scale=0.5, shift=-1.0)
 
 
 def opened(splits):

@@ -1,9 +1,11 @@
 """The never-grown yardstick: the same as a population that never grows, computed once, read back afterwards."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from esper.kasmina.hosts import build_mlp_host
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.runtime.twins import twin_readings
@@ -43,3 +45,18 @@ def test_a_damaged_file_is_computed_anew(tmp_path, damage):
 def test_another_plan_has_another_twin(tmp_path):
     first = twin_readings(TASK, [1], tmp_path)
     assert twin_readings(replace(TASK, lr=0.01), [1], tmp_path) != first
+
+
+def test_another_host_under_the_same_name_has_another_twin(tmp_path):
+    first = twin_readings(TASK, [1], tmp_path)
+    other = replace(TASK, build_host=lambda: build_mlp_host(inputs=2, widths=(4,), classes=2))
+    assert twin_readings(other, [1], tmp_path) != first
+
+
+def test_a_twin_that_diverges_is_kept_as_it_is(tmp_path):
+    task = replace(TASK, lr=1e30, clip_norm=1e30)
+    first = twin_readings(task, [1], tmp_path)[1]
+    assert any(not math.isfinite(reading.train_loss) for reading in first)
+    again = twin_readings(task, [1], tmp_path)[1]
+    assert [reading.epoch for reading in again] == [0, 1, 2]
+    assert any(math.isnan(reading.train_loss) for reading in again)

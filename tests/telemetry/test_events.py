@@ -14,12 +14,14 @@ from esper.telemetry.events import (
     EpochMeasured,
     GateJudged,
     GrowthHint,
+    HostRolledBack,
     StageChanged,
     from_record,
     to_record,
 )
 
 EVENTS = [
+    HostRolledBack(1, 4, "training loss is nan"),
     ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 10**9, 3.0, 1, 2, 3),
     EpochMeasured(0, 3, 0.5, 1234),
     ContributionMeasured(0, 3, "r0c0", 0.25, 0.125, 40),

@@ -122,14 +122,15 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="bytes").load()
-        images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.int64)
-        images = images.reshape(-1, 3, 32, 32)
-    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError) as problem:
+        images, labels = batch[b"data"], np.asarray(batch[b"labels"], np.int64)
+    except Exception as problem:  # damaged bytes can make an unpickler fail in any way
         raise DataError(f"{path} is not an official CIFAR-10 batch ({problem}); download it again.") from problem
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,) or not len(images):
+        raise DataError(f"{path} does not hold images as rows of 3,072 bytes; download it again.")
     if len(images) != len(labels):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels; download it again.")
     _check_labels(labels, 10, str(path))
-    return images, labels
+    return images.reshape(-1, 3, 32, 32), labels
 
 
 def _check_labels(labels: np.ndarray, classes: int, what: str) -> None:

@@ -11,10 +11,11 @@ from esper.leyline.errors import DeviceError
 
 def parse_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to be there."""
-    if not names:
+    parts = [part for text in names for part in re.split(r"[,\s]+", text) if part]
+    if not parts:
         raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
     devices = []
-    for name in (part for text in names for part in re.split(r"[,\s]+", text) if part):
+    for name in parts:
         if name.startswith("mps"):
             raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
         try:

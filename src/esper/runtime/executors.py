@@ -10,9 +10,10 @@ from torch import Tensor
 
 from esper.leyline.errors import SettingError
 from esper.runtime.batches import SharedBatchIterator
-from esper.runtime.host import HostRun
+from esper.runtime.host import HostRun, draws_random_numbers
 from esper.runtime.measuring import greedy_scores, measure
 from esper.runtime.splits import Split
+from esper.runtime.tasks import Task
 
 
 class Executor(Protocol):
@@ -154,9 +155,19 @@ def _structure(run: HostRun) -> tuple[Any, ...]:
     )
 
 
-def choose_executor(name: str, devices: Sequence[torch.device], *, amp: str, incubates: bool) -> Executor:
+def find_eager_only(task: Task, amp: str) -> str | None:
+    """What about this task a captured graph could not do right; None if nothing."""
+    if amp == "fp16":
+        return "fp16 with its scaler"
+    if task.lengths.training > 0:
+        return "the shadow pass of TRAINING seeds"
+    with torch.device("meta"):
+        host = task.build_host()
+    return "a host with dropout" if draws_random_numbers(host) else None
+
+
+def choose_executor(name: str, devices: Sequence[torch.device], eager_only: str | None) -> Executor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
-    eager_only = "fp16 with its scaler" if amp == "fp16" else "the shadow pass of TRAINING seeds" if incubates else None
     on_gpu = all(device.type == "cuda" for device in devices)
     match name:
         case "auto":

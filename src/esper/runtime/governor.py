@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
+from esper.kasmina.model import SlotChange
+from esper.leyline.stages import SeedStage
 from esper.runtime.host import EpochReading, HostRun
 
 CLEARLY_BETTER = 2.0
-"""Times chance that accuracy must have reached before guessing counts as a collapse."""
+"""Times chance (and four standard errors above it) that accuracy must have reached before guessing is a collapse."""
 GUESSING = 1.1
 EXPLODED = 3.0
-"""Times its best that the held-out loss may be, for at most PATIENCE checks in a row."""
+"""Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a row."""
 PATIENCE = 3
 
 
@@ -49,31 +51,42 @@ class Governor:
         if not math.isfinite(loss):
             return f"held-out loss is {loss}"
         chance = self.run.task.chance
-        if self.best_accuracy >= min(CLEARLY_BETTER * chance, (1 + chance) / 2) and accuracy <= GUESSING * chance:
+        luck = 4 * math.sqrt(chance * (1 - chance) / len(self.run.splits.validation))
+        clearly = min(max(CLEARLY_BETTER * chance, chance + luck), (1 + chance) / 2)
+        if self.best_accuracy >= clearly and accuracy <= GUESSING * chance:
             return f"accuracy fell from {self.best_accuracy:.1%} to guessing, {accuracy:.1%}"
-        self.bad_checks = self.bad_checks + 1 if loss > EXPLODED * self.best_loss else 0
+        worse_than_guessing = -math.log(chance)
+        self.bad_checks = self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, worse_than_guessing) else 0
         if self.bad_checks >= PATIENCE:
             return f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
         self.best_accuracy, self.best_loss = max(self.best_accuracy, accuracy), min(self.best_loss, loss)
         return None
 
     def keep(self) -> None:
-        """Remember the present as good. While the structure stays the same this is one copy on the device."""
+        """Remember the present as good, unless it is under suspicion. While the structure stays, this is one copy."""
+        if self.bad_checks:
+            return
         topology = self.run.topology()
         if topology == self._topology:
             torch._foreach_copy_(list(self._good["tensors"].values()), self._live)
-            fresh = self.run.plain_state()
-            self._good.update(fresh)
+            self._good.update(self.run.plain_state())
             return
         self._topology = topology
         self._good = self.run.snapshot()
         self._live = [value.detach() for value in self.run.tensors().values()]
 
-    def roll_back(self) -> list[str]:
+    def roll_back(self) -> list[SlotChange]:
         """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
+        live = {slot.slot_id: slot.state for slot in self.run.slots if slot.state.is_live}
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
         self.bad_checks = 0
-        culled = self.run.abandon_seeds()
-        self._topology = None
-        return culled
+        changes = [self.run.model.abandon_seed(s.slot_id) for s in self.run.slots if s.state.is_live]
+        culled = {change.slot_id for change in changes}
+        for slot in self.run.slots:
+            if slot.slot_id in live and slot.slot_id not in culled:  # planted after the last good epoch
+                before = live[slot.slot_id]
+                slot.assign(before.advance(SeedStage.CULLED))
+                changes.append(SlotChange(slot.slot_id, before, slot.state))
+        self.keep()
+        return changes

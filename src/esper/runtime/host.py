@@ -1,5 +1,6 @@
 """One host's life: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ class HostRun:
         self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
         self.sums = torch.zeros(3 + len(self.slots), device=device)
-        self.epoch = 0
+        self.epoch = self.step = 0
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
 
@@ -88,12 +89,25 @@ class HostRun:
                 factor = self.task.seed_lr * min(1.0, slot.state.age / (self.task.seed_warmup + 1))
                 set_rate(self.optimizer.param_groups[self.link.groups[slot.slot_id]], rate * factor)
         self.sums.zero_()
+        self.step = 0
         self.plan.draw()
         if not self.model.training:
             self.model.train()
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
+        self.step += 1
+        with self._randomness():
+            self._learn(inputs, targets)
+
+    def _randomness(self) -> AbstractContextManager[None]:
+        """A host with dropout draws from numbers of its own, so that it does not matter who trains beside it."""
+        if not draws_random_numbers(self.model.host):
+            return nullcontext()
+        devices = [self.device.index or 0] if self.device.type == "cuda" else []
+        return own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
+
+    def _learn(self, inputs: Tensor, targets: Tensor) -> None:
         losses, correct = self._forward(inputs, targets)
         self._backward(losses.mean())
         if any(slot.state.stage is SeedStage.TRAINING for slot in self.slots):
@@ -154,18 +168,29 @@ class HostRun:
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""
         return {
-            "slots": [(list(s.fossils), list(s.fossil_names), s.seed, s.state, s.gradient_ratio) for s in self.slots],
+            "slots": [
+                (
+                    list(s.fossils),
+                    list(s.fossil_names),
+                    s.seed,
+                    s.state,
+                    s.gradient_ratio,
+                    s.gradient_norm,
+                    s.greedy_score,
+                )
+                for s in self.slots
+            ],
             "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
-        for slot, (fossils, names, seed, state, ratio) in zip(self.slots, snapshot["slots"], strict=True):
+        for slot, (fossils, names, seed, state, *readings) in zip(self.slots, snapshot["slots"], strict=True):
             slot.fossils, slot.fossil_names = nn.ModuleList(fossils), list(names)
             slot.seed = seed
             slot.assign(state)
-            slot.gradient_ratio = ratio
+            slot.gradient_ratio, slot.gradient_norm, slot.greedy_score = readings
         self._regroup()
         with torch.no_grad():
             for name, value in self.tensors().items():
@@ -175,13 +200,6 @@ class HostRun:
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
             self.epoch, self.model.births, self.model.shadow_passes, self.reading = snapshot["counters"]
-
-    def abandon_seeds(self) -> list[str]:
-        """Cull every live seed, whatever its age."""
-        live = [slot.slot_id for slot in self.slots if slot.state.is_live]
-        for slot_id in live:
-            self.model.abandon_seed(slot_id)
-        return live
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and optimiser state by name."""
@@ -208,6 +226,10 @@ class HostRun:
     def prime(self) -> None:
         """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
         self.state_version += prime_state(self.optimizer, self.model.parameters())
+
+
+def draws_random_numbers(host: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in host.modules())
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:

@@ -17,7 +17,7 @@ from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.devices import map_hosts, parse_devices
-from esper.runtime.executors import choose_executor
+from esper.runtime.executors import choose_executor, find_eager_only
 from esper.runtime.governor import Governor
 from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
@@ -32,7 +32,12 @@ class Rollback:
 
     host: int
     reason: str
-    culled: tuple[str, ...]
+    changes: tuple[SlotChange, ...]
+    """live seeds that were culled"""
+
+    @property
+    def culled(self) -> tuple[str, ...]:
+        return tuple(change.slot_id for change in self.changes)
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,12 @@ class Population:
         if amp not in AMP_TYPES:
             raise SettingError(f"unknown amp {amp!r}. Known: {', '.join(AMP_TYPES)}.")
         parsed = parse_devices(devices)
+        if amp == "fp16" and any(device.type == "cpu" for device in parsed):
+            raise SettingError("amp fp16 needs CUDA devices; on a CPU use bf16 or off.")
         self.placed = map_hosts(len(seeds), parsed)
         self.task, self.amp = task, amp
-        self.executor = choose_executor(executor, parsed, amp=amp, incubates=task.lengths.training > 0)
+        eager_only = find_eager_only(task, amp)
+        self.executor = choose_executor(executor, parsed, eager_only)
         splits = splits or task.load(data_root)
         check_fit(task, splits)
         self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
@@ -106,7 +114,7 @@ class Population:
                 run.ledger.charge("shadow", run.examples, flops + (1 + BACKWARD) * seeds)
             run.ledger.spend("training", seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
-        return self.readings()
+        return [reading for reading in self.readings() if reading is not None]
 
     def evaluate(self) -> list[Rollback]:
         """Held-out loss, accuracy and every live seed's contribution; hosts that broke are brought back."""
@@ -165,9 +173,9 @@ class Population:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def readings(self) -> list[EpochReading]:
-        found = [run.reading for run in self.runs]
-        return [reading for reading in found if reading is not None]
+    def readings(self) -> list[EpochReading | None]:
+        """Each host's last epoch; None where there has been none yet."""
+        return [run.reading for run in self.runs]
 
     def reports(self) -> list[dict[str, SeedStateReport]]:
         return [run.model.get_slot_reports() for run in self.runs]

@@ -54,6 +54,8 @@ class TensorSplit:
         else:
             assert offsets is not None
             picked = self._crop(rows, offsets)
+        if picked.dtype in (torch.int16, torch.int32, torch.int64):
+            return picked.long(), self.targets[rows]  # tokens or other indices: read as they are
         return torch.add(torch.mul(picked, self.scale), self.shift), self.targets[rows]
 
     def _crop(self, rows: Tensor, offsets: Tensor) -> Tensor:

@@ -74,6 +74,10 @@ class Task:
         for name in ("batch", "life"):
             if getattr(self, name) < 1:
                 raise SettingError(f"task {self.name}: {name} must be at least 1, got {getattr(self, name)}.")
+        if self.epoch_examples is not None and self.epoch_examples < 1:
+            raise SettingError(
+                f"task {self.name}: epoch_examples must be at least 1 or None, got {self.epoch_examples}."
+            )
         if self.optimizer not in ("sgd", "adamw"):
             raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
 
@@ -81,7 +85,7 @@ class Task:
         """The learning rate after `progress` (0 to 1) of the life. It does not depend on actions."""
         if progress <= self.constant_share:
             return self.lr
-        share = (progress - self.constant_share) / (1.0 - self.constant_share)
+        share = min(1.0, (progress - self.constant_share) / (1.0 - self.constant_share))
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
@@ -131,7 +135,14 @@ def stack_examples(examples: "torch.utils.data.Dataset[tuple[Tensor, int]]", cla
     shapes = {tuple(example.shape) for example in inputs}
     if len(shapes) > 1:
         raise DataError(f"{what}: examples have different shapes {sorted(shapes)[:3]}; make them equal.")
-    stacked, targets = torch.stack(inputs), torch.as_tensor([float(label) for _, label in pairs], dtype=torch.double)
+    stacked = torch.stack(inputs)
+    stacked = stacked.float() if stacked.is_floating_point() else stacked
+    try:
+        targets = torch.as_tensor([float(label) for _, label in pairs], dtype=torch.double)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise DataError(
+            f"{what}: a label is not one number ({problem}); give each example one whole label."
+        ) from problem
     if not torch.isfinite(stacked).all():
         raise DataError(f"{what}: some examples hold NaN or Inf; clean them first.")
     if (targets != targets.round()).any() or targets.min() < 0 or targets.max() >= classes:

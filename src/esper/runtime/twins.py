@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
@@ -27,8 +30,15 @@ _DECIDES_A_TWIN = (
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
-    """Changes when a twin would: the task's training settings and how hosts are run."""
-    facts = {name: getattr(task, name) for name in _DECIDES_A_TWIN} | {key: str(v) for key, v in population.items()}
+    """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
+    facts: dict[str, Any] = {name: getattr(task, name) for name in _DECIDES_A_TWIN}
+    facts |= {key: str(population[key]) for key in ("devices", "executor", "amp") if key in population}
+    with torch.device("meta"):
+        host = task.build_host()
+    facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]
+    facts["score"] = getattr(task.score, "__qualname__", "")
+    if (splits := population.get("splits")) is not None:
+        facts["examples"] = [len(splits.train), len(splits.validation)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -38,9 +48,7 @@ def twin_readings(task: Task, seeds: Sequence[int], folder: Path, **population: 
     Args:
         population: how to run the hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
     """
-    key = fingerprint(
-        task, {name: value for name, value in population.items() if name in ("devices", "executor", "amp")}
-    )
+    key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     found = {seed: readings for seed, path in paths.items() if (readings := _read(path, task.life)) is not None}
     missing = [seed for seed in paths if seed not in found]
@@ -52,6 +60,7 @@ def twin_readings(task: Task, seeds: Sequence[int], folder: Path, **population: 
             hosts.train_epoch()
             hosts.evaluate()
             for seed, reading in zip(missing, hosts.readings(), strict=True):
+                assert reading is not None
                 found[seed].append(reading)
         folder.mkdir(parents=True, exist_ok=True)
         for seed in missing:
@@ -68,10 +77,15 @@ def _read(path: Path, life: int) -> list[EpochReading] | None:
         return None
     if not isinstance(rows, list) or len(rows) != life or any(set(row) != names for row in rows):
         return None
-    return [EpochReading(**row) for row in rows]
+    measured = ("train_loss", "train_accuracy", "host_gradient_norm")
+    return [EpochReading(**row | {name: math.nan for name in measured if row[name] is None}) for row in rows]
 
 
 def _write(path: Path, readings: Sequence[EpochReading]) -> None:
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps([asdict(reading) for reading in readings], allow_nan=False), encoding="utf-8")
+    rows = [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in map(asdict, readings)
+    ]
+    temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
     os.replace(temporary, path)

@@ -99,6 +99,18 @@ class GateJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRolledBack:
+    """The governor brought a host back to its last good state."""
+
+    host: int
+    epoch: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: host {self.host} rolled back: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class GrowthHint:
     """Advice to whoever runs the training loop."""
 
@@ -144,6 +156,7 @@ Event = (
     | StageChanged
     | GateJudged
     | GrowthHint
+    | HostRolledBack
 )
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
 

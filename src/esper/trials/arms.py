@@ -16,7 +16,7 @@ from esper.runtime.tasks import Task
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import Ground, make_policy, replay
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, StageChanged
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 
 Watch = Callable[[int, Sequence[Event]], None]
 """(epoch, that epoch's events of all hosts)"""
@@ -82,6 +82,7 @@ def run_arm(
     for host, (seed, final) in enumerate(zip(seeds, finals, strict=True)):
         stages = [event.after for event in events[host] if isinstance(event, StageChanged)]
         reading = population.readings()[host]
+        assert reading is not None
         result = ArmFinished(
             arm=arm,
             seed=seed,
@@ -125,8 +126,12 @@ def make_decider(
 def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) -> list[list[Event]]:
     """Train, measure, decide, act, tick: one epoch of every host, told as events."""
     population.train_epoch()
-    rolled_back = {rollback.host for rollback in population.evaluate()}
     happened: list[list[Event]] = [[] for _ in deciders]
+    rolled_back = set()
+    for rollback in population.evaluate():
+        rolled_back.add(rollback.host)
+        happened[rollback.host].append(HostRolledBack(rollback.host, epoch, rollback.reason))
+        happened[rollback.host] += tell_changes(rollback.host, epoch, rollback.changes)
     for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
         masks = compute_batch_masks([view])
         actions, decider.memory = decider.policy.decide(None, masks, [view.reports], decider.memory)
