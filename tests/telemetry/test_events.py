@@ -21,7 +21,6 @@ from esper.telemetry.events import (
 )
 
 EVENTS = [
-    HostRolledBack(1, 4, "training loss is nan"),
     ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 10**9, 3.0, 1, 2, 3),
     EpochMeasured(0, 3, 0.5, 1234),
     ContributionMeasured(0, 3, "r0c0", 0.25, 0.125, 40),
@@ -32,6 +31,7 @@ EVENTS = [
     StageChanged(0, 3, "r0c0", "RESETTING", "DORMANT", None, 0.0),
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     GrowthHint(0, 3, "the rate is low"),
+    HostRolledBack(1, 3, "training loss is nan"),
 ]
 every_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 
