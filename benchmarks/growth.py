@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.runtime.tasks import TASKS, get_task
 from esper.telemetry.events import ArmFinished
 from esper.trials.arms import Settings, run_arm
@@ -61,6 +62,7 @@ def main() -> None:
     task = replace(task, life=options.epochs or task.life)
     seeds = list(range(options.seeds))
     settings = Settings(device=options.device, splits=task.load(options.data_root))
+    print(f"{task.name}, hosts on {describe_map(map_hosts(len(seeds), parse_devices([options.device])))}")
     grown = run_arm(task, "heuristic", seeds, settings)
     sham = run_arm(task, "sham", seeds, settings, replayed=[run.events for run in grown])
     never = run_arm(task, "never", seeds, settings)

@@ -68,6 +68,7 @@ class HostRun:
         self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
         self.sums = torch.zeros(3 + len(self.slots), device=device)
+        self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
@@ -102,7 +103,7 @@ class HostRun:
 
     def _randomness(self) -> AbstractContextManager[None]:
         """A host with dropout draws from numbers of its own, so that it does not matter who trains beside it."""
-        if not draws_random_numbers(self.model.host):
+        if not self.is_random:
             return nullcontext()
         devices = [self.device.index or 0] if self.device.type == "cuda" else []
         return own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)

@@ -28,16 +28,6 @@ def bypassed(slot: SeedSlot) -> Iterator[None]:
         slot.is_in_output = True
 
 
-@contextmanager
-def at_full_strength(slot: SeedSlot) -> Iterator[None]:
-    """The network with a TRAINING seed fully in."""
-    slot.is_shadowed = True
-    try:
-        yield
-    finally:
-        slot.is_shadowed = False
-
-
 def incubated_slots(run: HostRun) -> list[SeedSlot]:
     """Slots whose seed trains in the shadow of the host."""
     return [slot for slot in run.slots if slot.state.stage is SeedStage.TRAINING]
@@ -100,7 +90,7 @@ def _passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Ten
 
 def _shadow_passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
     for slot in slots:
-        with at_full_strength(slot):
+        with run.model.at_full_strength(slot.slot_id):
             yield run.model(inputs)
 
 

@@ -1,7 +1,8 @@
 """N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,18 +231,16 @@ class Population:
             raise DataError("the test split has been read, so these lives are over; build a new population to go on.")
 
 
-class memory_errors:  # noqa: N801  (used like a function: with memory_errors(): ...)
+@contextmanager
+def memory_errors() -> Iterator[None]:
     """Turns an allocation that failed into an error that names the knob to lower."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
-        if isinstance(problem, torch.OutOfMemoryError):
-            raise DeviceError(
-                "out of GPU memory. Lower the number of hosts (seeds) or the task's batch, or spread the hosts over "
-                f"more devices. ({str(problem).splitlines()[0]})"
-            ) from problem
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise DeviceError(
+            "out of GPU memory. Lower the number of hosts (seeds) or the task's batch, or spread the hosts over more "
+            f"devices. ({str(problem).splitlines()[0]})"
+        ) from problem
 
 
 def _place(splits: Splits, task: Task, device: torch.device) -> Splits:
