@@ -171,8 +171,8 @@ GARDEN_FAULTS = [
     Fault(
         "a harvest keeps esper's hooks",
         HARVEST,
-        "            del hooks[own]\n",
-        "",
+        "if not len(fossils):\n            del hooks[own]\n",
+        "if not len(fossils):\n",
         "kasmina/test_harvesting.py::test_a_harvest_without_fossils_is_the_bare_host_without_hooks",
     ),
     Fault(

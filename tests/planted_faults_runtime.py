@@ -162,8 +162,9 @@ RUNTIME_FAULTS = [
     Fault(
         "a rollback keeps live seeds",
         GOVERNOR,
-        "for s in self.run.slots if s.state.is_live]\n        culled",
-        "for s in self.run.slots if s.state.age < 0]\n        culled",
+        "changes = [self.run.model.abandon_seed(s.slot_id) for s in self.run.slots if s.state.is_live]\n"
+        "        culled = {change.slot_id for change in changes}",
+        "changes: list[SlotChange] = []\n        culled = set(live)",
         "runtime/test_governor.py::test_a_rollback_culls_live_seeds_and_keeps_fossils",
     ),
     Fault(

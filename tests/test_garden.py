@@ -11,7 +11,7 @@ import esper
 from esper.kasmina import GrowthSettings
 from esper.kasmina.slot import count_parameters
 from esper.leyline import StageLengths
-from esper.leyline.errors import OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -160,7 +160,7 @@ def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
 
 @pytest.mark.parametrize(
     ("higher_is_better", "as_bool", "sign"),
-    [(None, True, 1), (None, False, -1), (True, False, 1), (False, True, -1), (False, False, -1)],
+    [(None, True, 1), (True, False, 1), (False, True, -1), (False, False, -1)],
 )
 def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(higher_is_better, as_bool, sign):
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, higher_is_better=higher_is_better), "BLENDING")
@@ -287,9 +287,66 @@ def test_rewarming_makes_the_hint_superfluous():
 
 def test_a_seed_that_no_optimizer_owns_is_an_error_at_the_next_step():
     garden = grow_cnn({1: PLANT_FIRST}, attach=False)
-    garden.step(made_up(garden))
-    with pytest.raises(OptimizerError, match=r"in no optimiser.*attach\(optimizer\)"):
+    with pytest.raises(OptimizerError, match=r"no optimiser is attached.*attach\(optimizer\)"):
         garden.step(made_up(garden))
+    assert garden.model.active_seeds == 0
+    garden.model.germinate_seed("r0c0", "conv_light")
+    with pytest.raises(OptimizerError, match=r"in no optimiser.*attach\(optimizer\)"):
+        garden.model.tick()
+
+
+def test_zeros_and_ones_as_numbers_are_refused_until_the_user_says_what_they_are():
+    garden = grow_cnn()
+    with pytest.raises(MeasurementError, match="higher_is_better=True"):
+        garden.step(lambda: torch.tensor([1.0, 0.0, 1.0]))
+    assert garden.epoch == 0
+
+
+def test_a_model_that_is_growing_cannot_be_grown_again():
+    garden = grow_cnn()
+    for model in (garden.model, garden.model.host):
+        with pytest.raises(esper.EsperError, match="growing already"):
+            esper.grow(model, slots="layer1", example=IMAGES)
+
+
+def test_a_harvested_network_can_grow_again():
+    first = walk_to(grow_cnn({0: PLANT_FIRST}), "DORMANT").harvest()
+    again = esper.grow(first, slots=["layer1", "layer2"], example=IMAGES)
+    assert torch.equal(again.harvest().eval()(IMAGES), first.eval()(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": 3}, "policy is 3"),
+        ({"policy": lambda ground: None}, "must build an object with decide"),
+        ({"settings": {"epochs": 3}}, "settings is a dict"),
+        ({"budget": 2}, r"write a float: budget=2\.0"),
+        ({"budget": "2x"}, "budget '2x'"),
+    ],
+)
+def test_a_setting_of_the_wrong_form_is_refused_with_the_right_one(options, words):
+    with pytest.raises(SettingError, match=words):
+        esper.grow(CNN(), slots="layer1", example=IMAGES, **options)
+
+
+def test_a_length_of_training_below_one_is_refused():
+    with pytest.raises(SettingError, match="epochs must be at least 1"):
+        esper.GrowthSettings(epochs=-1)
+
+
+def test_values_instead_of_a_function_are_refused():
+    with pytest.raises(MeasurementError, match="needs the function evaluate itself"):
+        grow_cnn().step(torch.ones(3))
+
+
+def test_a_scheduler_made_before_attaching_has_to_be_passed():
+    garden = grow_cnn(attach=False)
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    with pytest.raises(OptimizerError, match=r"attach\(optimizer, scheduler\)"):
+        garden.attach(optimizer)
+    assert len(optimizer.param_groups) == 1
 
 
 def test_a_seed_that_was_taken_out_of_the_optimizer_is_an_error_at_the_next_step():

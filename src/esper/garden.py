@@ -21,7 +21,14 @@ from esper.kasmina.probing import Example, Place, choose_places, find_places, un
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
-from esper.leyline.errors import IllegalActionError, SettingError, UnknownNameError
+from esper.leyline.errors import (
+    HostError,
+    IllegalActionError,
+    MeasurementError,
+    OptimizerError,
+    SettingError,
+    UnknownNameError,
+)
 from esper.leyline.factored_actions import FactoredAction, LifecycleOp
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -71,6 +78,10 @@ def grow(
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
     settings = settings or GrowthSettings()
+    if not isinstance(settings, GrowthSettings):
+        raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
+    if isinstance(model, MorphogeneticModel):
+        raise HostError("this model is growing already; go on with its garden, or grow garden.harvest().")
     patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
         raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
@@ -92,14 +103,22 @@ def grow(
 
 def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     """A budget as a number of parameters: a float is a multiple of what the model has."""
-    if budget is None or (isinstance(budget, int) and not isinstance(budget, bool)):
+    own = count_parameters(model)
+    if budget is None:
+        return None
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        if budget <= own:
+            raise SettingError(
+                f"budget={budget} is a number of parameters, and the model has {own:,} already. For a multiple of its "
+                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
+            )
         return budget
     if not isinstance(budget, float) or not 1.0 < budget < math.inf:
         raise SettingError(
             f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
             "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
         )
-    return int(budget * count_parameters(model))
+    return int(budget * own)
 
 
 class Garden:
@@ -114,7 +133,13 @@ class Garden:
         self.model = model
         ground = Ground(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+        if not isinstance(policy, str) and not callable(policy):
+            raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of the ground.")
         self.policy: Policy = make_policy(policy, ground) if isinstance(policy, str) else policy(ground)
+        if not hasattr(self.policy, "decide"):
+            raise SettingError(
+                f"policy built a {type(self.policy).__name__}; it must build an object with decide(...)."
+            )
         self.higher_is_better = higher_is_better
         self.memory: Any = None
         self.epoch = 0
@@ -151,6 +176,14 @@ class Garden:
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
+        if self.model.link is None:
+            raise OptimizerError(
+                "no optimiser is attached, so no seed could learn. Call attach(optimizer) before step()."
+            )
+        if not callable(evaluate):
+            raise MeasurementError(
+                f"step() was given a {type(evaluate).__name__}; it needs the function evaluate itself."
+            )
         events = [*self._measure(evaluate), *self._decide(), *self._tick()]
         self.history.extend(events)
         self.epoch += 1
@@ -217,7 +250,13 @@ class Garden:
         if is_score is None:
             is_score = isinstance(values, Tensor) and values.dtype == torch.bool
         sign = -1.0 if is_score else 1.0
-        return check_values(values) * sign, sign
+        checked = check_values(values)
+        if self.higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
+            raise MeasurementError(
+                "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
+                "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
+            )
+        return checked * sign, sign
 
     def _decide(self) -> list[Event]:
         view = self.model.view()

@@ -10,7 +10,7 @@ from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.probing import Example, find_places
 from esper.kasmina.seeds import Seed, Sham
-from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.slots import SlotConfig
@@ -25,6 +25,11 @@ class KnownShapes:
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     """The slots with the module each sits on, asked of the host where the caller did not say."""
+    if has_slots(host):
+        raise HostError(
+            f"this {type(host).__name__} is growing already: it carries slots. Go on with the garden it belongs to, or "
+            "grow garden.harvest(), which is a plain module again."
+        )
     if slots is not None and slots.modules:
         return slots
     if not isinstance(host, SegmentedHost):

@@ -32,7 +32,12 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
         if not len(fossils):
             del hooks[own]
             continue
-        if hasattr(site, seeds.CHILD):
+        earlier = getattr(site, seeds.CHILD, None)
+        if isinstance(earlier, seeds.Fossils):  # a harvested network that grew again
+            earlier.extend(fossils)
+            del hooks[own]
+            continue
+        if earlier is not None:
             raise HostError(
                 f"slot {slot_id} cannot be harvested: {type(site).__name__} already has an attribute "
                 f"{seeds.CHILD!r}; rename it."
@@ -44,6 +49,11 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
 
 def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """Write the harvested weights and `grown.py`, whose `graft(model)` rebuilds the network without esper."""
+    if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
+        raise HostError(
+            "this host was harvested before it grew again, so its earlier fossils have no source to export. "
+            "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
+        )
     plain, source = harvest(model), render_source(model)
     _prove(source, model)
     folder.mkdir(parents=True, exist_ok=True)

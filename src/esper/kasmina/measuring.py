@@ -12,11 +12,15 @@ from esper.leyline.gates import Measurement
 
 def check_values(values: object, name: str = "evaluate()") -> Tensor:
     """Held-out values as evidence needs them: one finite number per example."""
-    if not isinstance(values, Tensor) or values.dim() != 1:
-        got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    if not isinstance(values, Tensor):
         raise MeasurementError(
-            f"{name} returned {got}. It must return one value per held-out example, a 1-D tensor, because a mean has "
-            "no standard error; use reduction='none' and concatenate the batches."
+            f"{name} returned a {type(values).__name__}. It must return a 1-D torch tensor with one value per held-out "
+            "example; torch.as_tensor makes one from a list or an array."
+        )
+    if values.dim() != 1:
+        raise MeasurementError(
+            f"{name} returned a tensor of shape {tuple(values.shape)}. It must return one value per example, a "
+            "1-D tensor, because a mean has no standard error; use reduction='none' and concatenate the batches."
         )
     if len(values) < 2:
         raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")

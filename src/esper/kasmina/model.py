@@ -23,7 +23,7 @@ from esper.kasmina.probing import Example
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError
+from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError, SettingError
 from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
 from esper.leyline.legality import GrowthView, refusal
@@ -49,6 +49,10 @@ class GrowthSettings:
     """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
     seed: int = 0
     """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise SettingError(f"GrowthSettings.epochs must be at least 1 or None if unknown, got {self.epochs}.")
 
 
 @dataclass(frozen=True)
@@ -336,7 +340,9 @@ class MorphogeneticModel(nn.Module):
         return self.host_params + self.fossilized_params + self.active_params
 
     def attach(self, optimizer: torch.optim.Optimizer, **options: Any) -> OptimizerLink:
-        """Let an optimiser follow this network; see `OptimizerLink` for the options."""
+        """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
+        if self.link is not None and self.link.optimizer is optimizer:
+            raise OptimizerError("this optimiser is attached already; one attach(optimizer) is enough.")
         link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, **options)
         if self.link is not None:
             self.link.detach()

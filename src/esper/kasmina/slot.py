@@ -117,6 +117,12 @@ class SeedSlot(nn.Module):
         )
 
 
+def has_slots(host: nn.Module) -> bool:
+    """Whether somebody is growing this host already."""
+    hooks = (hook for module in host.modules() for hook in module._forward_hooks.values())
+    return any(isinstance(getattr(hook, "__self__", None), SeedSlot) for hook in hooks)
+
+
 def remove_slots(host: nn.Module) -> None:
     """Take every slot's hook off a host."""
     for module in host.modules():

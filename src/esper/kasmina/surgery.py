@@ -65,7 +65,7 @@ class OptimizerLink:
             self._add_group(slot_id)
         self.steps_since_planting: dict[str, int] = {}
         home = optimizer.param_groups[self.home]
-        self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr", "max_lr") if key in home)
+        self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self._scheduled: list[Any] = []
         self._handles = []
         if follows_rates:
@@ -189,6 +189,11 @@ def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
             "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         )
     if scheduler is None:
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise OptimizerError(
+                "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
+                "attach(optimizer, scheduler), or create it after attach(optimizer)."
+            )
         return
     if type(scheduler) not in PER_GROUP_SCHEDULERS:
         names = ", ".join(cls.__name__ for cls in PER_GROUP_SCHEDULERS)
