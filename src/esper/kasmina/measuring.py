@@ -19,8 +19,8 @@ def check_values(values: object, name: str = "evaluate()") -> Tensor:
         )
     if values.dim() != 1:
         raise MeasurementError(
-            f"{name} returned a tensor of shape {tuple(values.shape)}. It must return one value per example, a "
-            "1-D tensor, because a mean has no standard error; use reduction='none' and concatenate the batches."
+            f"{name} returned a tensor of shape {tuple(values.shape)}. It must return one value per held-out example, "
+            "a 1-D tensor, because a mean has no standard error; use reduction='none' and concatenate the batches."
         )
     if len(values) < 2:
         raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")
