@@ -239,6 +239,36 @@ def by_slots(options: argparse.Namespace) -> list[dict]:
     return [time_training(options, executor, options.hosts[0], 128, slots, slots) for slots in (1, 2, 4, 6, 8)]
 
 
+def by_streams(options: argparse.Namespace) -> list[dict]:
+    """Time of one step of a host, all hosts in turn, on streams of their own and on one stream."""
+    rows = []
+    for hosts in options.hosts:
+        for own in (True, False):
+            task = task_for(128, 128 * options.steps)
+            population = Population(
+                task, list(range(hosts)), [options.device], executor="graphed", splits=options.splits
+            )
+            executor = population.executor
+            assert isinstance(executor, GraphedExecutor)
+            plant(population, "conv_light")
+            if not own:
+                executor._streams = dict.fromkeys(map(id, population.runs), torch.cuda.Stream())
+            executor.train(population.runs)
+            for run in population.runs:
+                run.begin_epoch()
+            calls = [[executor._graphs[id(run)][1]["train 128"]] for run in population.runs]
+            times = []
+            for _ in range(options.steps):
+                synchronize(options.device)
+                started = time.perf_counter()
+                executor._replay(population.runs, calls)
+                synchronize(options.device)
+                times.append(1e3 * (time.perf_counter() - started) / hosts)
+            p95 = statistics.quantiles(times, n=20)[18]
+            rows.append({"hosts": hosts, "own_streams": own, "median_ms": statistics.median(times), "p95_ms": p95})
+    return rows
+
+
 def show(rows: list[dict]) -> None:
     table = Table()
     keys = [key for key in rows[0] if not isinstance(rows[0][key], list)]
@@ -260,6 +290,7 @@ def main() -> None:
     parser.add_argument("--executors", nargs="+")
     parser.add_argument("--decisions", action="store_true")
     parser.add_argument("--slots", action="store_true")
+    parser.add_argument("--streams", action="store_true")
     parser.add_argument("--against-plain", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -280,7 +311,7 @@ def main() -> None:
     elif options.against_plain:
         rows = against_plain(options)
     else:
-        rows = by_slots(options) if options.slots else grid(options)
+        rows = by_slots(options) if options.slots else by_streams(options) if options.streams else grid(options)
     show(rows)
     if options.out:
         record = {"script": "benchmarks/throughput.py", "hardware": hardware(options.device), "rows": rows}

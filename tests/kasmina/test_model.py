@@ -146,6 +146,7 @@ def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do():
         BlueprintMismatchError, match=r"'attention' does not fit slot r0c0.*\(5, 6\).*lora, mlp, mlp_small"
     ):
         model.germinate_seed("r0c0", "attention")
+    assert model.active_seeds == 1
 
 
 def test_a_blueprint_that_breaks_at_birth_is_refused(registry):
@@ -174,6 +175,7 @@ def test_one_unfit_blueprint_of_the_users_does_not_break_the_others(registry):
 def test_a_host_of_one_channel_can_be_wrapped(image_size):
     model = MorphogeneticModel(build_cnn_host(blocks=1, base_channels=1, image_size=image_size))
     model.germinate_seed("r0c0", "attention")
+    assert model.active_seeds == 1
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream
-from esper.runtime.ledger import HostFlops, Ledger
+from esper.runtime.ledger import Ledger
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 
@@ -38,8 +38,8 @@ class EpochReading:
 class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
-    def __init__(self, task: Task, splits: Splits, flops: HostFlops, seed: int, device: torch.device, amp: str = "off"):
-        self.task, self.splits, self.flops, self.seed, self.device = task, splits, flops, seed, device
+    def __init__(self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off"):
+        self.task, self.splits, self.seed, self.device = task, splits, seed, device
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
             host = task.build_host()

@@ -87,7 +87,7 @@ class Population:
                 self.governors.append(Governor(self.runs[-1]))
 
     def _build(self, seed: int, device: torch.device) -> HostRun:
-        return HostRun(self.task, self._splits[device], self.flops, seed, device, self.amp)
+        return HostRun(self.task, self._splits[device], seed, device, self.amp)
 
     def __len__(self) -> int:
         return len(self.runs)
