@@ -13,6 +13,7 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host
 from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.runtime import executors
+from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.executors import GraphedExecutor
 from esper.runtime.measuring import greedy_scores
 from esper.runtime.population import Population
@@ -179,47 +182,63 @@ def time_scores(population: Population, device: str) -> float:
     return time.perf_counter() - started
 
 
-def time_plain(options: argparse.Namespace, hosts: int, batch: int) -> float:
-    """Examples per second of a hand-written loop over the same models: gather, crop, mirror, forward, backward, SGD."""
-    split = options.splits.train.with_border().to(options.device)
-    models = []
-    for seed in range(hosts):
-        torch.manual_seed(seed)
-        model = build_cnn_host().to(options.device)
-        models.append((model, torch.optim.SGD(model.parameters(), 0.2, 0.9, weight_decay=5e-4, nesterov=True)))
-    draw = torch.Generator().manual_seed(0)
-    started = 0.0
-    for step in range(options.steps + 3):
-        if step == 3:
-            synchronize(options.device)
-            started = time.perf_counter()
-        for model, optimizer in models:
-            rows = torch.randint(0, len(split), (batch,), generator=draw).to(options.device)
-            inputs, targets = split.gather(rows, split.draw_offsets(batch, draw).to(options.device))
+class PlainLoop:
+    """A hand-written loop over the same models: gather, crop, mirror, forward, backward, clip, SGD."""
+
+    def __init__(self, options: argparse.Namespace, hosts: int, batch: int):
+        self.split = options.splits.train.with_border().to(options.device)
+        self.batch, self.draw, self.seconds = batch, torch.Generator().manual_seed(0), 0.0
+        self.models = []
+        for seed in range(hosts):
+            torch.manual_seed(seed)
+            model = build_cnn_host().to(options.device)
+            self.models.append((model, torch.optim.SGD(model.parameters(), 0.2, 0.9, weight_decay=5e-4, nesterov=True)))
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        for model, optimizer in self.models:
+            rows = torch.randint(0, len(self.split), (self.batch,), generator=self.draw)
+            inputs, targets = self.split.gather(rows, self.split.draw_offsets(self.batch, self.draw))
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
-    synchronize(options.device)
-    return hosts * batch * options.steps / (time.perf_counter() - started)
+        self.seconds += time.perf_counter() - started
 
 
-def against_plain(options: argparse.Namespace) -> list[dict]:
-    """Ours and the hand-written loop in turn, so that both see the same machine."""
-    ours, plain = [], []
+def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128) -> list[dict]:
+    """An epoch of ours with a step of the hand-written loop between any two of its steps: both see the same machine."""
+    plain = PlainLoop(options, hosts, batch)
+
+    class TakingTurns(SharedBatchIterator):
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for examples in super().__iter__():
+                yield examples
+                plain.step()
+
+    task = task_for(batch, batch * options.steps)
+    population = Population(task, list(range(hosts)), [options.device], executor="eager", splits=options.splits)
+    executors.SharedBatchIterator = TakingTurns
+    warm_up(population, 3 * batch)
+    ours_s, plain_s = [], []
     for _ in range(options.repeats):
-        plain.append(time_plain(options, 4, 128))
-        ours.append(time_training(options, "eager", 4, 128, 0)["examples_per_s"])
-    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        plain.seconds = 0.0
+        started = time.perf_counter()
+        population.executor.train(population.runs)
+        ours_s.append(time.perf_counter() - started - plain.seconds)
+        plain_s.append(plain.seconds)
+    executors.SharedBatchIterator = SharedBatchIterator
+    ratios = [theirs / own for own, theirs in zip(ours_s, plain_s, strict=True)]
+    examples = hosts * batch * options.steps
+    row = {"device": options.device, "hosts": hosts, "batch": batch, "seeds": 0, "decisions_per_s": None,
+           "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10}  # fmt: skip
     return [
-        {"device": options.device, "executor": "plain loop", "hosts": 4, "batch": 128, "seeds": 0,
-         "examples_per_s": statistics.median(plain), "decisions_per_s": None, "peak_mib": peak},
-        {"device": options.device, "executor": "eager", "hosts": 4, "batch": 128, "seeds": 0,
-         "examples_per_s": statistics.median(ours), "decisions_per_s": None, "peak_mib": peak,
-         "median_ratio": statistics.median(ratios), "ratios": ratios},
-    ]  # fmt: skip
+        row | {"executor": "plain loop", "examples_per_s": examples / statistics.median(plain_s)},
+        row
+        | {"executor": "eager", "examples_per_s": examples / statistics.median(ours_s)}
+        | {"median_ratio": statistics.median(ratios), "ratios": ratios},
+    ]
 
 
 def grid(options: argparse.Namespace) -> list[dict]:
@@ -228,7 +247,6 @@ def grid(options: argparse.Namespace) -> list[dict]:
         for seeds in (0, 3):
             for hosts in options.hosts:
                 for executor in options.executors:
-                    options.steps = 40 if executor == "eager" and hosts > 16 else options.full_steps
                     rows.append(time_training(options, executor, hosts, batch, seeds))
                     print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -271,7 +289,7 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
 
 def show(rows: list[dict]) -> None:
     table = Table()
-    keys = [key for key in rows[0] if not isinstance(rows[0][key], list)]
+    keys = [key for key in rows[-1] if not isinstance(rows[-1][key], list)]
     for key in keys:
         table.add_column(key, justify="right")
     for row in rows:
@@ -294,7 +312,6 @@ def main() -> None:
     parser.add_argument("--against-plain", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.full_steps = options.steps
     options.executors = options.executors or (["eager", "graphed"] if options.device.startswith("cuda") else ["eager"])
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
