@@ -14,7 +14,7 @@ from torch import nn
 from esper.kasmina import seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import SeedSlot, has_gate
 from esper.leyline.errors import BlueprintError, HostError
 
 WEIGHTS = "weights.safetensors"
@@ -72,8 +72,7 @@ def render_source(model: MorphogeneticModel) -> str:
         for fossil, name in zip(slot.fossils, slot.fossil_names, strict=True):
             if name != SHAM:
                 own.setdefault((slot.kind, name), _builder_source(slot.kind, name))
-            gated = getattr(fossil, "gate", None) is not None
-            stack.append((slot.kind, name, slot.channels, slot.kind == "image", gated))
+            stack.append((slot.kind, name, slot.channels, slot.kind == "image", has_gate(fossil)))
         if stack:
             table.append((model.slot_config.modules[slot_id], stack))
     builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())

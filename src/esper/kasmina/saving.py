@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.fitting import KnownShapes
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
-from esper.kasmina.slot import SeedSlot, remove_slots
+from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import EsperError, OptimizerError, SaveError
 from esper.leyline.gates import GateEvidence, Measurement, Verdict
@@ -142,15 +142,12 @@ def _describe(model: MorphogeneticModel) -> Plain:
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
-    def gated(seed: nn.Module) -> bool:
-        return getattr(seed, "gate", None) is not None
-
     return {
         "kind": slot.kind,
         "shape": list(slot.feature_shape),
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
-        "fossils": [[name, gated(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
-        "seed": None if slot.seed is None else [slot.state.blueprint_id, gated(slot.seed)],
+        "fossils": [[name, has_gate(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
+        "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
         "state": asdict(slot.state),
         "gradient_ratio": slot.gradient_ratio,
     }

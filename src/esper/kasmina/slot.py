@@ -131,5 +131,10 @@ def remove_slots(host: nn.Module) -> None:
                 del module._forward_hooks[key]
 
 
+def has_gate(seed: nn.Module | None) -> bool:
+    """Whether a seed or fossil blends through a learned gate."""
+    return getattr(seed, "gate", None) is not None
+
+
 def count_parameters(module: nn.Module | None) -> int:
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

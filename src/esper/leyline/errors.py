@@ -89,3 +89,15 @@ class DeviceError(EsperError, ValueError):
 
 class SaveError(EsperError, ValueError):
     """A saved garden that is incomplete, altered, or belongs to another model."""
+
+
+class MaskError(EsperError, ValueError):
+    """A choice for which nothing is possible, or a mask of the wrong shape."""
+
+
+class CheckpointMismatchError(EsperError, RuntimeError):
+    """Weights of a policy that was built for other slots, blueprints or observations."""
+
+
+class EnvironmentMismatchError(EsperError, ValueError):
+    """An environment whose spaces or ways the learner does not know."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError
 from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.host import HostRun, draws_random_numbers
@@ -150,7 +151,10 @@ def _train_call(run: HostRun, batch: int) -> Callable[[], None]:
 def _structure(run: HostRun) -> tuple[Any, ...]:
     """What decides which kernels a host runs; hosts alike in this need no warm-up of their own."""
     return tuple(
-        (tuple(slot.fossil_names), slot.state.blueprint_id if slot.seed is not None else None, slot.is_in_output)
+        (
+            *((name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)),
+            (slot.state.blueprint_id, has_gate(slot.seed), slot.is_in_output) if slot.seed is not None else None,
+        )
         for slot in run.slots
     )
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import SeedSlot, has_gate
 from esper.runtime.splits import Split
 
 PHASES = ("training", "shadow", "validation", "counterfactual", "score")
@@ -76,15 +76,12 @@ def seed_flops(model: MorphogeneticModel, slot_id: str, *, live: bool) -> int:
     seeds: list[tuple[str, nn.Module]] = list(zip(slot.fossil_names, slot.fossils, strict=True))
     if live and slot.is_in_output and slot.seed is not None:
         seeds.append((str(slot.state.blueprint_id), slot.seed))
-    return sum(
-        REGISTRY.get(slot.kind, name).cost(slot.feature_shape, getattr(seed, "gate", None) is not None).flops
-        for name, seed in seeds
-    )
+    return sum(REGISTRY.get(slot.kind, name).cost(slot.feature_shape, has_gate(seed)).flops for name, seed in seeds)
 
 
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
-    gated = getattr(slot.seed, "gate", None) is not None
+    gated = has_gate(slot.seed)
     return REGISTRY.get(slot.kind, str(slot.state.blueprint_id)).cost(slot.feature_shape, gated).flops
 
 

@@ -28,6 +28,8 @@ class Ground:
     budget: int | None = None
     horizon: int | None = None
     """decisions in this life, if known"""
+    number: int = 0
+    """tells hosts apart where a rule draws lots"""
 
     def cheapest_blend(self, slot: int, blueprint: int) -> int:
         """The blend that adds least; ties go to the first in the space."""
@@ -97,7 +99,7 @@ class Random:
         places = _legal_places(masks)
         if memory["epoch"] not in self.epochs or not places:
             return WAIT, memory
-        draw = np.random.default_rng([self.seed, memory["host"], memory["epoch"]])
+        draw = np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
         blend = int(draw.choice(np.flatnonzero(masks["blend"])))
         return (OP_GERMINATE, slot, blueprint, blend), memory

@@ -116,8 +116,9 @@ def make_decider(
     replayed: Sequence[Sequence[Event]] = (),
 ) -> Decider:
     """The policy of one host, by name or built for its ground, with nothing remembered yet."""
-    model = population.runs[host].model
-    ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life)
+    run = population.runs[host]
+    model = run.model
+    ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life, run.seed)
     if replayed:
         arm = replay(replayed[host])
     return Decider(make_policy(arm, ground) if isinstance(arm, str) else arm(ground))

@@ -1,0 +1,187 @@
+"""The learner: acts with a recurrent policy and improves it by PPO on rollouts. Knows heads, masks and rewards only."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.kasmina.randomness import mix_seed
+from esper.simic.config import PPOConfig, anneal
+from esper.simic.diagnostics import UpdateRecord
+from esper.simic.losses import mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
+from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.tracing import MinibatchTrace, summarise
+from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.recurrence import Hidden
+
+KL_SLACK = 1.5
+"""An update stops at this multiple of the target divergence."""
+
+
+class PPOAgent:
+    """A policy network, its optimiser and its random numbers.
+
+    Args:
+        codecs: how a foreign environment's observations and actions are written; only `act` needs them.
+    """
+
+    def __init__(
+        self,
+        network: RecurrentActorCritic,
+        config: PPOConfig | None = None,
+        *,
+        seed: int = 0,
+        codecs: tuple[ObservationCodec, ActionCodec] | None = None,
+    ):
+        self.network, self.config = network, config or PPOConfig()
+        self.codecs = codecs
+        self.device = next(network.parameters()).device
+        self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5)
+        self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
+        self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
+        self.decisions = self.updates = 0
+        backend = self.config.compile
+        self._evaluate: Callable[..., Any] = (
+            network.evaluate if backend is None else torch.compile(network.evaluate, backend=backend)
+        )
+
+    # -- acting ------------------------------------------------------------------------------------------------------
+
+    def act(
+        self,
+        obs: Any,
+        mask: NDArray[np.bool_] | None = None,
+        state: Hidden | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Hidden]:
+        """Actions for N environments, written as their action space wants them, and the state to hand back.
+
+        Args:
+            mask: flat, [N, sum of choices].
+            state: what the last call returned; None where all lives begin. `restart` clears single ones.
+        """
+        assert self.codecs is not None, "this agent was built without an environment's spaces"
+        observations, actions = self.codecs
+        states = observations.encode(obs).to(self.device)
+        masks = actions.split_mask(mask, self.device)
+        with torch.no_grad():
+            choices, _, _, hidden = self.network.choose(states, state, masks, deterministic, self.draws)
+        return actions.decode(choices), hidden
+
+    @staticmethod
+    def restart(state: Hidden, begins: Any) -> Hidden:
+        """The state with fresh memory in the environments whose life begins."""
+        keeps = ~torch.as_tensor(begins, device=state[0].device)[None, :, None]
+        return state[0] * keeps, state[1] * keeps
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    @property
+    def entropy_weight(self) -> float:
+        c = self.config
+        return anneal(c.entropy, c.entropy_floor, self.decisions, c.anneal_decisions)
+
+    @property
+    def lr(self) -> float:
+        return anneal(self.config.lr, self.config.lr_floor, self.decisions, self.config.anneal_decisions)
+
+    def update(self, rollout: Rollout) -> UpdateRecord:
+        """Several passes over fixed advantages; then the statistics take in the rollout, once."""
+        config = self.config
+        raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
+        known = explained_variance(rollout.values, returns, rollout.valid)
+        advantages = normalise_advantages(raw, rollout.valid)
+        weight, rate = self.entropy_weight, self.lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        traces, stopped = self._passes(rollout, advantages, returns, weight)
+        stale = self._stale_state_error(rollout)
+        self.network.observation_stats.update(rollout.states[rollout.valid])
+        self.network.update_return_stats(returns[rollout.valid])
+        self.decisions += int(rollout.valid.sum())
+        self.updates += 1
+        return summarise(
+            traces,
+            self.network.spec.names,
+            config.clip,
+            explained_variance=known,
+            early_stop_epoch=stopped,
+            stale_state_error=stale,
+            lr=rate,
+            entropy_weight=weight,
+            decisions=self.decisions,
+        )
+
+    def _passes(
+        self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
+    ) -> tuple[list[MinibatchTrace], int | None]:
+        """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in."""
+        traces: list[MinibatchTrace] = []
+        for epoch in range(self.config.epochs):
+            for index in self._deal(rollout.count):
+                rows = rollout.rows(index)
+                traces.append(self._step(rows, index, advantages[:, index].T, returns[:, index].T, weight))
+                if traces[-1].gradient_norm is None:
+                    return traces, epoch
+        return traces, None
+
+    def _deal(self, rows: int) -> list[Tensor]:
+        """The rows in a fresh order, in `minibatches` parts."""
+        order = torch.randperm(rows, generator=self.shuffles).to(self.device)
+        return list(order.chunk(min(self.config.minibatches, rows)))
+
+    def _step(self, rows: Rows, index: Tensor, advantages: Tensor, returns: Tensor, weight: float) -> MinibatchTrace:
+        config, spec = self.config, self.network.spec
+        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        new = torch.stack([said.log_probs[name] for name in spec.names])
+        relevant = relevant_steps(spec, rows.choices, rows.valid)
+        policy = policy_loss(
+            new, rows.log_probs.movedim(-1, 0), advantages, relevant, rows.valid, config.clip, config.clip_mode
+        )
+        scale = self.network.return_stats.std.float()
+        value = value_loss(said.values, rows.values, returns, rows.valid, config.value_clip, scale)
+        entropy = torch.stack([said.entropy[name] for name in spec.names])
+        is_open = torch.stack([said.is_open[name] for name in spec.names])
+        entropies = mean_entropy(entropy, is_open, rows.valid)
+        norm = None
+        if config.target_kl is None or not bool(policy.kl > KL_SLACK * config.target_kl):
+            norm = self._descend(policy.total + config.value_weight * value - weight * entropies.sum())
+        return MinibatchTrace(
+            rows=index,
+            log_ratios=policy.log_ratios,
+            is_relevant=relevant,
+            valid=rows.valid,
+            head_losses=policy.per_head.detach(),
+            entropies=entropies.detach(),
+            value_loss=value.detach(),
+            kl=policy.kl,
+            gradient_norm=norm,
+        )
+
+    def _descend(self, loss: Tensor) -> Tensor:
+        """One optimiser step; gradients that are not finite leave everything as it is."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        return norm
+
+    @torch.no_grad()
+    def _stale_state_error(self, rollout: Rollout) -> float:
+        """Mean squared difference between the states that lives go on with and what the changed network would have.
+
+        0 where no life goes on beyond the rollout, as in growth, whose rows are whole lives.
+        """
+        assert rollout.hidden is not None
+        assert rollout.end_hidden is not None
+        goes_on = rollout.valid[-1] & ~rollout.ended[-1]
+        if not bool(goes_on.any()):
+            return 0.0
+        rows = rollout.rows(goes_on.nonzero().squeeze(1))
+        fresh = self.network.follow(rows.states, rows.hidden, rows.starts)[0]
+        return float((fresh - rollout.end_hidden[0][:, goes_on]).square().mean())

@@ -1,0 +1,148 @@
+"""What an update did, and whether it looks wrong: records, the worst ratios by name, anomalies. Reads, never steers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    """One head in one update."""
+
+    loss: float
+    entropy: float
+    """mean where the head had a choice, 0 to 1"""
+    clip_fraction: float
+    ratio_max: float
+    steps: int
+    """steps it took part in, per pass"""
+
+
+@dataclass(frozen=True)
+class WorstRatio:
+    """A decision whose probability moved most."""
+
+    host: int
+    epoch: int
+    head: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"host {self.host}, epoch {self.epoch}, head {self.head}: ratio {self.ratio:.4g}"
+
+
+@dataclass(frozen=True)
+class RatioExplosionDiagnostic:
+    """The decisions whose probability ratio left its bounds, the worst first."""
+
+    worst: tuple[WorstRatio, ...]
+    count: int
+    """entries outside the bounds, all heads"""
+
+    @classmethod
+    def of(cls, log_ratios: Tensor, hosts: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5) -> Self:
+        """Look through log-ratios [heads, R, T] of the rows `hosts`; NaN counts as worst of all."""
+        size = torch.nan_to_num(log_ratios.abs(), nan=math.inf)
+        outside = size > math.log(limit)
+        order = torch.where(outside, size, -1.0).flatten().topk(min(top, size.numel())).indices.tolist()
+        _, rows, steps = size.shape
+        worst = []
+        for place in order:
+            head, row, step = place // (rows * steps), place // steps % rows, place % steps
+            if outside[head, row, step]:
+                ratio = float(log_ratios[head, row, step].clamp(-80, 80).exp())
+                worst.append(WorstRatio(int(hosts[row]), step, names[head], ratio))
+        return cls(tuple(worst), int(outside.sum()))
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """What one PPO update did."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    """mean over heads"""
+    heads: Mapping[str, HeadRecord]
+    explained_variance: float
+    """before the update; NaN where the returns did not vary"""
+    ratio_mean: float
+    ratio_std: float
+    ratio_max: float
+    ratio_min: float
+    """joint ratio of whole decisions over all passes"""
+    first_ratio_gap: Mapping[str, float]
+    """largest |ratio - 1| before the first step, per head and joint: what acting and learning disagree by"""
+    approx_kl: float
+    """of the last minibatch looked at"""
+    clip_fraction: float
+    early_stop_epoch: int | None
+    """pass that was cut short by the divergence"""
+    gradient_norm: float
+    steps: int
+    """optimiser steps taken"""
+    skipped_steps: int
+    """steps left out because of gradients that were not finite"""
+    stale_state_error: float
+    """mean squared difference, after the last step, between stored and recomputed state at later row starts"""
+    lr: float
+    entropy_weight: float
+    decisions: int
+    explosion: RatioExplosionDiagnostic
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something in an update that a healthy one does not show."""
+
+    kind: str
+    value: float
+    limit: float
+    where: str = ""
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.kind} is {self.value:.4g}, limit {self.limit:.4g}{place}"
+
+
+@dataclass(frozen=True)
+class AnomalyDetector:
+    """Limits of a healthy update. `check` names every one that was passed."""
+
+    ratio_max: float = 5.0
+    kl_max: float = 0.2
+    entropy_floor: float = 0.01
+    """least mean entropy of the first head"""
+    first_ratio_gap: float = 1e-3
+    explained_variance: Sequence[tuple[float, float]] = field(default=((0.0, -math.inf), (0.25, -0.5), (0.5, 0.0)))
+    """(progress from, least value): the value has to know more as training goes on"""
+
+    def check(self, record: UpdateRecord, progress: float) -> list[Anomaly]:
+        """Anomalies of one update at `progress` (0 to 1) through training."""
+        found = []
+        worst = str(record.explosion.worst[0]) if record.explosion.worst else ""
+        numbers = (record.policy_loss, record.value_loss, record.approx_kl, record.ratio_max)
+        if record.skipped_steps or not all(map(math.isfinite, numbers)):
+            found.append(Anomaly("non-finite steps", float(record.skipped_steps), 0.0, worst))
+        extreme = max(record.ratio_max, 1 / record.ratio_min if record.ratio_min > 0 else math.inf)
+        gap = max(record.first_ratio_gap.values())
+        found += [
+            Anomaly(kind, value, limit, where)
+            for kind, value, limit, where in (
+                ("ratio", extreme, self.ratio_max, worst),
+                ("kl", record.approx_kl, self.kl_max, worst),
+                ("first ratio gap", gap, self.first_ratio_gap, ""),
+            )
+            if value > limit
+        ]
+        head, first = next(iter(record.heads.items()))
+        if first.entropy < self.entropy_floor:
+            found.append(Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}"))
+        least = [limit for start, limit in self.explained_variance if progress >= start][-1]
+        if record.explained_variance < least:
+            found.append(Anomaly("explained variance", record.explained_variance, least))
+        return found

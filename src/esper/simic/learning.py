@@ -1,0 +1,137 @@
+"""Our learner on any Gymnasium vector environment: `learn` plays rollouts and updates. Growth has its own trainer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.kasmina.randomness import mix_seed, own_randomness
+from esper.leyline.errors import EnvironmentMismatchError, SettingError
+from esper.simic.agent import PPOAgent
+from esper.simic.config import PPOConfig
+from esper.simic.diagnostics import UpdateRecord
+from esper.simic.rollout import Rollout
+from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.tamiyo.network import RecurrentActorCritic
+
+Watch = Callable[[PPOAgent, UpdateRecord], None]
+FlatMask = NDArray[np.bool_] | None
+
+
+def learn(
+    env: gym.vector.VectorEnv[Any, Any, Any],
+    total_steps: int,
+    config: PPOConfig | None = None,
+    seed: int = 0,
+    *,
+    watch: Watch = lambda agent, record: None,
+) -> PPOAgent:
+    """Train a recurrent policy on a vector environment for `total_steps` of all its environments together.
+
+    Masks are read from `info["action_mask"]` or, where the environments have one, from their `action_masks()`.
+
+    Args:
+        watch: is shown the agent and the record of every update.
+    """
+    if total_steps < env.num_envs:
+        raise SettingError(f"total_steps is {total_steps}, but one step of {env.num_envs} environments needs as many.")
+    config = config or PPOConfig()
+    if config.anneal_decisions is None:
+        config = config.model_copy(update={"anneal_decisions": total_steps})
+    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space)
+    with own_randomness(mix_seed(seed, 0)):
+        network = RecurrentActorCritic(
+            codecs[0].width, codecs[1].spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim
+        )
+    agent = PPOAgent(network, config, seed=seed, codecs=codecs)
+    player = Player(env, agent, seed)
+    left = total_steps // env.num_envs
+    while left > 0:
+        steps = min(config.horizon, left)
+        watch(agent, agent.update(player.play(steps)))
+        left -= steps
+    return agent
+
+
+class Player:
+    """Plays a vector environment with an agent, rollout after rollout; lives go on from one to the next."""
+
+    def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
+        mode = env.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise EnvironmentMismatchError(
+                f"the environment's metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; a wrong "
+                "guess would mix two lives, so it has to be declared."
+            )
+        assert agent.codecs is not None
+        self.env, self.agent = env, agent
+        self.observations, self.actions = agent.codecs
+        self.resets_at_once = mode is AutoresetMode.SAME_STEP
+        obs, info = env.reset(seed=seed)
+        self.states = self.observations.encode(obs)
+        self.mask = self._read_mask(info)
+        self.hidden = agent.network.get_initial_hidden(env.num_envs)
+        self.begins = torch.ones(env.num_envs, dtype=torch.bool)
+        self.is_filler = torch.zeros(env.num_envs, dtype=torch.bool)
+        self._rollout: Rollout | None = None
+
+    def _read_mask(self, info: dict[str, Any]) -> FlatMask:
+        if "action_mask" in info:
+            return np.array(info["action_mask"], dtype=np.bool_)
+        found = getattr(self.env.unwrapped, "envs", ())
+        if found and all(env.has_wrapper_attr("action_masks") for env in found):
+            return np.array([env.get_wrapper_attr("action_masks")() for env in found], dtype=np.bool_)
+        return None
+
+    def _storage(self, steps: int) -> Rollout:
+        if self._rollout is None or self._rollout.steps != steps:
+            shapes = {} if self.mask is None else self.actions.mask_shapes
+            self._rollout = Rollout(steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes)
+        return self._rollout
+
+    @torch.no_grad()
+    def play(self, steps: int) -> Rollout:
+        """The next `steps` steps of every environment. The storage is reused by the next call."""
+        rollout = self._storage(steps)
+        rollout.begin(self.hidden)
+        for _ in range(steps):
+            self._step(rollout)
+        rollout.finish(self.agent.network.look(self.states, self.hidden), self.hidden)
+        return rollout
+
+    def _step(self, rollout: Rollout) -> None:
+        masks = self.actions.split_mask(self.mask)
+        choices, log_probs, values, hidden = self.agent.network.choose(
+            self.states, self.hidden, masks, generator=self.agent.draws
+        )
+        rollout.add_decision(self.states, masks, choices, log_probs, values, ~self.is_filler, self.begins)
+        obs, rewards, terminated, truncated, info = self.env.step(self.actions.decode(choices))
+        self.states, self.hidden = self.observations.encode(obs), hidden
+        ends = torch.as_tensor(terminated | truncated) & ~self.is_filler
+        finals = self._final_values(info, truncated & ~terminated) if self.resets_at_once else None
+        rollout.add_outcome(
+            torch.as_tensor(rewards).float(), torch.as_tensor(terminated), torch.as_tensor(truncated), finals
+        )
+        self.mask = self._read_mask(info)
+        # with NEXT_STEP the terminal observation is looked at once more, and that step is filler
+        self.begins = ends if self.resets_at_once else self.is_filler
+        self.is_filler = torch.zeros_like(ends) if self.resets_at_once else ends
+        if bool(self.begins.any()):
+            self.hidden = self.agent.restart(self.hidden, self.begins)
+
+    def _final_values(self, info: dict[str, Any], truncated: NDArray[np.bool_]) -> Tensor:
+        """Values of the last observations of truncated lives, seen with the memory of those lives; NaN elsewhere."""
+        found = torch.full((self.env.num_envs,), torch.nan)
+        if truncated.any():
+            shown = np.array(self.states.numpy())
+            for host in np.flatnonzero(truncated):
+                last = np.asarray(info["final_obs"][host])[None]
+                shown[host] = self.observations.encode(last)[0].numpy()
+            values = self.agent.network.look(torch.as_tensor(shown), self.hidden)
+            found[torch.as_tensor(truncated)] = values[torch.as_tensor(truncated)]
+        return found

@@ -1,0 +1,77 @@
+"""The maths of one PPO step: surrogate, value loss, divergence. Numbers in, numbers out; nothing is recorded here."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.network import PerHead
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Loss of the policy with what it was made of; tensors [heads, R, T]."""
+
+    total: Tensor
+    per_head: Tensor
+    """[heads]"""
+    log_ratios: Tensor
+    """without gradient; 0 where a head is not used"""
+    is_relevant: Tensor
+    kl: Tensor
+    """joint divergence over valid steps, by the k3 estimator"""
+
+
+def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
+    """Where each head took part in the decision: [heads, R, T]."""
+    first = choices[spec.names[0]]
+    rows = []
+    for head in spec.heads:
+        if head.used_by is None:
+            rows.append(valid)
+        else:
+            rows.append(valid & torch.isin(first, torch.tensor(head.used_by, device=first.device)))
+    return torch.stack(rows)
+
+
+def policy_loss(
+    new: Tensor, old: Tensor, advantages: Tensor, is_relevant: Tensor, valid: Tensor, clip: float, mode: str
+) -> PolicyLoss:
+    """Clipped surrogate, to be minimised; log-probabilities are [heads, R, T].
+
+    per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
+    """
+    log_ratios = torch.where(is_relevant, new - old, 0.0)
+    joint = log_ratios.sum(0)
+    if mode == "joint":
+        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / valid.sum().clamp(min=1)
+    else:
+        surrogate = torch.where(is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
+        per_head = surrogate.sum((1, 2)) / is_relevant.sum((1, 2)).clamp(min=1)
+    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), is_relevant, k3(joint.detach(), valid))
+
+
+def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+def k3(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """Mean of (r - 1) - log r over valid steps: never negative, and 0 only where nothing changed."""
+    each = torch.where(valid, log_ratio.exp() - 1 - log_ratio, 0.0)
+    return each.sum() / valid.sum().clamp(min=1)
+
+
+def value_loss(new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor) -> Tensor:
+    """Half the squared error in units of `scale`, the worse of clipped and unclipped, so that clipping never helps."""
+    new, old, returns = new / scale, old / scale, returns / scale
+    clipped = old + (new - old).clamp(-clip, clip)
+    worst = torch.maximum((new - returns).square(), (clipped - returns).square())
+    return 0.5 * torch.where(valid, worst, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def mean_entropy(entropy: Tensor, is_open: Tensor, valid: Tensor) -> Tensor:
+    """Each head's mean over the valid steps at which it had a choice: [heads]; 0 where there was none."""
+    counted = is_open & valid
+    return torch.where(counted, entropy, 0.0).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)

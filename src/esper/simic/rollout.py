@@ -1,0 +1,170 @@
+"""What happened in N environments over T steps, in tensors that are allocated once; and advantages. No learning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.network import PerHead
+from esper.tamiyo.recurrence import Hidden
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a rollout, batch first: [R, T, ...]."""
+
+    states: Tensor
+    choices: PerHead
+    log_probs: Tensor
+    """[R, T, heads]"""
+    values: Tensor
+    valid: Tensor
+    starts: Tensor
+    masks: dict[str, Tensor]
+    hidden: Hidden
+
+
+class Rollout:
+    """Storage for T steps of N environments.
+
+    A row is one environment; `starts` marks steps at which a new life begins in it. A filler step (the reset that some
+    environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        count: int,
+        state_dim: int,
+        spec: HeadSpec,
+        mask_shapes: Mapping[str, tuple[int, ...]],
+        device: torch.device | str = "cpu",
+    ):
+        self.spec, self.steps, self.count = spec, steps, count
+        heads, shape = len(spec.heads), (steps, count)
+        self.states = torch.zeros(*shape, state_dim, device=device)
+        self.choices = torch.zeros(*shape, heads, dtype=torch.long, device=device)
+        self.log_probs = torch.zeros(*shape, heads, device=device)
+        self.values = torch.zeros(shape, device=device)
+        self.rewards = torch.zeros(shape, device=device)
+        self.final_values = torch.full(shape, torch.nan, device=device)
+        self.after_values = torch.zeros(shape, device=device)
+        self.terminated, self.truncated, self.valid, self.starts = (
+            torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(4)
+        )
+        self.masks = {
+            name: torch.zeros(*shape, *sizes, dtype=torch.bool, device=device) for name, sizes in mask_shapes.items()
+        }
+        self.hidden: Hidden | None = None
+        self.end_hidden: Hidden | None = None
+        self.length = 0
+
+    def begin(self, hidden: Hidden) -> None:
+        """Start over with the state that each row has before its first step."""
+        self.hidden = (hidden[0].clone(), hidden[1].clone())
+        self.length = 0
+
+    def add_decision(
+        self,
+        states: Tensor,
+        masks: Mapping[str, Tensor],
+        choices: PerHead,
+        log_probs: PerHead,
+        values: Tensor,
+        valid: Tensor,
+        starts: Tensor,
+    ) -> None:
+        """Copy in what was seen and chosen at this step; the caller's arrays may change afterwards."""
+        step = self.length
+        self.states[step] = states
+        for name, stored in self.masks.items():
+            stored[step] = masks[name]
+        for index, name in enumerate(self.spec.names):
+            self.choices[step, :, index] = choices[name]
+            self.log_probs[step, :, index] = log_probs[name]
+        self.values[step], self.valid[step], self.starts[step] = values, valid, starts
+
+    def add_outcome(
+        self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor | None = None
+    ) -> None:
+        """Close the step.
+
+        Args:
+            final_values: values of truncated lives' last observations, NaN elsewhere; needed where the next step
+                belongs to a new life already.
+        """
+        step = self.length
+        self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated
+        self.final_values[step] = torch.nan if final_values is None else final_values
+        self.length += 1
+
+    def finish(self, values: Tensor, hidden: Hidden) -> None:
+        """Close the rollout with the values of the observations that it broke off at and the state before them."""
+        self.end_hidden = (hidden[0].clone(), hidden[1].clone())
+        assert self.length == self.steps, f"{self.length} of {self.steps} steps were stored"
+        following = torch.cat([self.values[1:], values[None]])
+        self.after_values = torch.where(self.final_values.isnan(), following, self.final_values)
+
+    @property
+    def ended(self) -> Tensor:
+        return self.terminated | self.truncated
+
+    def advantages(self, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, N], in the rewards' units; 0 and the value itself at filler steps."""
+        found = gae(self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam)
+        found = torch.where(self.valid, found, 0.0)
+        return found, found + self.values
+
+    def rows(self, index: Tensor) -> Rows:
+        """Whole rows, batch first."""
+        assert self.hidden is not None
+        choices = self.choices[:, index].transpose(0, 1)
+        return Rows(
+            states=self.states[:, index].transpose(0, 1),
+            choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
+            log_probs=self.log_probs[:, index].transpose(0, 1),
+            values=self.values[:, index].transpose(0, 1),
+            valid=self.valid[:, index].transpose(0, 1),
+            starts=self.starts[:, index].transpose(0, 1),
+            masks={name: mask[:, index].transpose(0, 1) for name, mask in self.masks.items()},
+            hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
+        )
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    after_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalised advantage estimates [T, N]. An end that is not a termination bootstraps; no trace crosses any end."""
+    pays_on = (~terminated).to(rewards)
+    goes_on = (~ended).to(rewards)
+    errors = rewards + gamma * torch.where(terminated, 0.0, after_values) * pays_on - values
+    advantages = torch.zeros_like(rewards)
+    carried = torch.zeros_like(rewards[0])
+    for step in reversed(range(len(rewards))):
+        carried = errors[step] + gamma * lam * goes_on[step] * carried
+        advantages[step] = carried
+    return advantages
+
+
+def normalise_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Mean 0 and deviation 1 over valid steps; zeros elsewhere, and everywhere if fewer than two are valid."""
+    chosen = advantages[valid]
+    if len(chosen) < 2:
+        return torch.zeros_like(advantages)
+    scaled = (advantages - chosen.mean()) / (chosen.std(unbiased=False) + 1e-8)
+    return torch.where(valid, scaled, 0.0)
+
+
+def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> float:
+    """Share of the returns' variance that the values knew; NaN where the returns do not vary."""
+    returns, values = returns[valid], values[valid]
+    spread = float(returns.var(unbiased=False)) if len(returns) else 0.0
+    return 1.0 - float((returns - values).var(unbiased=False)) / spread if spread > 0 else float("nan")

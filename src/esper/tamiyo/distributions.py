@@ -1,0 +1,97 @@
+"""Choosing among what is possible: log-probabilities, sampling and entropy under a mask. No network, no growth."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import MaskError
+
+_LOWEST = torch.finfo(torch.float32).min
+"""Finite on purpose: an infinity turns the gradient of the entropy into NaN."""
+
+
+def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """The logits in float32, with the lowest finite number where the mask is false."""
+    logits = logits.float()
+    return logits if mask is None else logits.masked_fill(~mask, _LOWEST)
+
+
+def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Log-probabilities in float32, whatever autocast says; masked entries get no gradient at all."""
+    with torch.autocast(logits.device.type, enabled=False):
+        return torch.log_softmax(mask_logits(logits, mask), -1)
+
+
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """Entropy in nats; entries of probability 0 add exactly nothing."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
+    """Entropy over its largest value ln(n_valid): 1 is an even draw; 0, without gradient, with one valid choice."""
+    if mask is None:
+        size = log_probs.shape[-1]
+        return entropy_of(log_probs) / math.log(size) if size > 1 else log_probs.new_zeros(log_probs.shape[:-1])
+    valid = mask.sum(-1)
+    entropy = entropy_of(log_probs) / valid.clamp(min=2).float().log()
+    return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
+
+
+def sample(log_probs: Tensor, mask: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
+    """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding."""
+    noise = torch.rand(log_probs.shape, generator=generator, device=log_probs.device)
+    scores = log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
+    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).argmax(-1)
+
+
+class MaskedCategorical:
+    """A distribution over the choices that a mask leaves; rows are [..., choices].
+
+    Args:
+        head: name of the choice, for the error that a row without any valid entry gets.
+        epoch: the decision's number, for the same error.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor | None = None, *, head: str = "action", epoch: int | None = None):
+        if mask is not None:
+            mask = mask.expand(logits.shape)
+            possible = mask.any(-1)
+            if not bool(possible.all()):
+                refuse_empty(possible, head, epoch)
+        self.mask = mask
+        self.logits = mask_logits(logits, mask)
+        self.log_probs = masked_log_softmax(logits, mask)
+
+    @property
+    def probs(self) -> Tensor:
+        return self.log_probs.exp()
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return sample(self.log_probs, self.mask, generator)
+
+    def mode(self) -> Tensor:
+        """The likeliest valid choice."""
+        return self.logits.argmax(-1)
+
+    def log_prob(self, choices: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, choices[..., None]).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Between 0 (certain, or no choice) and 1 (even over what is valid)."""
+        return normalised_entropy(self.log_probs, self.mask)
+
+    def entropy_nats(self) -> Tensor:
+        return entropy_of(self.log_probs)
+
+
+def refuse_empty(possible: Tensor, head: str, epoch: int | None) -> Any:
+    """Raise for the first row in which nothing is possible."""
+    where = (~possible).nonzero()[0].tolist()
+    host = where[0] if where else 0
+    moment = f", epoch {epoch}" if epoch is not None else (f", step {where[1]}" if len(where) > 1 else "")
+    raise MaskError(
+        f"host {host}, head {head!r}{moment}: the mask allows nothing. Every row needs at least one possible choice; "
+        "a head that is not used has index 0 as its only one."
+    )

@@ -1,0 +1,88 @@
+"""What a policy has to choose, as a specification: names, sizes, and which choices depend on which. No tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from esper.leyline.errors import SettingError
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    ActionSpace,
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One choice among `size` things."""
+
+    name: str
+    size: int
+    mask_by: str | None = None
+    """an earlier head whose choice selects the row of this head's mask"""
+    used_by: tuple[int, ...] | None = None
+    """choices of the first head for which this one matters; None = always"""
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """All choices of one decision, in order.
+
+    Chained heads see the choices made before them; the others are independent of each other.
+    """
+
+    heads: tuple[Head, ...]
+    chained: bool = False
+
+    def __post_init__(self) -> None:
+        names = self.names
+        for place, head in enumerate(self.heads):
+            depends = head.mask_by is not None or head.used_by is not None
+            if depends and not self.chained:
+                raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
+            if head.mask_by is not None and head.mask_by not in names[:place]:
+                raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
+        if len(set(names)) != len(names) or not names:
+            raise SettingError(f"head names {names} must be at least one and all different.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(head.name for head in self.heads)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(head.size for head in self.heads)
+
+    def uses(self, head: Head) -> tuple[int, ...]:
+        """Choices of the first head for which `head` matters."""
+        return tuple(range(self.heads[0].size)) if head.used_by is None else head.used_by
+
+    @classmethod
+    def independent(cls, sizes: Sequence[int]) -> Self:
+        """One head per number of a foreign environment's action."""
+        return cls(tuple(Head(f"action_{index}", int(size)) for index, size in enumerate(sizes)))
+
+    @classmethod
+    def growth(
+        cls, num_slots: int, num_blueprints: int = NUM_BLUEPRINTS, num_blends: int = NUM_BLENDS, num_ops: int = NUM_OPS
+    ) -> Self:
+        """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
+        return cls(
+            (
+                Head("op", num_ops),
+                Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)),
+                Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,)),
+                Head("blend", num_blends, None, (OP_GERMINATE,)),
+            ),
+            chained=True,
+        )
+
+    @classmethod
+    def of_space(cls, space: ActionSpace) -> Self:
+        """The heads of one run's actions."""
+        ops, slots, blueprints, blends = space.sizes
+        return cls.growth(slots, blueprints, blends, ops)

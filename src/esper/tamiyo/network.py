@@ -1,0 +1,378 @@
+"""The recurrent policy: observation -> LSTM -> one masked head per choice, and a value. It does not learn."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.leyline.errors import CheckpointMismatchError, SettingError
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS
+from esper.tamiyo.distributions import (
+    MaskedCategorical,
+    mask_logits,
+    masked_log_softmax,
+    normalised_entropy,
+)
+from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.normalising import RunningMeanStd
+from esper.tamiyo.recurrence import Hidden, run_sequences
+
+PerHead = dict[str, Tensor]
+MaskSet = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the network says now about decisions made earlier; every tensor is [N, T]."""
+
+    log_probs: PerHead
+    values: Tensor
+    entropy: PerHead
+    """expected over the earlier choices, normalised to 0 .. 1"""
+    is_open: dict[str, Tensor]
+    """where the head had, in some reachable case, more than one valid choice"""
+    hidden: Hidden
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One head's log-probabilities in every case of the earlier choices: [R, cases ..., size]."""
+
+    log_probs: Tensor
+    mask: Tensor | None
+    reach: Tensor
+    """probability that the earlier choices lead here, [R, cases ...]; without gradient"""
+
+
+class RecurrentActorCritic(nn.Module):
+    """A policy for any specification of heads. Batch first: states [N, T, D], or [N, D] for one step.
+
+    A chained head's features are the LSTM's output plus an embedding of each earlier choice. The sum passes a layer
+    before the logits, so what a choice means may depend on the state.
+    """
+
+    def __init__(self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64):
+        super().__init__()
+        self.state_dim, self.spec, self.hidden_dim = state_dim, spec, hidden_dim
+        self.observation_stats = RunningMeanStd(state_dim)
+        self.return_stats = RunningMeanStd(1)
+        self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
+        self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
+        self.policy_heads = nn.ModuleDict(
+            {head.name: _perceptron(hidden_dim, head_dim, head.size) for head in spec.heads}
+        )
+        earlier = spec.heads[:-1] if spec.chained else ()
+        self.embeddings = nn.ModuleDict({head.name: nn.Embedding(head.size, hidden_dim) for head in earlier})
+        self.value_head = _perceptron(hidden_dim, head_dim, 1)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, math.sqrt(2))
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.lstm.named_parameters():
+            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+        for head in self.policy_heads.values():
+            nn.init.orthogonal_(_layers(head)[2].weight, 0.01)  # a fresh policy is close to even
+        nn.init.orthogonal_(_layers(self.value_head)[2].weight, 1.0)
+
+    @property
+    def max_entropies(self) -> dict[str, float]:
+        """Largest entropy of each head in nats, at least 1: a scale for reports."""
+        return {head.name: max(math.log(head.size), 1.0) for head in self.spec.heads}
+
+    def get_initial_hidden(self, count: int) -> Hidden:
+        """The state in which `count` lives begin."""
+        zeros = _layers(self.value_head)[2].weight.new_zeros(1, count, self.hidden_dim)
+        return zeros, zeros.clone()
+
+    # -- from states to features -------------------------------------------------------------------------------------
+
+    def look(self, states: Tensor, hidden: Hidden) -> Tensor:
+        """Values [N] of one more step [N, D]; whoever goes on does so with the state from before."""
+        return self._values(self._features(states[:, None], hidden, None)[0][:, 0])
+
+    def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
+        """The state after these steps."""
+        return self._features(states, hidden, starts)[1]
+
+    def _features(self, states: Tensor, hidden: Hidden, starts: Tensor | None) -> tuple[Tensor, Hidden]:
+        encoded = self.encoder(self.observation_stats.normalise(states))
+        remembered, hidden = run_sequences(self.lstm, encoded, hidden, starts)
+        return encoded + remembered, hidden
+
+    def _values(self, features: Tensor) -> Tensor:
+        """Expected returns in the environment's own units."""
+        mean, std = self.return_stats.mean.float(), self.return_stats.std.float()
+        return (self.value_head(features).float() * std + mean).squeeze(-1)
+
+    # -- one case: the choices made so far ---------------------------------------------------------------------------
+
+    def _logits(self, place: int, features: Tensor, choices: PerHead) -> Tensor:
+        first, activation, last = _layers(self.policy_heads[self.spec.heads[place].name])
+        inner = first(features)
+        if self.spec.chained:
+            for head in self.spec.heads[:place]:
+                inner = inner + F.embedding(choices[head.name], self._shift(first, head))
+        return last(activation(inner))
+
+    def _shift(self, first: nn.Linear, earlier: Head) -> Tensor:
+        """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
+        return F.linear(cast(nn.Embedding, self.embeddings[earlier.name]).weight, first.weight)
+
+    def _row(self, head: Head, mask: Tensor | None, choices: PerHead, features: Tensor) -> Tensor | None:
+        """The head's mask [.., size] in the case of the choices made so far."""
+        if mask is None or head.mask_by is None or mask.dim() == features.dim():
+            return mask
+        index = choices[head.mask_by][..., None, None].expand(*mask.shape[:-2], 1, mask.shape[-1])
+        return mask.gather(-2, index).squeeze(-2)
+
+    def _is_used(self, head: Head, choices: PerHead) -> Tensor | None:
+        if head.used_by is None:
+            return None
+        op = choices[self.spec.heads[0].name]
+        table = torch.zeros(self.spec.heads[0].size, dtype=torch.bool, device=op.device)
+        table[list(head.used_by)] = True
+        return table[op]
+
+    def choose(
+        self,
+        states: Tensor,
+        hidden: Hidden | None,
+        masks: MaskSet,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+        epoch: int | None = None,
+    ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
+        """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0."""
+        is_step = states.dim() == 2
+        states = states[:, None] if is_step else states
+        hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
+        features, hidden = self._features(states, hidden, None)
+        features = features[:, 0] if is_step else features
+        choices: PerHead = {}
+        log_probs: PerHead = {}
+        for place, head in enumerate(self.spec.heads):
+            mask = self._row(head, masks.get(head.name), choices, features)
+            is_used = self._is_used(head, choices)
+            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name, epoch=epoch)
+            choice = drawn.mode() if deterministic else drawn.sample(generator)
+            log_prob = drawn.log_prob(choice)
+            choices[head.name] = choice if is_used is None else torch.where(is_used, choice, 0)
+            log_probs[head.name] = log_prob if is_used is None else torch.where(is_used, log_prob, 0.0)
+        return choices, log_probs, self._values(features), hidden
+
+    # -- all cases: what might have been chosen ----------------------------------------------------------------------
+
+    def _table(self, place: int, features: Tensor, masks: MaskSet, tables: list[_Table]) -> _Table:
+        """All cases of a head at once. The sums run in the order of `_logits`, so both give the same numbers."""
+        head = self.spec.heads[place]
+        first, activation, last = _layers(self.policy_heads[head.name])
+        inner = first(features)  # [R, width]
+        uses = list(self.spec.uses(head))
+        earlier = self.spec.heads[:place] if self.spec.chained else ()
+        for axis, other in enumerate(earlier):
+            shift = self._shift(first, other)
+            inner = inner.unsqueeze(-2) + (shift[uses] if axis == 0 else shift)
+        mask = self._mask_cases(place, masks.get(head.name), len(earlier), uses)
+        log_probs = masked_log_softmax(last(activation(inner)), mask)
+        reach = features.new_ones(len(features)).float()
+        for axis, table in enumerate(tables[: len(earlier)]):
+            probs = table.log_probs.detach().exp()
+            if axis == 0:
+                probs = probs[:, uses]
+            else:
+                known = list(self.spec.uses(self.spec.heads[axis]))
+                probs = probs[:, [known.index(use) for use in uses]]
+            reach = reach.unsqueeze(-1) * probs
+        return _Table(log_probs, mask, reach)
+
+    def _mask_cases(self, place: int, mask: Tensor | None, cases: int, uses: list[int]) -> Tensor | None:
+        """A mask [R, size] or [R, rows, size] with an axis for every earlier choice."""
+        if mask is None:
+            return None
+        head = self.spec.heads[place]
+        if mask.dim() == 2:
+            return mask.reshape(len(mask), *(1,) * cases, head.size)
+        axis = self.spec.names.index(str(head.mask_by))
+        rows = mask[:, uses] if axis == 0 else mask
+        shape = [1] * cases
+        shape[axis] = rows.shape[1]
+        return rows.reshape(len(mask), *shape, head.size)
+
+    def evaluate(
+        self, states: Tensor, actions: PerHead, masks: MaskSet, hidden: Hidden, starts: Tensor | None = None
+    ) -> Evaluation:
+        """Judge stored decisions [N, T] under the present weights; nothing is drawn.
+
+        Args:
+            starts: [N, T], true where a new life begins within a row; the state is zero from there on.
+        """
+        if hidden is None:
+            raise SettingError(
+                "evaluating needs the hidden state that each row began with; pass the stored one, or "
+                "get_initial_hidden(N) for rows that begin a life. None would silently mean zeros."
+            )
+        features, hidden = self._features(states, hidden, starts)
+        shape = features.shape[:-1]
+        rows = features.flatten(0, 1)
+        flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
+        choices = {name: action.flatten() for name, action in actions.items()}
+        tables: list[_Table] = []
+        log_probs: PerHead = {}
+        entropy: PerHead = {}
+        is_open: dict[str, Tensor] = {}
+        for place, head in enumerate(self.spec.heads):
+            table = self._table(place, rows, flat, tables)
+            tables.append(table)
+            log_probs[head.name] = self._taken(place, table, choices).view(shape)
+            uncertain = normalised_entropy(table.log_probs, table.mask)
+            entropy[head.name] = (table.reach * uncertain).view(len(rows), -1).sum(1).view(shape)
+            many = head.size > 1 if table.mask is None else table.mask.sum(-1) > 1
+            is_open[head.name] = ((table.reach > 0) & many).view(len(rows), -1).any(1).view(shape)
+        return Evaluation(log_probs, self._values(features), entropy, is_open, hidden)
+
+    def _taken(self, place: int, table: _Table, choices: PerHead) -> Tensor:
+        """Log-probability of the stored choice in the case of the stored earlier choices; 0 where it is not used."""
+        head = self.spec.heads[place]
+        index = torch.zeros_like(choices[head.name])
+        earlier = self.spec.heads[:place] if self.spec.chained else ()
+        for axis, other in enumerate(earlier):
+            choice = choices[other.name]
+            if axis == 0:
+                uses = self.spec.uses(head)
+                position = torch.zeros(other.size, dtype=torch.long, device=choice.device)
+                position[list(uses)] = torch.arange(len(uses), device=choice.device)
+                index = position[choice]
+            else:
+                index = index * other.size + choice
+        flat = table.log_probs.flatten(1)
+        found = flat.gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
+        is_used = self._is_used(head, choices)
+        return found if is_used is None else torch.where(is_used, found, 0.0)
+
+    # -- learning's side ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def update_return_stats(self, returns: Tensor) -> None:
+        """Take in the returns of a rollout; the last layer is rescaled so that no value changes by it."""
+        old_mean, old_std = self.return_stats.mean.clone(), self.return_stats.std.clone()
+        self.return_stats.update(returns.reshape(-1, 1))
+        last, std = _layers(self.value_head)[2], self.return_stats.std
+        last.weight.copy_(last.weight * (old_std / std))
+        last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; those of another shape are refused with the reason and the way out."""
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as problem:
+            if "size mismatch" not in str(problem):
+                raise
+            raise CheckpointMismatchError(self._explain_mismatch(state_dict)) from problem
+
+    def _explain_mismatch(self, state_dict: Mapping[str, Any]) -> str:
+        own = self.state_dict()
+        lines = [
+            f"{name} is {tuple(value.shape)} in the weights and {tuple(own[name].shape)} here"
+            for name, value in state_dict.items()
+            if name in own and value.shape != own[name].shape
+        ]
+        return (
+            f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints and one "
+            "observation layout only. Build it for those that the weights were trained with, or train a new policy; "
+            "docs/checkpoints.md lists what is compatible with what."
+        )
+
+
+class FactoredRecurrentActorCritic(RecurrentActorCritic):
+    """The growth policy: op -> slot -> blueprint -> blend, each conditioned on and masked by the choices before it."""
+
+    def __init__(
+        self,
+        state_dim: int,
+        num_slots: int,
+        *,
+        num_blueprints: int = NUM_BLUEPRINTS,
+        num_blends: int = NUM_BLENDS,
+        num_ops: int = NUM_OPS,
+        hidden_dim: int = 128,
+        head_dim: int = 64,
+    ):
+        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends, num_ops)
+        super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
+        self.num_slots = num_slots
+
+    @property
+    def slot_head(self) -> nn.Module:
+        return self.policy_heads["slot"]
+
+    def forward(
+        self,
+        states: Tensor,
+        hidden: Hidden | None = None,
+        slot_mask: Tensor | None = None,
+        blueprint_mask: Tensor | None = None,
+        blend_mask: Tensor | None = None,
+        op_mask: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Masked logits of each head, in the case that the likeliest choice was made in the heads before it."""
+        hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
+        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        features, hidden = self._features(states, hidden, None)
+        choices: PerHead = {}
+        said: dict[str, Any] = {}
+        for place, head in enumerate(self.spec.heads):
+            mask = self._row(head, masks.get(head.name), choices, features)
+            logits = mask_logits(self._logits(place, features, choices), mask)
+            choices[head.name] = logits.argmax(-1)
+            said[f"{head.name}_logits"] = logits
+        return {**said, "value": self._values(features), "hidden": hidden}
+
+    def get_action(
+        self,
+        states: Tensor,
+        hidden: Hidden | None = None,
+        slot_mask: Tensor | None = None,
+        blueprint_mask: Tensor | None = None,
+        blend_mask: Tensor | None = None,
+        op_mask: Tensor | None = None,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
+        """Draw, or take the likeliest of, each head in turn."""
+        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        return self.choose(states, hidden, masks, deterministic, generator)
+
+    def evaluate_actions(
+        self,
+        states: Tensor,
+        actions: PerHead,
+        slot_mask: Tensor | None = None,
+        blueprint_mask: Tensor | None = None,
+        blend_mask: Tensor | None = None,
+        op_mask: Tensor | None = None,
+        hidden: Hidden | None = None,
+    ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
+        """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows began with."""
+        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        found = self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
+        return found.log_probs, found.values, found.entropy, found.hidden
+
+
+def _named(op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None) -> dict[str, Tensor]:
+    given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
+    return {name: mask for name, mask in given.items() if mask is not None}
+
+
+def _layers(perceptron: nn.Module) -> tuple[nn.Linear, nn.Tanh, nn.Linear]:
+    return cast(Any, tuple(cast(nn.Sequential, perceptron)))
+
+
+def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, out))

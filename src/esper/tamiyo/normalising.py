@@ -1,0 +1,46 @@
+"""Running mean and variance of what a policy sees or earns. They change when told to, never while being used."""
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance over all rows seen so far, in float64; they travel with the network's weights."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, width: int = 1, epsilon: float = 1e-8):
+        super().__init__()
+        self.epsilon = epsilon
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(width, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def std(self) -> Tensor:
+        return (self.var + self.epsilon).sqrt()
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Pool [R, width] rows with all earlier ones; no rows, no change."""
+        if len(rows) == 0:
+            return
+        rows = rows.double()
+        self.merge(rows.mean(0), rows.var(0, unbiased=False), torch.as_tensor(float(len(rows))))
+
+    @torch.no_grad()
+    def merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Pool with statistics taken elsewhere, each row counted once."""
+        count = count.to(self.count)
+        total = self.count + count
+        shift = mean - self.mean
+        moment = self.var * self.count + var * count + shift.square() * self.count * count / total
+        self.mean.add_(shift * count / total)
+        self.var.copy_(moment / total)
+        self.count.copy_(total)
+
+    def normalise(self, values: Tensor, limit: float = 10.0) -> Tensor:
+        scaled = (values - self.mean.to(values.dtype)) / self.std.to(values.dtype)
+        return scaled.clamp(-limit, limit)
