@@ -178,7 +178,7 @@ GARDEN_FAULTS = [
     Fault(
         "an exported gate is left out",
         HARVEST,
-        'stack.append((slot.kind, name, slot.channels, slot.kind == "image", gated))',
+        'stack.append((slot.kind, name, slot.channels, slot.kind == "image", has_gate(fossil)))',
         'stack.append((slot.kind, name, slot.channels, slot.kind == "image", False))',
         "kasmina/test_exporting.py::test_a_cnn_is_rebuilt_to_the_bit_where_esper_cannot_be_imported",
     ),
@@ -206,8 +206,8 @@ GARDEN_FAULTS = [
     Fault(
         "every host draws the same",
         RULES,
-        'np.random.default_rng([self.seed, memory["host"], memory["epoch"]])',
-        'np.random.default_rng([self.seed, memory["epoch"]])',
+        'np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])',
+        'np.random.default_rng([self.seed, self.ground.number, memory["epoch"]])',
         "tamiyo/test_rules.py::test_a_hosts_draws_do_not_depend_on_its_neighbours",
     ),
     Fault(

@@ -13,6 +13,13 @@ MEASURING, LEDGER, DEVICES, EXECUTORS = (
 
 RUNTIME_FAULTS = [
     Fault(
+        "the random arm draws the same for every host",
+        "trials/arms.py",
+        "model.budget, population.task.life, run.seed)",
+        "model.budget, population.task.life)",
+        "trials/test_arms.py::test_the_random_arm_draws_anew_for_every_host",
+    ),
+    Fault(
         "a stream starts a new pass whenever it is asked",
         BATCHES,
         "if self.position == len(self.permutation):",

@@ -11,6 +11,8 @@ import pytest
 import esper
 import planted_faults
 import planted_faults_garden
+import planted_faults_learner
+import planted_faults_policy
 import planted_faults_runtime
 from kasmina import planted_faults as kasmina_faults
 
@@ -21,6 +23,8 @@ FAULTS = [
     *kasmina_faults.FAULTS,
     *planted_faults_garden.GARDEN_FAULTS,
     *planted_faults_runtime.RUNTIME_FAULTS,
+    *planted_faults_policy.POLICY_FAULTS,
+    *planted_faults_learner.LEARNER_FAULTS,
 ]
 PASSED, FAILED = 0, 1
 

@@ -154,3 +154,8 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
         next(population.runs[0].model.host.parameters()).fill_(float("nan"))
     (told,) = play_epoch(population, [decider], 3)
     assert {e.slot for e in told if isinstance(e, StageChanged) and e.after == "CULLED"} == set(live)
+
+
+def test_the_random_arm_draws_anew_for_every_host():
+    runs = run_arm(TASK, "random", [1, 2, 3, 4], HERE)
+    assert len({tuple(planted(run)) for run in runs}) > 1
