@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.changes import tell_changes
 from esper.kasmina.harvesting import export_network, harvest
-from esper.kasmina.measuring import check_values, measure_pairs
+from esper.kasmina.measuring import check_values, measure_pairs, score_places, watched
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
@@ -33,7 +33,7 @@ from esper.leyline.factored_actions import FactoredAction, LifecycleOp
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.policies import Policy
+from esper.tamiyo.policies import Policy, RulePolicy
 from esper.tamiyo.rules import RULES, Ground, make_policy
 from esper.telemetry.events import (
     ActionRefused,
@@ -74,7 +74,8 @@ def grow(
         example: one batch, as the model takes it, to learn the shapes from.
         budget: most parameters in all; a float is a multiple of the model's own, an int a number.
         max_seeds: most seeds, live and kept; without it and without a budget, one per slot.
-        policy: "never", "schedule", "random", "heuristic", "sham", or a function from `Ground` to a policy.
+        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from `Ground` to a policy;
+            greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
     settings = settings or GrowthSettings()
@@ -233,6 +234,8 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
+        if isinstance(self.policy, RulePolicy) and self.policy.reads_scores:
+            self._score(evaluate)
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
@@ -241,6 +244,22 @@ class Garden:
                 ContributionMeasured(0, self.epoch, slot_id, found.mean, found.standard_error, found.examples)
             )
         return events
+
+    def _score(self, evaluate: Evaluate) -> None:
+        """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
+        slots = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
+        sites = [self.model.host.get_submodule(self.model.slot_config.modules[slot.slot_id]) for slot in slots]
+        with undisturbed(self.model), torch.enable_grad(), watched(sites) as seen:
+            values = evaluate()
+            if not values.requires_grad or not all(seen):
+                raise MeasurementError(
+                    "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses "
+                    "(not correctness), without torch.no_grad() or detach() inside, from the model itself and not a "
+                    "compiled copy of it; or choose another policy."
+                )
+            scores = score_places(values.sum(), seen, [slot.kind for slot in slots])
+        for slot, score in zip(slots, scores, strict=True):
+            slot.greedy_score = float(score) / len(values)
 
     def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""

@@ -40,8 +40,14 @@ def ground_of(horizon=None, **limits):
     return Ground(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
-def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0):
-    metrics = SeedMetrics(mean, None if mean is None else error, seed_param_count=params, host_param_count=1000)
+def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0, score=1.0):
+    metrics = SeedMetrics(
+        mean,
+        None if mean is None else error,
+        greedy_score=score,
+        seed_param_count=params,
+        host_param_count=1000,
+    )
     return SeedStateReport(slot, stage, epochs, age, fossil_count=fossils, metrics=metrics)
 
 

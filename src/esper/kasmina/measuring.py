@@ -1,7 +1,8 @@
 """Turning losses and gradients into evidence. Reads tensors, returns records; decides nothing."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,3 +61,45 @@ def gradient_ratio(seed: nn.Module, host: nn.Module) -> float | None:
         return None
     assert norms[0] is not None
     return (norms[0] / math.sqrt(sizes[0])) / (norms[1] / math.sqrt(sizes[1]))
+
+
+@contextmanager
+def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
+    """Collects what each site puts out, slot included, while the context lasts."""
+    seen: list[list[Tensor]] = [[] for _ in sites]
+    handles = [
+        site.register_forward_hook(lambda _m, _i, output, own=own: own.append(output))
+        for site, own in zip(sites, seen, strict=True)
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence[str]) -> list[Tensor]:
+    """How steeply a loss falls along the best linear map added at each place: |sum of gradient x feature|.
+
+    Args:
+        loss: a sum over examples, with the features in its graph.
+        kinds: of each place's features; tells where the channels are.
+    """
+    features = [value for own in seen for value in own]
+    gradients = iter(torch.autograd.grad(loss, features, allow_unused=True))
+    scores = []
+    for kind, own in zip(kinds, seen, strict=True):
+        products = [
+            _channel_products(kind, gradient, value.detach())
+            for value, gradient in zip(own, gradients, strict=False)
+            if gradient is not None
+        ]
+        scores.append(torch.linalg.matrix_norm(sum(products[1:], products[0])) if products else loss.new_zeros(()))
+    return scores
+
+
+def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:
+    """Channel by channel, summed over examples and positions."""
+    axis = 1 if kind == "image" else -1
+    left, right = (value.movedim(axis, -1).flatten(0, -2).float() for value in (gradient, features))
+    return left.T @ right

@@ -194,3 +194,14 @@ class FactoredAction:
     @property
     def is_fossilize(self) -> bool:
         return self.op is LifecycleOp.FOSSILIZE
+
+
+def look_up(space: ActionSpace, op: int, slot: int, blueprint: int, blend: int) -> tuple[str, str, str | None, str]:
+    """Names of op, slot, blueprint and blend, from the tables alone: what the loop over hosts uses."""
+    names = OP_NAMES[op], space.slots.slot_ids[slot], space.blueprint_ids[blueprint], space.blends[blend]
+    if __debug__:  # the tables must say what the enums say; `python -O` leaves the check out
+        action = FactoredAction.from_indices(
+            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space
+        )
+        assert names == (action.op.name, action.slot_id, action.blueprint_id, action.blend_algorithm_id), names
+    return names

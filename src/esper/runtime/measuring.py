@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.measuring import score_places, watched
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.stages import SeedStage
 from esper.runtime.host import HostRun
@@ -95,35 +96,20 @@ def _shadow_passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Itera
 
 
 def greedy_scores(run: HostRun) -> Tensor:
-    """How steeply the loss falls along the best linear map added at each slot: |sum of gradient x feature|, [S].
+    """The greedy score of each slot per example, [S].
 
     Read off the first training examples of the epoch just drawn, in evaluation mode: no buffer and no weight changes.
     """
-    seen: list[Tensor] = []
     sites = [run.model.host.get_submodule(run.model.slot_config.modules[slot.slot_id]) for slot in run.slots]
-    handles = [site.register_forward_hook(lambda _m, _i, output: seen.append(output)) for site in sites]
     was_training = run.model.training
     run.model.eval()
     try:
         size = min(SCORE_EXAMPLES, run.examples)
         offsets = None if run.plan.offsets is None else run.plan.offsets[:, :size]
         inputs, targets = run.splits.train.gather(run.plan.rows[:size], offsets)
-        with torch.enable_grad():
+        with torch.enable_grad(), watched(sites) as seen:
             losses, _ = run.task.score(run.model(inputs).float(), targets)
-            gradients = torch.autograd.grad(losses.sum(), seen)
-        scores = [
-            _outer(slot, gradient, features.detach()) / size
-            for slot, gradient, features in zip(run.slots, gradients, seen, strict=True)
-        ]
-        return torch.stack(scores).double()
+            scores = score_places(losses.sum(), seen, [slot.kind for slot in run.slots])
+        return torch.stack(scores).double() / size
     finally:
-        for handle in handles:
-            handle.remove()
         run.model.train(was_training)
-
-
-def _outer(slot: SeedSlot, gradient: Tensor, features: Tensor) -> Tensor:
-    """Frobenius norm of the channel by channel product, summed over examples and positions."""
-    axis = 1 if slot.kind == "image" else -1
-    left, right = (value.movedim(axis, -1).flatten(0, -2).float() for value in (gradient, features))
-    return torch.linalg.matrix_norm(left.T @ right)

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
+from esper.leyline.errors import SettingError
 from esper.simic.config import PPOConfig, anneal
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.losses import mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
-from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
 from esper.simic.tracing import MinibatchTrace, summarise
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
@@ -54,29 +53,33 @@ class PPOAgent:
     def act(
         self,
         obs: Any,
-        mask: NDArray[np.bool_] | None = None,
+        mask: Mask = None,
         state: Hidden | None = None,
         deterministic: bool = True,
     ) -> tuple[Any, Hidden]:
         """Actions for N environments, written as their action space wants them, and the state to hand back.
 
         Args:
-            mask: flat, [N, sum of choices].
+            mask: flat, [N, sum of choices], or one array per head.
             state: what the last call returned; None where all lives begin. `restart` clears single ones.
         """
-        assert self.codecs is not None, "this agent was built without an environment's spaces"
+        if self.codecs is None:
+            raise SettingError(
+                "this agent was built without an environment's spaces, so it cannot read observations. Pass "
+                "PPOAgent(..., codecs=(ObservationCodec(space), ActionCodec(space))), or call network.choose yourself."
+            )
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
-        masks = actions.split_mask(mask, self.device)
+        masks = actions.split_mask(mask, len(states), self.device)
         with torch.no_grad():
             choices, _, _, hidden = self.network.choose(states, state, masks, deterministic, self.draws)
         return actions.decode(choices), hidden
 
     @staticmethod
     def restart(state: Hidden, begins: Any) -> Hidden:
-        """The state with fresh memory in the environments whose life begins."""
-        keeps = ~torch.as_tensor(begins, device=state[0].device)[None, :, None]
-        return state[0] * keeps, state[1] * keeps
+        """The state with fresh memory in the environments whose life begins, whatever the old memory holds."""
+        is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
+        return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -100,14 +103,15 @@ class PPOAgent:
             group["lr"] = rate
         traces, stopped = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
-        self.network.observation_stats.update(rollout.states[rollout.valid])
-        self.network.update_return_stats(returns[rollout.valid])
+        self.network.observation_stats.update(_finite(rollout.states[rollout.valid]))
+        self.network.update_return_stats(_finite(returns[rollout.valid][:, None]))
         self.decisions += int(rollout.valid.sum())
         self.updates += 1
         return summarise(
             traces,
             self.network.spec.names,
             config.clip,
+            rollout.uses(),
             explained_variance=known,
             early_stop_epoch=stopped,
             stale_state_error=stale,
@@ -132,7 +136,7 @@ class PPOAgent:
     def _deal(self, rows: int) -> list[Tensor]:
         """The rows in a fresh order, in `minibatches` parts."""
         order = torch.randperm(rows, generator=self.shuffles).to(self.device)
-        return list(order.chunk(min(self.config.minibatches, rows)))
+        return list(order.tensor_split(min(self.config.minibatches, rows)))
 
     def _step(self, rows: Rows, index: Tensor, advantages: Tensor, returns: Tensor, weight: float) -> MinibatchTrace:
         config, spec = self.config, self.network.spec
@@ -185,3 +189,8 @@ class PPOAgent:
         rows = rollout.rows(goes_on.nonzero().squeeze(1))
         fresh = self.network.follow(rows.states, rows.hidden, rows.starts)[0]
         return float((fresh - rollout.end_hidden[0][:, goes_on]).square().mean())
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """The rows that statistics may take in: one NaN would stay in them for ever."""
+    return rows[rows.isfinite().all(1)]

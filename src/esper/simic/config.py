@@ -1,14 +1,16 @@
 """How the policy learns: every knob of PPO with its default, its help and its check. Plain data."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class PPOConfig(BaseModel):
     """How the policy learns."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     horizon: int = Field(256, ge=1)
     """steps of every environment in one rollout; in growth it is the length of a host's life"""
@@ -48,6 +50,14 @@ class PPOConfig(BaseModel):
     """width of the layer inside each head"""
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not compiled"""
+
+    @model_validator(mode="after")
+    def _floors_lie_below(self) -> Self:
+        for name in ("entropy", "lr"):
+            start, floor = getattr(self, name), getattr(self, f"{name}_floor")
+            if floor > start:
+                raise ValueError(f"{name}_floor is {floor}, above {name} {start}; it has to be at most that.")
+        return self
 
 
 def anneal(start: float, floor: float, decisions: int, over: int | None) -> float:

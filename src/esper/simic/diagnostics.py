@@ -19,7 +19,7 @@ class HeadRecord:
     clip_fraction: float
     ratio_max: float
     steps: int
-    """steps it took part in, per pass"""
+    """decisions it took part in; a pass that was cut short may not have come to all of them"""
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,30 @@ class RatioExplosionDiagnostic:
 
     worst: tuple[WorstRatio, ...]
     count: int
-    """entries outside the bounds, all heads"""
+    """entries outside the bounds, all heads and all passes"""
 
     @classmethod
     def of(cls, log_ratios: Tensor, hosts: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5) -> Self:
-        """Look through log-ratios [heads, R, T] of the rows `hosts`; NaN counts as worst of all."""
+        """Look through log-ratios [heads, R, T] of the rows `hosts`; NaN counts as worst of all.
+
+        A decision that is outside only as a whole is named by the head that moved most. Rows may come once per pass;
+        each choice is named once, at its worst.
+        """
         size = torch.nan_to_num(log_ratios.abs(), nan=math.inf)
-        outside = size > math.log(limit)
-        order = torch.where(outside, size, -1.0).flatten().topk(min(top, size.numel())).indices.tolist()
+        bound = math.log(limit)
+        whole = torch.nan_to_num(log_ratios.sum(0).abs(), nan=math.inf)
+        outside = (size > bound) | ((whole > bound) & (size == size.amax(0)))
+        passes = int(hosts.bincount().max())
+        order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices.tolist()
         _, rows, steps = size.shape
-        worst = []
+        worst: dict[tuple[int, int, int], WorstRatio] = {}
         for place in order:
             head, row, step = place // (rows * steps), place // steps % rows, place % steps
-            if outside[head, row, step]:
+            key = (int(hosts[row]), step, head)
+            if outside[head, row, step] and key not in worst and len(worst) < top:
                 ratio = float(log_ratios[head, row, step].clamp(-80, 80).exp())
-                worst.append(WorstRatio(int(hosts[row]), step, names[head], ratio))
-        return cls(tuple(worst), int(outside.sum()))
+                worst[key] = WorstRatio(key[0], step, names[head], ratio)
+        return cls(tuple(worst.values()), int(outside.sum()))
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ class UpdateRecord:
     ratio_min: float
     """joint ratio of whole decisions over all passes"""
     first_ratio_gap: Mapping[str, float]
-    """largest |ratio - 1| before the first step, per head and joint: what acting and learning disagree by"""
+    """largest |ratio - 1| of the first minibatch, per head and joint: what acting and learning disagree by"""
+    first_worst: WorstRatio | None
+    """the decision that they disagree most about; None where they agree to the bit"""
     approx_kl: float
     """of the last minibatch looked at"""
     clip_fraction: float
@@ -126,8 +136,9 @@ class AnomalyDetector:
         found = []
         worst = str(record.explosion.worst[0]) if record.explosion.worst else ""
         numbers = (record.policy_loss, record.value_loss, record.approx_kl, record.ratio_max)
-        if record.skipped_steps or not all(map(math.isfinite, numbers)):
-            found.append(Anomaly("non-finite steps", float(record.skipped_steps), 0.0, worst))
+        broken = record.skipped_steps + sum(not math.isfinite(number) for number in numbers)
+        if broken:
+            found.append(Anomaly("non-finite numbers", float(broken), 0.0, worst))
         extreme = max(record.ratio_max, 1 / record.ratio_min if record.ratio_min > 0 else math.inf)
         gap = max(record.first_ratio_gap.values())
         found += [
@@ -135,7 +146,7 @@ class AnomalyDetector:
             for kind, value, limit, where in (
                 ("ratio", extreme, self.ratio_max, worst),
                 ("kl", record.approx_kl, self.kl_max, worst),
-                ("first ratio gap", gap, self.first_ratio_gap, ""),
+                ("first ratio gap", gap, self.first_ratio_gap, str(record.first_worst)),
             )
             if value > limit
         ]

@@ -1,6 +1,6 @@
 """Our learner on any Gymnasium vector environment: `learn` plays rollouts and updates. Growth has its own trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -16,11 +16,11 @@ from esper.simic.agent import PPOAgent
 from esper.simic.config import PPOConfig
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.rollout import Rollout
-from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
+from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 
 Watch = Callable[[PPOAgent, UpdateRecord], None]
-FlatMask = NDArray[np.bool_] | None
 
 
 def learn(
@@ -29,13 +29,16 @@ def learn(
     config: PPOConfig | None = None,
     seed: int = 0,
     *,
+    spec: HeadSpec | None = None,
     watch: Watch = lambda agent, record: None,
 ) -> PPOAgent:
     """Train a recurrent policy on a vector environment for `total_steps` of all its environments together.
 
-    Masks are read from `info["action_mask"]` or, where the environments have one, from their `action_masks()`.
+    Masks are read from `info["action_mask"]` (flat, or an array per head) or, where the environments have one, from
+    their `action_masks()`.
 
     Args:
+        spec: names of the heads and which choices depend on which; without it they are independent.
         watch: is shown the agent and the record of every update.
     """
     if total_steps < env.num_envs:
@@ -43,7 +46,7 @@ def learn(
     config = config or PPOConfig()
     if config.anneal_decisions is None:
         config = config.model_copy(update={"anneal_decisions": total_steps})
-    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space)
+    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
     with own_randomness(mix_seed(seed, 0)):
         network = RecurrentActorCritic(
             codecs[0].width, codecs[1].spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim
@@ -74,23 +77,39 @@ class Player:
         self.resets_at_once = mode is AutoresetMode.SAME_STEP
         obs, info = env.reset(seed=seed)
         self.states = self.observations.encode(obs)
-        self.mask = self._read_mask(info)
         self.hidden = agent.network.get_initial_hidden(env.num_envs)
         self.begins = torch.ones(env.num_envs, dtype=torch.bool)
         self.is_filler = torch.zeros(env.num_envs, dtype=torch.bool)
+        call = getattr(env.unwrapped, "call", None)  # environments in other processes are asked the same way
+        self._ask = call if call is not None and all(call("has_wrapper_attr", "action_masks")) else None
+        self._is_masked = "action_mask" in info or self._ask is not None
+        self.masks = self._read_masks(info)
         self._rollout: Rollout | None = None
 
-    def _read_mask(self, info: dict[str, Any]) -> FlatMask:
-        if "action_mask" in info:
-            return np.array(info["action_mask"], dtype=np.bool_)
-        found = getattr(self.env.unwrapped, "envs", ())
-        if found and all(env.has_wrapper_attr("action_masks") for env in found):
-            return np.array([env.get_wrapper_attr("action_masks")() for env in found], dtype=np.bool_)
-        return None
+    def _read_masks(self, info: dict[str, Any]) -> dict[str, Tensor]:
+        """A mask per head, copied, as the environment may go on with its arrays; empty where nothing is ever masked."""
+        given: Mask = info.get("action_mask")
+        if given is None and self._ask is not None:
+            given = np.array(self._ask("action_masks"), dtype=np.bool_)
+        has_one = np.broadcast_to(info.get("_action_mask", given is not None), self.env.num_envs)
+        if (has_one != self._is_masked).any():
+            wrong = np.flatnonzero(has_one != self._is_masked).tolist()
+            raise EnvironmentMismatchError(
+                f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first "
+                "reset. Give one at every reset and every step, or never; all true forbids nothing."
+            )
+        if isinstance(given, Mapping):
+            given = {name: np.array(mask, dtype=np.bool_) for name, mask in given.items()}
+        elif given is not None:
+            given = np.array(list(given), dtype=np.bool_)
+        masks = self.actions.split_mask(given, self.env.num_envs)
+        for mask in masks.values():
+            mask[self.is_filler] = True  # a finished life may allow nothing, and nobody chooses there
+        return masks
 
     def _storage(self, steps: int) -> Rollout:
         if self._rollout is None or self._rollout.steps != steps:
-            shapes = {} if self.mask is None else self.actions.mask_shapes
+            shapes = {name: tuple(mask.shape[1:]) for name, mask in self.masks.items()}
             self._rollout = Rollout(steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes)
         return self._rollout
 
@@ -105,11 +124,10 @@ class Player:
         return rollout
 
     def _step(self, rollout: Rollout) -> None:
-        masks = self.actions.split_mask(self.mask)
         choices, log_probs, values, hidden = self.agent.network.choose(
-            self.states, self.hidden, masks, generator=self.agent.draws
+            self.states, self.hidden, self.masks, generator=self.agent.draws
         )
-        rollout.add_decision(self.states, masks, choices, log_probs, values, ~self.is_filler, self.begins)
+        rollout.add_decision(self.states, self.masks, choices, log_probs, values, ~self.is_filler, self.begins)
         obs, rewards, terminated, truncated, info = self.env.step(self.actions.decode(choices))
         self.states, self.hidden = self.observations.encode(obs), hidden
         ends = torch.as_tensor(terminated | truncated) & ~self.is_filler
@@ -117,10 +135,10 @@ class Player:
         rollout.add_outcome(
             torch.as_tensor(rewards).float(), torch.as_tensor(terminated), torch.as_tensor(truncated), finals
         )
-        self.mask = self._read_mask(info)
         # with NEXT_STEP the terminal observation is looked at once more, and that step is filler
         self.begins = ends if self.resets_at_once else self.is_filler
         self.is_filler = torch.zeros_like(ends) if self.resets_at_once else ends
+        self.masks = self._read_masks(info)
         if bool(self.begins.any()):
             self.hidden = self.agent.restart(self.hidden, self.begins)
 

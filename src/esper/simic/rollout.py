@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.simic.losses import relevant_steps
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
 from esper.tamiyo.recurrence import Hidden
@@ -106,16 +107,23 @@ class Rollout:
         assert self.length == self.steps, f"{self.length} of {self.steps} steps were stored"
         following = torch.cat([self.values[1:], values[None]])
         self.after_values = torch.where(self.final_values.isnan(), following, self.final_values)
+        for numbers in (self.states, self.log_probs, self.values, self.rewards):
+            numbers[~self.valid] = 0.0  # at a filler step they may be anything, and NaN times 0 is NaN
 
     @property
     def ended(self) -> Tensor:
         return self.terminated | self.truncated
 
     def advantages(self, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [T, N], in the rewards' units; 0 and the value itself at filler steps."""
+        """Advantages and returns [T, N], in the rewards' units; 0 at filler steps."""
         found = gae(self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam)
         found = torch.where(self.valid, found, 0.0)
         return found, found + self.values
+
+    def uses(self) -> list[int]:
+        """How many decisions each head took part in."""
+        choices = {name: self.choices[..., place] for place, name in enumerate(self.spec.names)}
+        return [int(count) for count in relevant_steps(self.spec, choices, self.valid).sum((1, 2))]
 
     def rows(self, index: Tensor) -> Rows:
         """Whole rows, batch first."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline.errors import EnvironmentMismatchError, MaskError
-from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.heads import Head, HeadSpec
 
 
 class ObservationCodec:
@@ -48,10 +48,18 @@ class ObservationCodec:
         return torch.zeros(len(values), self.width).scatter_(1, places, 1.0)
 
 
-class ActionCodec:
-    """Actions of N environments as independent heads, one per number."""
+Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None
+"""flat [N, sum of choices], or one array per head, [N, size] or with a row per earlier choice"""
 
-    def __init__(self, space: gym.Space[Any]):
+
+class ActionCodec:
+    """Actions of N environments as heads, one per number.
+
+    Args:
+        spec: which choices depend on which; without it they are independent.
+    """
+
+    def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space
         match space:
             case gym.spaces.Discrete():
@@ -65,7 +73,9 @@ class ActionCodec:
                     f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
                     "Known: Discrete, MultiDiscrete, MultiBinary."
                 )
-        self.spec = HeadSpec.independent(sizes)
+        self.spec = spec or HeadSpec.independent(sizes)
+        if list(self.spec.sizes) != sizes:
+            raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")
 
     def decode(self, choices: Mapping[str, Tensor]) -> Any:
         """Choices [N] per head as the vector environment's `step` takes them."""
@@ -76,18 +86,29 @@ class ActionCodec:
         shape = cast(tuple[int, ...], self.space.shape)
         return (numbers.reshape(len(numbers), *shape) + start).astype(self.space.dtype)
 
-    @property
-    def mask_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {head.name: (head.size,) for head in self.spec.heads}
-
-    def split_mask(self, mask: NDArray[np.bool_] | None, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """A flat mask [N, sum of choices] as one mask per head; None masks nothing."""
+    def split_mask(self, mask: Mask, count: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """One mask per head for `count` environments; None masks nothing."""
         if mask is None:
             return {}
+        if isinstance(mask, Mapping):
+            return {head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads}
         flat = torch.as_tensor(np.asarray(mask)).bool().to(device)
-        if flat.dim() != 2 or flat.shape[1] != sum(self.spec.sizes):
+        if flat.shape != (count, sum(self.spec.sizes)):
             raise MaskError(
-                f"a mask of shape {tuple(flat.shape)} does not fit actions of sizes {self.spec.sizes}; it must be "
-                f"[environments, {sum(self.spec.sizes)}]."
+                f"a mask of shape {tuple(flat.shape)} does not fit {count} environments with actions of sizes "
+                f"{self.spec.sizes}; it must be [{count}, {sum(self.spec.sizes)}]."
             )
         return dict(zip(self.spec.names, flat.split(list(self.spec.sizes), -1), strict=True))
+
+    def _own_mask(self, masks: Mapping[str, NDArray[np.bool_]], head: Head, count: int) -> Tensor:
+        if head.name not in masks:
+            raise MaskError(f"there is no mask for head {head.name!r}; give one for each of {self.spec.names}.")
+        mask = torch.as_tensor(np.asarray(masks[head.name])).bool()
+        sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
+        rows = () if head.mask_by is None or mask.dim() == 2 else (sizes[head.mask_by],)
+        if mask.shape != (count, *rows, head.size):
+            raise MaskError(
+                f"the mask of head {head.name!r} has shape {tuple(mask.shape)}; it must be [{count}, {head.size}]"
+                + (f" or [{count}, {sizes[head.mask_by]}, {head.size}]." if head.mask_by else ".")
+            )
+        return mask

@@ -29,8 +29,15 @@ class MinibatchTrace:
     """None: the step was not taken because the divergence was too large"""
 
 
-def summarise(traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, **known: Any) -> UpdateRecord:
-    """One record of all minibatches; `known` are the fields that the caller measured itself."""
+def summarise(
+    traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], **known: Any
+) -> UpdateRecord:
+    """One record of all minibatches.
+
+    Args:
+        uses: decisions that each head took part in.
+        known: the fields that the caller measured itself.
+    """
     log_ratios = torch.cat([trace.log_ratios for trace in traces], 1)  # [heads, rows of all passes, T]
     relevant = torch.cat([trace.is_relevant for trace in traces], 1)
     valid = torch.cat([trace.valid for trace in traces])
@@ -39,8 +46,8 @@ def summarise(traces: Sequence[MinibatchTrace], names: Sequence[str], clip: floa
     entropies = torch.stack([trace.entropies for trace in traces]).mean(0).tolist()
     norms = [trace.gradient_norm for trace in traces if trace.gradient_norm is not None]
     heads = {
-        name: _head_record(_ratios(log_ratios[place]), relevant[place], losses[place], entropies[place], clip)
-        for place, name in enumerate(names)
+        name: _head_record(own[relevant[place]], losses[place], entropies[place], clip, uses[place])
+        for place, (name, own) in enumerate(zip(names, _ratios(log_ratios), strict=True))
     }
     finite = [norm for norm in norms if bool(torch.isfinite(norm))]
     return UpdateRecord(
@@ -53,6 +60,9 @@ def summarise(traces: Sequence[MinibatchTrace], names: Sequence[str], clip: floa
         ratio_max=float(joint.max()) if len(joint) else 1.0,
         ratio_min=float(joint.min()) if len(joint) else 1.0,
         first_ratio_gap=_first_gaps(traces[0], names),
+        first_worst=next(
+            iter(RatioExplosionDiagnostic.of(traces[0].log_ratios, traces[0].rows, names, 1.0).worst), None
+        ),
         approx_kl=float(traces[-1].kl),
         clip_fraction=float(((joint - 1).abs() > clip).float().mean()) if len(joint) else 0.0,
         gradient_norm=float(torch.stack(finite).mean()) if finite else 0.0,
@@ -67,14 +77,13 @@ def _ratios(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-_LIMIT, _LIMIT).exp()
 
 
-def _head_record(ratios: Tensor, relevant: Tensor, loss: float, entropy: float, clip: float) -> HeadRecord:
-    own = ratios[relevant]
+def _head_record(own: Tensor, loss: float, entropy: float, clip: float, steps: int) -> HeadRecord:
     return HeadRecord(
         loss=loss,
         entropy=entropy,
         clip_fraction=float(((own - 1).abs() > clip).float().mean()) if len(own) else 0.0,
         ratio_max=float(own.max()) if len(own) else 1.0,
-        steps=len(own),
+        steps=steps,
     )
 
 

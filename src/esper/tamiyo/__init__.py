@@ -1,25 +1,58 @@
-"""Decides: action masks and policies, from rules of thumb to controls that must be beaten. Knows no training."""
+"""Decides: signals, observation, action masks, rules of thumb and controls, and the recurrent network."""
 
+from esper.tamiyo.distributions import MaskedCategorical
+from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
+from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from esper.tamiyo.normalising import RunningMeanStd
+from esper.tamiyo.observation import feature_names, observation_width, observe, signals_to_features
 from esper.tamiyo.policies import Policy, RulePolicy
-from esper.tamiyo.rules import RULES, Ground, Heuristic, Never, Random, Schedule, Sham, make_policy, replay, script_of
+from esper.tamiyo.rules import (
+    RULES,
+    Greedy,
+    Ground,
+    Heuristic,
+    Never,
+    Random,
+    Schedule,
+    Sham,
+    make_policy,
+    replay,
+    script_of,
+)
+from esper.tamiyo.signals import EpochSignals, SignalTracker
 
 __all__ = [
     "RULES",
+    "EpochSignals",
+    "FactoredRecurrentActorCritic",
+    "Greedy",
     "Ground",
+    "Head",
+    "HeadSpec",
     "Heuristic",
     "MaskSeedInfo",
+    "MaskedCategorical",
+    "NetworkPolicy",
     "Never",
     "Policy",
     "Random",
+    "RecurrentActorCritic",
     "RulePolicy",
+    "RunningMeanStd",
     "Schedule",
     "Sham",
+    "SignalTracker",
     "build_slot_states",
     "compute_action_masks",
     "compute_batch_masks",
+    "feature_names",
     "make_policy",
     "masks_for",
+    "observation_width",
+    "observe",
     "replay",
     "script_of",
+    "signals_to_features",
 ]

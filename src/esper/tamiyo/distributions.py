@@ -25,8 +25,10 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def entropy_of(log_probs: Tensor) -> Tensor:
-    """Entropy in nats; entries of probability 0 add exactly nothing."""
-    return -(log_probs.exp() * log_probs).sum(-1)
+    """Entropy in nats; entries of probability 0 add exactly nothing, in the gradient too."""
+    probs = log_probs.exp()
+    # the lowest number times anything above 1 is an infinity, and 0 times that is NaN: it must not enter the product
+    return -(probs * torch.where(probs > 0, log_probs, 0.0)).sum(-1)
 
 
 def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:

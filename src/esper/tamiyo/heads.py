@@ -40,14 +40,30 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         names = self.names
+        if len(set(names)) != len(names) or not names:
+            raise SettingError(f"head names {names} must be at least one and all different.")
         for place, head in enumerate(self.heads):
             depends = head.mask_by is not None or head.used_by is not None
             if depends and not self.chained:
                 raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
-        if len(set(names)) != len(names) or not names:
-            raise SettingError(f"head names {names} must be at least one and all different.")
+            self._check_uses(place, head)
+
+    def _check_uses(self, place: int, head: Head) -> None:
+        """A head may be used only for real choices of the first head, and only where all heads before it are."""
+        first = self.heads[0]
+        if head.used_by is not None and not (place and head.used_by and set(head.used_by) <= set(range(first.size))):
+            raise SettingError(
+                f"head {head.name!r} is used by {head.used_by}: name one or more of the {first.size} choices of "
+                f"{first.name!r}, the first head, which is itself always used; None means all of them."
+            )
+        for earlier in self.heads[:place]:
+            if not set(self.uses(head)) <= set(self.uses(earlier)):
+                raise SettingError(
+                    f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
+                    f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
+                )
 
     @property
     def names(self) -> tuple[str, ...]:

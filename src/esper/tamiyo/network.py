@@ -13,7 +13,6 @@ from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS
 from esper.tamiyo.distributions import (
     MaskedCategorical,
-    mask_logits,
     masked_log_softmax,
     normalised_entropy,
 )
@@ -329,9 +328,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         said: dict[str, Any] = {}
         for place, head in enumerate(self.spec.heads):
             mask = self._row(head, masks.get(head.name), choices, features)
-            logits = mask_logits(self._logits(place, features, choices), mask)
-            choices[head.name] = logits.argmax(-1)
-            said[f"{head.name}_logits"] = logits
+            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name)
+            choices[head.name] = drawn.mode()
+            said[f"{head.name}_logits"] = drawn.logits
         return {**said, "value": self._values(features), "hidden": hidden}
 
     def get_action(

@@ -25,14 +25,15 @@ class RunningMeanStd(nn.Module):
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
         """Pool [R, width] rows with all earlier ones; no rows, no change."""
-        if len(rows) == 0:
-            return
         rows = rows.double()
-        self.merge(rows.mean(0), rows.var(0, unbiased=False), torch.as_tensor(float(len(rows))))
+        mean = rows.mean(0)
+        self.merge(mean, (rows - mean).square().mean(0), torch.as_tensor(float(len(rows))))
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Pool with statistics taken elsewhere, each row counted once."""
+        if not bool(count > 0):
+            return  # statistics of no rows are not numbers
         count = count.to(self.count)
         total = self.count + count
         shift = mean - self.mean

@@ -37,6 +37,8 @@ class RulePolicy:
     """A rule applied to each host by itself, so that no host depends on who its neighbours are."""
 
     rule: Rule
+    reads_scores: bool = False
+    """whether it needs greedy scores in the reports"""
 
     def decide(
         self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: list[dict[str, Any]] | None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
 from esper.leyline.gates import Measurement
 from esper.leyline.reports import SeedStateReport
@@ -208,16 +208,54 @@ class Heuristic:
             return WAIT, memory
         crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
         slot = min(crowd, key=lambda s: (crowd[s], -s))
-        choices = sorted((self.ground.cost(s, b), b) for s, b in places if s == slot)
-        fitting = [pair for pair in choices if pair[0] <= self.share * self._room(reports)]
-        cost = max(fitting)[0] if fitting else choices[0][0]
-        return self.ground.plant(slot, min(b for price, b in choices if price == cost)), memory
+        return _plant_largest(self.ground, slot, places, self.share, reports), memory
 
-    def _room(self, reports: Reports) -> float:
-        """Parameters that may still be added; without a budget, as many as the host itself has."""
-        first = next(iter(reports.values()))
-        used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
-        return float(self.ground.host_params if self.ground.budget is None else self.ground.budget - used)
+
+@dataclass(frozen=True)
+class Greedy:
+    """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
+
+    Blueprint and part of life for planting are chosen as `Heuristic` does; ends are left to probation. Equal scores:
+    the later slot.
+    """
+
+    ground: Ground
+    share: float = 0.5
+    planting_part: float = 0.4
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        if self.ground.horizon is not None and memory["epoch"] >= self.planting_part * self.ground.horizon:
+            return WAIT, memory
+        ids = self.ground.space.slots.slot_ids
+        places = [(s, b) for s, b in _legal_places(masks) if self.ground.space.blueprint_ids[b] != "sham"]
+        if not places:
+            return WAIT, memory
+        scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
+        unknown = [ids[s] for s, score in scores.items() if score is None]
+        if unknown:
+            raise MeasurementError(
+                f"the greedy policy found no greedy score for {', '.join(unknown)}. Populations and `Garden.step` "
+                "measure it; in a loop of your own, choose another policy."
+            )
+        slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
+        return _plant_largest(self.ground, slot, places, self.share, reports), memory
+
+
+def _plant_largest(
+    ground: Ground, slot: int, places: Sequence[tuple[int, int]], share: float, reports: Reports
+) -> Choice:
+    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first."""
+    choices = sorted((ground.cost(s, b), b) for s, b in places if s == slot)
+    fitting = [pair for pair in choices if pair[0] <= share * _room(ground, reports)]
+    cost = max(fitting)[0] if fitting else choices[0][0]
+    return ground.plant(slot, min(b for price, b in choices if price == cost))
+
+
+def _room(ground: Ground, reports: Reports) -> float:
+    """Parameters that may still be added; without a budget, as many as the host itself has."""
+    first = next(iter(reports.values()))
+    used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
+    return float(ground.host_params if ground.budget is None else ground.budget - used)
 
 
 def _sureness(found: Measurement) -> float:
@@ -235,6 +273,7 @@ RULES: dict[str, Callable[[Ground], Any]] = {
     "schedule": Schedule,
     "random": Random,
     "heuristic": Heuristic,
+    "greedy": Greedy,
     "sham": lambda ground: Sham(ground, plain_script(ground.space.slots.num_slots)),
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
@@ -251,4 +290,5 @@ def make_policy(name: str, ground: Ground) -> RulePolicy:
         raise UnknownNameError("policy", name, RULES)
     if not ground.costs:
         raise SettingError("a policy needs a price list; build `Ground` from a MorphogeneticModel's view.")
-    return RulePolicy(RULES[name](ground))
+    rule = RULES[name](ground)
+    return RulePolicy(rule, reads_scores=isinstance(rule, Greedy))

@@ -1,5 +1,6 @@
 """What happened, as small frozen records that serialise themselves. No torch in here, and no global sink."""
 
+from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -26,6 +27,8 @@ __all__ = [
     "GrowthHint",
     "HostRolledBack",
     "StageChanged",
+    "TelemetryConfig",
+    "TelemetryLevel",
     "from_record",
     "to_record",
 ]

@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.changes import tell_changes
-from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
@@ -136,15 +136,17 @@ def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) 
     for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
         masks = compute_batch_masks([view])
         actions, decider.memory = decider.policy.decide(None, masks, [view.reports], decider.memory)
-        op, slot, blueprint, blend = (int(index) for index in actions[0])
+        op, slot, blueprint, blend = actions[0].tolist()
+        if op == OP_WAIT or host in rolled_back:
+            continue
         action = FactoredAction.from_indices(
             op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=view.space
         )
-        if action.op is LifecycleOp.WAIT or host in rolled_back:
-            continue
         change = population.apply(host, action)
-        planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
-        happened[host].append(ActionTaken(host, epoch, action.op.name, action.slot_id, *planted))
+        name, slot_id, *planted = look_up(view.space, op, slot, blueprint, blend)
+        if op != OP_GERMINATE:
+            planted = [None, None]
+        happened[host].append(ActionTaken(host, epoch, name, slot_id, *planted))
         happened[host] += tell_changes(host, epoch, [change] if change else [])
     for host, changes in enumerate(population.tick()):
         happened[host] += tell_changes(host, epoch, changes)

@@ -1,0 +1,111 @@
+"""What a policy remembers of one host's readings: history, records, plateaus. Plain data; the encoding is elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from esper.leyline.errors import SettingError
+from esper.leyline.reports import SeedStateReport
+from esper.leyline.slots import SlotConfig
+
+HISTORY = 5
+"""Held-out readings that are kept."""
+_PROGRESS = 1e-3
+"""Part of the loss scale that counts as getting better."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSignals:
+    """One epoch of one host, as measured; None is not measured."""
+
+    progress: float
+    """share of the host's life that is over"""
+    lr_share: float
+    """learning rate over its peak"""
+    train_loss: float | None
+    held_out_loss: float | None
+    train_accuracy: float | None
+    held_out_accuracy: float | None
+    params_share: float
+    """parameters used, of the budget"""
+    seeds_share: float
+    """seeds used, of max_seeds"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedSignals:
+    """The last epoch and what came before it."""
+
+    last: EpochSignals
+    losses: tuple[float, ...] = ()
+    """held-out losses, oldest first, at most HISTORY"""
+    accuracies: tuple[float, ...] = ()
+    best_loss: float | None = None
+    best_accuracy: float | None = None
+    plateau_epochs: int = 0
+    """epochs since the held-out loss last got better"""
+
+    @property
+    def loss_change(self) -> float | None:
+        return self.losses[-1] - self.losses[-2] if len(self.losses) > 1 else None
+
+    @property
+    def accuracy_change(self) -> float | None:
+        return self.accuracies[-1] - self.accuracies[-2] if len(self.accuracies) > 1 else None
+
+
+class SignalTracker:
+    """Follows one host over all enabled slots: `update` once per epoch, `tracked` is what the observation reads.
+
+    Args:
+        slots: the slots that are enabled, in the order of the observation.
+        loss_scale: the loss of guessing; losses are seen in units of it.
+    """
+
+    def __init__(self, slots: SlotConfig, loss_scale: float):
+        if not loss_scale > 0:
+            raise SettingError(f"loss_scale must be above 0, got {loss_scale}; give the loss of random guessing.")
+        self.slots, self.loss_scale = slots, loss_scale
+        self.tracked: TrackedSignals | None = None
+        self.reports: dict[str, SeedStateReport] = {}
+
+    def update(self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]) -> TrackedSignals:
+        """Take in one epoch; every enabled slot must be in the reports."""
+        missing = [slot for slot in self.slots.slot_ids if slot not in reports]
+        if missing:
+            raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
+        self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
+        before = self.tracked or TrackedSignals(signals)
+        self.tracked = self._follow(before, signals)
+        return self.tracked
+
+    def _follow(self, before: TrackedSignals, signals: EpochSignals) -> TrackedSignals:
+        loss, accuracy = signals.held_out_loss, signals.held_out_accuracy
+        after = replace(before, last=signals)
+        if loss is not None:
+            is_better = before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
+            after = replace(
+                after,
+                losses=(*before.losses, loss)[-HISTORY:],
+                best_loss=loss if before.best_loss is None else min(loss, before.best_loss),
+                plateau_epochs=0 if is_better else before.plateau_epochs + 1,
+            )
+        if accuracy is not None:
+            best = accuracy if before.best_accuracy is None else max(accuracy, before.best_accuracy)
+            after = replace(after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best)
+        return after
+
+    def state(self) -> dict[str, Any] | None:
+        """What has been seen, ready for JSON; the reports come anew with the next epoch."""
+        return None if self.tracked is None else asdict(self.tracked)
+
+    def load(self, state: dict[str, Any] | None) -> Self:
+        """Go on from a saved `state`."""
+        if state is None:
+            self.tracked = None
+            return self
+        values = {**state, "last": EpochSignals(**state["last"])}
+        self.tracked = TrackedSignals(
+            **{**values, "losses": tuple(values["losses"]), "accuracies": tuple(values["accuracies"])}
+        )
+        return self

@@ -1,0 +1,69 @@
+"""How much is recorded, and for how long an anomaly makes it more. Decides only; whoever records asks for `level`."""
+
+from enum import IntEnum
+
+from esper.leyline.errors import SettingError
+
+
+class TelemetryLevel(IntEnum):
+    """How much is recorded; each level has all that the lower ones have."""
+
+    OFF = 0
+    MINIMAL = 1
+    NORMAL = 2
+    DEBUG = 3
+
+
+class TelemetryConfig:
+    """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of anomalies.
+
+    While the level is lifted, further anomalies change nothing. A series that outlives its escalation begins no new
+    one; a round without any anomaly ends it. So a fault that stays is shown in full once, not for ever.
+
+    Args:
+        level: what is recorded when all is well; a `TelemetryLevel` or its name. Off stays off whatever happens.
+        escalation_rounds: rounds with debug records, the one that the anomaly was found in included.
+    """
+
+    def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
+        self.base_level = _read_level(level)
+        self.escalation_rounds = _check_rounds("escalation_rounds", escalation_rounds)
+        self._rounds_left = 0
+        self._is_series = self._was_called = False
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """The level in effect now."""
+        return TelemetryLevel.DEBUG if self._rounds_left else self.base_level
+
+    def escalate_temporarily(self, rounds: int | None = None) -> bool:
+        """Report an anomaly. True if debug records begin now, for `rounds` rounds or `escalation_rounds`."""
+        length = self.escalation_rounds if rounds is None else _check_rounds("rounds", rounds)
+        is_first = not self._is_series
+        self._is_series = self._was_called = True
+        if not is_first or self.base_level in (TelemetryLevel.OFF, TelemetryLevel.DEBUG):
+            return False
+        self._rounds_left = length
+        return True
+
+    def end_round(self) -> None:
+        """One rollout and its update are over."""
+        self._rounds_left = max(0, self._rounds_left - 1)
+        # while the level is lifted a quiet round proves little: what was seen may be the same fault's next sign
+        self._is_series = self._was_called or self._rounds_left > 0
+        self._was_called = False
+
+
+def _read_level(level: TelemetryLevel | str) -> TelemetryLevel:
+    if isinstance(level, TelemetryLevel):
+        return level
+    names = {known.name.lower(): known for known in TelemetryLevel}
+    if not isinstance(level, str) or level.lower() not in names:
+        raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {', '.join(names)}.")
+    return names[level.lower()]
+
+
+def _check_rounds(name: str, rounds: int) -> int:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise SettingError(f"{name} is {rounds!r}, but must be a whole number of rounds, 1 or more.")
+    return rounds
