@@ -33,7 +33,7 @@ from esper.leyline.factored_actions import FactoredAction, LifecycleOp
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.policies import Policy, RulePolicy
+from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, Ground, make_policy
 from esper.telemetry.events import (
     ActionRefused,
@@ -234,7 +234,7 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        if isinstance(self.policy, RulePolicy) and self.policy.reads_scores:
+        if getattr(self.policy, "reads_scores", False):  # a policy of the user's own need not know of scores
             self._score(evaluate)
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)

@@ -68,7 +68,7 @@ def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
     """Collects what each site puts out, slot included, while the context lasts."""
     seen: list[list[Tensor]] = [[] for _ in sites]
     handles = [
-        site.register_forward_hook(lambda _m, _i, output, own=own: own.append(output))
+        site.register_forward_hook(lambda _m, _i, output, own=own: _keep(own, output))
         for site, own in zip(sites, seen, strict=True)
     ]
     try:
@@ -76,6 +76,14 @@ def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _keep(seen: list[Tensor], output: Tensor) -> Tensor:
+    """Note an output; the network goes on with a copy, which a layer that works in place may spoil."""
+    if torch.is_grad_enabled() and not output.requires_grad:
+        output = output.detach().requires_grad_()  # a frozen host's features: a seed there would learn all the same
+    seen.append(output)
+    return output.clone()
 
 
 def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence[str]) -> list[Tensor]:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from esper.kasmina.model import SlotChange
 from esper.leyline.stages import SeedStage
@@ -26,6 +27,7 @@ class Governor:
         self.best_loss = math.inf
         self.bad_checks = 0
         self.rollbacks = 0
+        self._members: list[nn.Module] = []
         self._topology: Any = None
         self._live: list[torch.Tensor] = []
         self._good: dict[str, Any] = {}
@@ -37,11 +39,13 @@ class Governor:
     def load(self, state: tuple[float, float, int, int]) -> None:
         """Expect what was expected then; the present, which was just restored, counts as good."""
         self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks = state
+        self._members = self._seeds()
         self._topology = None
         self.keep()
 
     def judge(self, reading: EpochReading) -> str | None:
         """What is wrong with this epoch, or None; healthy epochs update what is expected of the next."""
+        self._expect_less_of_a_smaller_network()
         loss, accuracy = reading.held_out_loss, reading.held_out_accuracy
         assert loss is not None
         assert accuracy is not None
@@ -61,6 +65,16 @@ class Governor:
             return f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
         self.best_accuracy, self.best_loss = max(self.best_accuracy, accuracy), min(self.best_loss, loss)
         return None
+
+    def _expect_less_of_a_smaller_network(self) -> None:
+        """A seed that has gone took its accuracy with it: what was expected with it is forgotten."""
+        seeds = self._seeds()
+        if any(all(seed is not other for other in seeds) for seed in self._members):
+            self.best_accuracy, self.best_loss = 0.0, math.inf
+        self._members = seeds
+
+    def _seeds(self) -> list[nn.Module]:
+        return [seed for slot in self.run.slots for seed in (*slot.fossils, slot.seed) if seed is not None]
 
     def keep(self) -> None:
         """Remember the present as good, unless it is under suspicion. While the structure stays, this is one copy."""

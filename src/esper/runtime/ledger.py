@@ -41,6 +41,12 @@ class Ledger:
     def spend(self, phase: str, seconds: float) -> None:
         self.phases[phase] = replace(self.phases[phase], seconds=self.phases[phase].seconds + seconds)
 
+    def counts(self) -> dict[str, int]:
+        """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""
+        found = {f"{name}.examples": cost.examples for name, cost in self.phases.items()}
+        found |= {f"{name}.flops": cost.flops for name, cost in self.phases.items()}
+        return {**found, "peak_params": self.peak_params}
+
     @property
     def flops(self) -> int:
         return sum(cost.flops for cost in self.phases.values())

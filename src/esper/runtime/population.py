@@ -98,7 +98,7 @@ class Population:
         """Every host trains on the next examples of its own stream; one read per device at the end."""
         self._require_life()
         started = time.perf_counter()
-        with memory_errors():
+        with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs)
             sums = _read([run.sums for run in self.runs])
         steps = -(-self.runs[0].examples // self.task.batch)

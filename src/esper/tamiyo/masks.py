@@ -99,6 +99,14 @@ def _compose(slot: NDArray[np.bool_], germinate: NDArray[np.bool_]) -> Masks:
     return {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
 
 
+def only_waiting(masks: Masks) -> Masks:
+    """The same masks for hosts to which nothing may be done now."""
+    closed = {head: np.zeros_like(mask) for head, mask in masks.items()}
+    for mask in closed.values():
+        mask[..., 0] = True
+    return closed
+
+
 def compute_batch_masks(views: Sequence[GrowthView]) -> Masks:
     """The masks of N hosts, stacked."""
     each = [masks_for(view) for view in views]

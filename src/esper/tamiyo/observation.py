@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.kasmina.blueprints import REGISTRY, BlueprintTraits
+from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -15,6 +16,8 @@ from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
 
 UNKNOWN = -1.0
 """Stands for "not measured" in features that are otherwise never negative."""
+LARGEST = 5.0
+"""No feature is further from zero."""
 _LONG = 20.0
 """Epochs that count as a long time."""
 _DEEP = 3.0
@@ -27,18 +30,22 @@ Base = Callable[[TrackedSignals, float], float]
 Slot = Callable[[SeedStateReport, float], float]
 
 
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and not math.isnan(value)
+
+
 def _loss(value: float | None, scale: float) -> float:
     """A loss in units of guessing; far beyond it, it no longer matters how far."""
-    return UNKNOWN if value is None else min(value / scale, 3.0)
+    return min(value / scale, 3.0) if _is_known(value) else UNKNOWN
 
 
 def _change(value: float | None, scale: float) -> float:
     """A signed change, a tenth of the scale being one; none known is none."""
-    return 0.0 if value is None else math.tanh(10 * value / scale)
+    return math.tanh(10 * value / scale) if _is_known(value) else 0.0
 
 
 def _share(value: float | None) -> float:
-    return UNKNOWN if value is None else min(value, 1.5)
+    return min(value, 1.5) if _is_known(value) else UNKNOWN
 
 
 def _past(values: Sequence[float], ago: int) -> float | None:
@@ -81,7 +88,7 @@ BLUEPRINT_FEATURES: dict[str, Slot] = {
     "spatial": lambda r, _: _traits(r).spatial,
     "attention_like": lambda r, _: _traits(r).attention_like,
     "normalising": lambda r, _: _traits(r).normalising,
-    "depth": lambda r, _: _traits(r).depth / _DEEP,
+    "depth": lambda r, _: min(_traits(r).depth / _DEEP, 2.0),
 }
 
 TELEMETRY_FEATURES: dict[str, Slot] = {
@@ -106,12 +113,12 @@ def _traits(report: SeedStateReport) -> BlueprintTraits:
 
 def _logarithm(value: float | None) -> float:
     """From 0 up, steep at first: 1 is about 1.7, so that small differences near 0 still show."""
-    return UNKNOWN if value is None else min(math.log1p(value), 5.0)
+    return min(math.log1p(value), LARGEST) if _is_known(value) else UNKNOWN
 
 
 def _health(ratio: float | None) -> float:
     """1 where seed and host move alike, 0 where one moves a hundred times as much as the other."""
-    if ratio is None:
+    if not _is_known(ratio):
         return UNKNOWN
     return 0.0 if ratio <= 0 else max(0.0, 1.0 - abs(math.log10(ratio)) / 2)
 
@@ -167,7 +174,8 @@ def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> ND
     """Observations of N hosts, [N, F]."""
     rows: list[Any] = []
     for tracker in trackers:
-        assert tracker.tracked is not None, "a tracker has nothing to show before its first update"
+        if tracker.tracked is None or not tracker.reports:
+            raise SettingError("a tracker has nothing to show before its first epoch; call update(...) first.")
         rows.append(
             signals_to_features(
                 tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale, use_telemetry=use_telemetry

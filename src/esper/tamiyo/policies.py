@@ -37,8 +37,11 @@ class RulePolicy:
     """A rule applied to each host by itself, so that no host depends on who its neighbours are."""
 
     rule: Rule
-    reads_scores: bool = False
-    """whether it needs greedy scores in the reports"""
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether it needs greedy scores in the reports; a rule that does says so, the others need not mention it."""
+        return getattr(self.rule, "reads_scores", False)
 
     def decide(
         self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: list[dict[str, Any]] | None

@@ -1,8 +1,9 @@
 """Rules of thumb and controls. Each reads reports and masks of one host; every tie is broken by a written rule."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -222,6 +223,7 @@ class Greedy:
     ground: Ground
     share: float = 0.5
     planting_part: float = 0.4
+    reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         if self.ground.horizon is not None and memory["epoch"] >= self.planting_part * self.ground.horizon:
@@ -231,7 +233,7 @@ class Greedy:
         if not places:
             return WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
-        unknown = [ids[s] for s, score in scores.items() if score is None]
+        unknown = [ids[s] for s, score in scores.items() if score is None or math.isnan(score)]
         if unknown:
             raise MeasurementError(
                 f"the greedy policy found no greedy score for {', '.join(unknown)}. Populations and `Garden.step` "
@@ -290,5 +292,4 @@ def make_policy(name: str, ground: Ground) -> RulePolicy:
         raise UnknownNameError("policy", name, RULES)
     if not ground.costs:
         raise SettingError("a policy needs a price list; build `Ground` from a MorphogeneticModel's view.")
-    rule = RULES[name](ground)
-    return RulePolicy(rule, reads_scores=isinstance(rule, Greedy))
+    return RulePolicy(RULES[name](ground))

@@ -1,5 +1,6 @@
 """What a policy remembers of one host's readings: history, records, plateaus. Plain data; the encoding is elsewhere."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -12,6 +13,7 @@ HISTORY = 5
 """Held-out readings that are kept."""
 _PROGRESS = 1e-3
 """Part of the loss scale that counts as getting better."""
+_MEASURED = ("train_loss", "held_out_loss", "train_accuracy", "held_out_accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,12 @@ class SignalTracker:
         self.reports: dict[str, SeedStateReport] = {}
 
     def update(self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]) -> TrackedSignals:
-        """Take in one epoch; every enabled slot must be in the reports."""
+        """Take in one epoch; every enabled slot must be in the reports. NaN and Inf count as not measured."""
         missing = [slot for slot in self.slots.slot_ids if slot not in reports]
         if missing:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
+        signals = _only_finite(signals)
         before = self.tracked or TrackedSignals(signals)
         self.tracked = self._follow(before, signals)
         return self.tracked
@@ -109,3 +112,10 @@ class SignalTracker:
             **{**values, "losses": tuple(values["losses"]), "accuracies": tuple(values["accuracies"])}
         )
         return self
+
+
+def _only_finite(signals: EpochSignals) -> EpochSignals:
+    """What broke tells nothing: one NaN would stay in the best values for the rest of a life."""
+    readings = {name: getattr(signals, name) for name in _MEASURED}
+    broken: dict[str, Any] = {name: None for name, v in readings.items() if v is not None and not math.isfinite(v)}
+    return replace(signals, **broken)

@@ -1,5 +1,6 @@
 """How much is recorded, and for how long an anomaly makes it more. Decides only; whoever records asks for `level`."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from esper.leyline.errors import SettingError
@@ -45,6 +46,15 @@ class TelemetryConfig:
             return False
         self._rounds_left = length
         return True
+
+    def state(self) -> dict[str, int | bool]:
+        """Where an escalation stands, ready for JSON."""
+        return {"rounds_left": self._rounds_left, "is_series": self._is_series, "was_called": self._was_called}
+
+    def load(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from a saved `state`."""
+        self._rounds_left = int(state["rounds_left"])
+        self._is_series, self._was_called = bool(state["is_series"]), bool(state["was_called"])
 
     def end_round(self) -> None:
         """One rollout and its update are over."""

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from esper.leyline.errors import SaveError
+from esper.telemetry.escalation import TelemetryLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,91 @@ class ArmFinished:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RoundFinished:
+    """One round of lives and the update after it."""
+
+    round: int
+    decisions: int
+    """since the beginning"""
+    mean_return: float
+    accuracy: float
+    """held-out, mean over hosts at the end of their lives"""
+    twin_accuracy: float
+    params_share: float
+    """parameters at the end over the host's own"""
+    reward_parts: dict[str, float]
+    """mean over lives"""
+    ops: dict[str, int]
+    germinated: int
+    fossilized: int
+    culled: int
+    refused: int
+    update: dict[str, Any]
+    """the update's record, as plain data"""
+    seconds: float
+    """wall clock; the one field in which equal runs differ"""
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.round}: return {self.mean_return:+.3f}, accuracy {self.accuracy:.2%} "
+            f"(twin {self.twin_accuracy:.2%}), {self.params_share:.2f} x parameters"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyFound:
+    """An update that does not look healthy."""
+
+    round: int
+    kind: str
+    value: float | None
+    """None where it is not a finite number"""
+    limit: float | None
+    where: str
+    escalated: bool
+    """whether debug records begin with it"""
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A state that training can go on from."""
+
+    round: int
+    file: str
+
+    def __str__(self) -> str:
+        return f"round {self.round}: saved {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostEpoch:
+    """One host's readings after an epoch."""
+
+    round: int
+    host: int
+    epoch: int
+    train_loss: float | None
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    twin_accuracy: float | None
+    params: int
+    reward: float
+    reward_parts: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"round {self.round}, host {self.host}, epoch {self.epoch}: accuracy {self.held_out_accuracy}"
+
+
 Event = (
-    ArmFinished
+    AnomalyFound
+    | ArmFinished
+    | CheckpointSaved
+    | HostEpoch
+    | RoundFinished
     | EpochMeasured
     | ContributionMeasured
     | ActionTaken
@@ -158,6 +242,14 @@ Event = (
     | GrowthHint
     | HostRolledBack
 )
+SEVERITIES: dict[type, TelemetryLevel] = {
+    RoundFinished: TelemetryLevel.MINIMAL,
+    AnomalyFound: TelemetryLevel.MINIMAL,
+    CheckpointSaved: TelemetryLevel.MINIMAL,
+    ArmFinished: TelemetryLevel.MINIMAL,
+    HostRolledBack: TelemetryLevel.MINIMAL,
+}
+"""What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
 
 

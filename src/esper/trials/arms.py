@@ -13,7 +13,7 @@ from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import Ground, make_policy, replay
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
@@ -135,6 +135,8 @@ def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) 
         happened[rollback.host] += tell_changes(rollback.host, epoch, rollback.changes)
     for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
         masks = compute_batch_masks([view])
+        if host in rolled_back:  # nothing was measured of the host as it is now
+            masks = only_waiting(masks)
         actions, decider.memory = decider.policy.decide(None, masks, [view.reports], decider.memory)
         op, slot, blueprint, blend = actions[0].tolist()
         if op == OP_WAIT or host in rolled_back:

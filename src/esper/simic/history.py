@@ -1,0 +1,77 @@
+"""A run's checkpoints: the newest few and the best, which one to go on from, and what the events were then."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import SaveError
+from esper.simic import runfolder
+from esper.simic.agent import PPOAgent
+from esper.simic.checkpoints import Layout, load_agent, save_agent
+from esper.simic.training_config import TrainingConfig
+from esper.telemetry.events import CheckpointSaved
+from esper.telemetry.sink import Sink
+
+
+class History:
+    """Saves after every round and finds the way back."""
+
+    def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink):
+        self.folder, self.keep = config.out, config.keep_checkpoints
+        self.layout, self.sink = layout, sink
+        self.entries: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+
+    def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
+        """A checkpoint after `rounds` whole rounds, with where the events stood."""
+        name = f"round-{rounds:06d}.safetensors"
+        self.sink.write(CheckpointSaved(rounds, name))
+        facts = {"rounds": rounds, "events": self.sink.commit(), "telemetry": self.sink.telemetry.state()}
+        path = self.folder / runfolder.CHECKPOINTS / name
+        path.parent.mkdir(exist_ok=True)
+        save_agent(path, agent, self.layout, facts)
+        entry = {"file": name, "rounds": rounds, "return": mean_return, "sha256": runfolder.digest(path)}
+        self.entries.append(entry)
+        if self.best is None or mean_return > self.best["return"]:
+            self.best = entry
+        self.entries = self.entries[-self.keep :]
+        self._write(rounds)
+        self._forget()
+
+    def _write(self, rounds: int) -> None:
+        values = {"format": 1, "rounds": rounds, "checkpoints": self.entries, "best": self.best}
+        runfolder.write_json(self.folder / runfolder.MANIFEST, values)
+
+    def _forget(self) -> None:
+        """Delete what the manifest no longer names."""
+        named = {entry["file"] for entry in (*self.entries, self.best or self.entries[-1])}
+        for path in (self.folder / runfolder.CHECKPOINTS).iterdir():
+            if path.name not in named:
+                path.unlink()
+
+    def resume(self, agent: PPOAgent) -> int:
+        """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""
+        manifest = runfolder.read_manifest(self.folder)
+        entries = manifest["checkpoints"]
+        for place in reversed(range(len(entries))):
+            entry = entries[place]
+            if not runfolder.is_whole(self.folder, entry):
+                print(
+                    f"esper: checkpoint {entry['file']} is damaged or missing; trying the one before.", file=sys.stderr
+                )
+                continue
+            facts = load_agent(self._path(entry), agent, self.layout)
+            self.entries, self.best = entries[: place + 1], manifest["best"]
+            if self.best is not None and self.best["rounds"] > entry["rounds"]:
+                self.best = max(self.entries, key=lambda known: known["return"])
+            self.sink.rewind(int(facts["events"]))
+            self.sink.telemetry.load(facts["telemetry"])
+            self.sink.telemetry.end_round()
+            return int(facts["rounds"])
+        if entries:
+            raise SaveError(f"no checkpoint in {self.folder} is whole; restore one from a copy, or start anew.")
+        self.sink.rewind(0)
+        return 0
+
+    def _path(self, entry: dict[str, Any]) -> Path:
+        return self.folder / runfolder.CHECKPOINTS / str(entry["file"])

@@ -1,0 +1,131 @@
+"""What a decision earned: a few small named terms, each with one sign. A family is a choice of terms and weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
+
+BOUND = 5.0
+"""Losses beyond the twin's count up to this many units, so that a broken host cannot drown everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One host's epoch, as far as rewards may know it. The twin is the same host, never grown."""
+
+    accuracy: float
+    accuracy_before: float
+    twin_accuracy: float
+    twin_accuracy_before: float
+    loss: float
+    loss_before: float
+    twin_loss: float
+    twin_loss_before: float
+    loss_unit: float
+    """how far the twin's held-out loss falls in its life: the task's typical change"""
+    op: int
+    """what was done, after the legality rule"""
+    params_share: float
+    """parameters added, of the host's own"""
+    flops_share: float
+    """forward FLOPs added, of the host's own"""
+    kept_share: float
+    """fossils' part of the parameters added; 0 where there are none"""
+    is_last: bool
+    is_rolled_back: bool = False
+    is_lost: bool = False
+    """the governor gave the host up"""
+
+
+def accuracy_beyond_twin(facts: StepFacts) -> float:
+    """Accuracy won this epoch beyond what the twin won. Over a life it adds up to the final lead."""
+    return (facts.accuracy - facts.twin_accuracy) - (facts.accuracy_before - facts.twin_accuracy_before)
+
+
+def loss_beyond_twin(facts: StepFacts) -> float:
+    """The same in held-out loss, in units of the task's typical change."""
+    return _lead(facts.loss, facts.twin_loss, facts.loss_unit) - _lead(
+        facts.loss_before, facts.twin_loss_before, facts.loss_unit
+    )
+
+
+def _lead(loss: float, twin_loss: float, unit: float) -> float:
+    return max(-BOUND, min(BOUND, (twin_loss - loss) / unit))
+
+
+def rent(facts: StepFacts) -> float:
+    """The price of size for one epoch: parameters and FLOPs alike."""
+    return -0.5 * (facts.params_share + facts.flops_share)
+
+
+def churn(facts: StepFacts) -> float:
+    """Every germination and every cull costs the same, so that going round in circles never pays."""
+    return -1.0 if facts.op in (OP_GERMINATE, OP_CULL) else 0.0
+
+
+def lasting_accuracy(facts: StepFacts) -> float:
+    """At the end of a life: the lead over the twin, as far as it rests on fossils."""
+    return facts.kept_share * max(0.0, facts.accuracy - facts.twin_accuracy) if facts.is_last else 0.0
+
+
+def lasting_loss(facts: StepFacts) -> float:
+    lead = _lead(facts.loss, facts.twin_loss, facts.loss_unit)
+    return facts.kept_share * max(0.0, lead) if facts.is_last else 0.0
+
+
+def breakdown(facts: StepFacts) -> float:
+    """A rollback by the governor; ten times as bad when it gives the host up."""
+    return -10.0 if facts.is_lost else -1.0 if facts.is_rolled_back else 0.0
+
+
+Term = Callable[[StepFacts], float]
+TERMS: dict[str, Term] = {
+    term.__name__: term
+    for term in (
+        accuracy_beyond_twin,
+        loss_beyond_twin,
+        rent,
+        churn,
+        lasting_accuracy,
+        lasting_loss,
+        breakdown,
+    )
+}
+FAMILIES: dict[str, dict[str, float]] = {
+    "contribution": {
+        "accuracy_beyond_twin": 10.0,
+        "lasting_accuracy": 10.0,
+        "rent": 0.01,
+        "churn": 0.02,
+        "breakdown": 0.1,
+    },
+    "loss": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "rent": 0.01, "churn": 0.02, "breakdown": 0.1},
+}
+
+
+def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The weights of a family with some of them changed; a term that it does not have is refused."""
+    if family not in FAMILIES:
+        raise UnknownNameError("reward family", family, FAMILIES)
+    weights = dict(FAMILIES[family])
+    for name, weight in (changed or {}).items():
+        if name not in weights:
+            raise UnknownNameError(f"reward term of family {family!r}", name, weights)
+        if weight < 0:
+            raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more.")
+        weights[name] = weight
+    return weights
+
+
+def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, float]:
+    """Each term's share. Their sum, in this order, is the reward."""
+    return {name: weight * TERMS[name](facts) for name, weight in weights.items()}
+
+
+def compute_contribution_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
+    return sum(reward_parts(facts, weights or FAMILIES["contribution"]).values())
+
+
+def compute_loss_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
+    return sum(reward_parts(facts, weights or FAMILIES["loss"]).values())

@@ -1,0 +1,116 @@
+"""What a round of lives adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.factored_actions import OP_NAMES
+from esper.simic.environment import GrowthVectorEnv
+from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
+from esper.telemetry.escalation import TelemetryLevel
+from esper.telemetry.events import ActionRefused, HostEpoch, RoundFinished, StageChanged
+from esper.telemetry.sink import Sink
+
+
+class RoundTally:
+    """Follows one round through its steps."""
+
+    def __init__(self, env: GrowthVectorEnv, number: int, sink: Sink):
+        self.env, self.number, self.sink = env, number, sink
+        self.returns = np.zeros(env.num_envs)
+        self.parts = dict.fromkeys(env.weights, 0.0)
+        self.ops = np.zeros(len(OP_NAMES), int)
+        self.stages: dict[str, int] = {}
+        self.refused = 0
+        self.last = np.zeros((env.num_envs, 3))
+        """accuracy, twin's accuracy, parameters over the host's own, at each host's last epoch"""
+
+    def take(
+        self,
+        actions: NDArray[np.int64],
+        rewards: NDArray[np.float64],
+        masks: dict[str, NDArray[np.bool_]],
+        info: dict[str, Any],
+        goes_on: NDArray[np.bool_],
+    ) -> None:
+        """Take in one step of the hosts whose life goes on."""
+        for host in np.flatnonzero(goes_on).tolist():
+            self.returns[host] += rewards[host]
+            for name, value in info["reward_parts"][host].items():
+                self.parts[name] += value
+            self.ops[actions[host, 0]] += 1
+            success = True
+            for event in info["events"][host]:
+                self.sink.write(event)
+                success &= not isinstance(event, ActionRefused)
+                if isinstance(event, StageChanged):
+                    self.stages[event.after] = self.stages.get(event.after, 0) + 1
+            self.refused += not success
+            if self.sink.wants(TelemetryLevel.DEBUG):
+                self._tell_action(host, actions[host].tolist(), masks, success)
+            self._tell_epoch(host, float(rewards[host]), info["reward_parts"][host])
+
+    def _tell_action(self, host: int, action: list[int], masks: dict[str, NDArray[np.bool_]], success: bool) -> None:
+        op, slot, blueprint, blend = action
+        rows = {
+            "op": masks["op"][host],
+            "slot": masks["slot"][host, op],
+            "blueprint": masks["blueprint"][host, slot],
+            "blend": masks["blend"][host],
+        }
+        record = emit_last_action(
+            env_id=host,
+            epoch=self.env.population.runs[host].epoch,
+            slot_idx=slot,
+            blueprint_idx=blueprint,
+            blend_idx=blend,
+            op_idx=op,
+            slot_id=self.env.space.slots.slot_ids[slot],
+            masked={head: bool(row.sum() <= 1) for head, row in rows.items()},
+            success=success,
+            space=self.env.space,
+        )
+        self.sink.write_record(ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
+
+    def _tell_epoch(self, host: int, reward: float, parts: dict[str, float]) -> None:
+        run = self.env.population.runs[host]
+        twin, reading = self.env.twin(host), self.env.trackers[host].tracked
+        assert reading is not None
+        params = run.model.total_params
+        self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, params / run.model.host_params
+        if self.sink.wants(TelemetryLevel.NORMAL):
+            self.sink.write(
+                HostEpoch(
+                    round=self.number,
+                    host=host,
+                    epoch=run.epoch,
+                    train_loss=reading.last.train_loss,
+                    held_out_loss=reading.last.held_out_loss,
+                    held_out_accuracy=reading.last.held_out_accuracy,
+                    twin_accuracy=twin.held_out_accuracy,
+                    params=params,
+                    reward=reward,
+                    reward_parts=parts,
+                )
+            )
+
+    def finish(self, number: int, decisions: int, update: dict[str, Any], seconds: float) -> RoundFinished:
+        """The round as one event."""
+        accuracy, twin, params = self.last.mean(0).tolist()
+        return RoundFinished(
+            round=number,
+            decisions=decisions,
+            mean_return=float(self.returns.mean()),
+            accuracy=accuracy,
+            twin_accuracy=twin,
+            params_share=params,
+            reward_parts={name: value / self.env.num_envs for name, value in self.parts.items()},
+            ops=dict(zip(OP_NAMES, self.ops.tolist(), strict=True)),
+            germinated=self.stages.get("GERMINATED", 0),
+            fossilized=self.stages.get("FOSSILIZED", 0),
+            culled=self.stages.get("CULLED", 0),
+            refused=self.refused,
+            update=update,
+            seconds=seconds,
+        )

@@ -1,0 +1,188 @@
+"""The whole system on one page: policy decides -> ops applied -> an epoch trained -> readings -> reward -> observation
+and masks; after a round of lives, one update. Everything that decides a run comes from its `TrainingConfig`.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.randomness import mix_seed, own_randomness
+from esper.runtime.devices import parse_devices
+from esper.simic import runfolder
+from esper.simic.agent import PPOAgent
+from esper.simic.checkpoints import Layout
+from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
+from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
+from esper.simic.history import History
+from esper.simic.rewards import weights_of
+from esper.simic.rollout import Rollout
+from esper.simic.tally import RoundTally
+from esper.simic.training_config import TrainingConfig
+from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.observation import feature_names
+from esper.telemetry.escalation import TelemetryLevel
+from esper.telemetry.events import AnomalyFound, RoundFinished
+from esper.telemetry.sink import Sink
+
+Watch = Callable[[RoundFinished], None]
+
+
+class InterruptedTraining(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; the last whole round is saved."""
+
+    def __init__(self, rounds: int):
+        super().__init__(f"stopped after {rounds} whole rounds")
+        self.rounds = rounds
+
+
+def train_ppo_vectorized(
+    config: TrainingConfig,
+    *,
+    sink: Sink,
+    resume: bool = False,
+    watch: Watch = lambda event: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> PPOAgent:
+    """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
+
+    Args:
+        resume: go on from the newest whole checkpoint; without any, begin at the beginning.
+        watch: is shown every round.
+        should_stop: asked after every epoch; True ends the run with `InterruptedTraining`.
+    """
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    env = build_environment(config)
+    agent, layout = build_agent(config, env)
+    history = History(config, layout, sink)
+    first = history.resume(agent) if resume else 0
+    rollout = build_rollout(env, agent)
+    for number in range(first, config.rounds):
+        started = time.perf_counter()
+        tally = play_round(env, agent, rollout, number, sink, should_stop)
+        record = agent.update(rollout)
+        check_health(record, number, config, sink)
+        event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started)
+        sink.write(event)
+        history.save(agent, number + 1, event.mean_return)
+        sink.telemetry.end_round()
+        watch(event)
+    return agent
+
+
+def build_environment(config: TrainingConfig) -> GrowthVectorEnv:
+    """The hosts, their twins and what they earn."""
+    env = GrowthVectorEnv(
+        config.task.build(),
+        config.hosts,
+        host_seeds=draw_host_seeds(config.seed, config.host_pool),
+        folder=config.out / runfolder.TWINS,
+        weights=weights_of(config.reward.family, config.reward.weights),
+        use_telemetry=config.observe_telemetry,
+        devices=config.devices,
+        executor=config.executor,
+        amp=config.amp,
+        data_root=config.data_root,
+    )
+    env.seed = config.seed
+    return env
+
+
+def build_agent(config: TrainingConfig, env: GrowthVectorEnv) -> tuple[PPOAgent, Layout]:
+    """A fresh policy for these hosts, on the first device, and what it is built for."""
+    space, ppo = env.space, config.ppo
+    _, slots, blueprints, blends = space.sizes
+    with own_randomness(mix_seed(config.seed, 11)):
+        network = FactoredRecurrentActorCritic(
+            env.width,
+            slots,
+            num_blueprints=blueprints,
+            num_blends=blends,
+            hidden_dim=ppo.hidden_dim,
+            head_dim=ppo.head_dim,
+        )
+    network.to(parse_devices(config.devices)[0])
+    if ppo.anneal_decisions is None:
+        whole = config.rounds * config.hosts * (env.task.life - 1)
+        ppo = ppo.model_copy(update={"anneal_decisions": whole})
+    layout = Layout(
+        slots=space.slots.slot_ids,
+        blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
+        blends=space.blends,
+        features=feature_names(space.slots, config.observe_telemetry),
+        hidden_dim=ppo.hidden_dim,
+        head_dim=ppo.head_dim,
+    )
+    return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12)), layout
+
+
+def build_rollout(env: GrowthVectorEnv, agent: PPOAgent) -> Rollout:
+    """Storage for whole lives: every decision of every host."""
+    ops, slots, blueprints, blends = env.space.sizes
+    shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
+    return Rollout(env.task.life - 1, env.num_envs, env.width, env.heads, shapes, agent.device)
+
+
+@torch.no_grad()
+def play_round(
+    env: GrowthVectorEnv,
+    agent: PPOAgent,
+    rollout: Rollout,
+    number: int,
+    sink: Sink,
+    should_stop: Callable[[], bool],
+) -> RoundTally:
+    """N whole lives, side by side. A host that is given up has no more steps in this round."""
+    obs, info = env.reset(seed=env.seed, options={"lives": number * env.num_envs})
+    hidden = agent.network.get_initial_hidden(env.num_envs)
+    rollout.begin(hidden)
+    goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
+    begins = torch.zeros_like(goes_on)  # hidden is zero already
+    tally = RoundTally(env, number, sink)
+    for _ in range(rollout.steps):
+        states = _on(obs, agent)
+        masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
+        choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, generator=agent.draws)
+        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
+        actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
+        before = info
+        obs, rewards, terminated, truncated, info = env.step(actions)
+        rollout.add_outcome(_on(rewards, agent).float(), _on(terminated, agent), _on(truncated, agent))
+        tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
+        goes_on &= ~_on(terminated, agent)
+        if should_stop():
+            raise InterruptedTraining(number)
+    rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
+    return tally
+
+
+def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink) -> None:
+    """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
+    for anomaly in AnomalyDetector().check(record, number / config.rounds):
+        escalated = sink.telemetry.escalate_temporarily()
+        value, limit = (x if math.isfinite(x) else None for x in (anomaly.value, anomaly.limit))
+        sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
+        if escalated and sink.wants(TelemetryLevel.DEBUG):
+            sink.write_record("UPDATE_DUMP", {"round": number, **plain_record(record)}, TelemetryLevel.DEBUG)
+
+
+def plain_record(record: UpdateRecord) -> dict[str, Any]:
+    """An update's record for JSON: NaN and infinity become None."""
+    return _plain(asdict(record))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _on(values: Any, agent: PPOAgent) -> Tensor:
+    return torch.as_tensor(values).to(agent.device)

@@ -1,0 +1,206 @@
+"""Everything that decides a training run, in one frozen value. The only way into training; a knob exists here once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime.tasks import TASKS, Task, get_task
+from esper.simic.config import PPOConfig
+from esper.simic.rewards import weights_of
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class TaskConfig(BaseModel):
+    """What hosts are trained on; None leaves a default of the task alone."""
+
+    model_config = _STRICT
+
+    name: str = "digits"
+    """one of `esper tasks`"""
+    epoch_examples: int | None = Field(None, ge=1)
+    """examples per epoch and decision"""
+    batch: int | None = Field(None, ge=1)
+    """examples per training step"""
+    life: int | None = Field(None, ge=2)
+    """epochs in a host's life"""
+    budget: float | None = Field(None, gt=1)
+    """most parameters, as a multiple of the host's"""
+    max_seeds: int | None = Field(None, ge=1)
+    """most seeds, live and kept"""
+    blueprints: tuple[str, ...] | None = Field(None, min_length=1)
+    """what may be planted"""
+
+    def build(self) -> Task:
+        """The task with what was changed."""
+        changed = {name: value for name, value in self if name != "name" and value is not None}
+        return replace(get_task(self.name), **changed)
+
+
+class RewardConfig(BaseModel):
+    """What a decision earns."""
+
+    model_config = _STRICT
+
+    family: Literal["contribution", "loss"] = "contribution"
+    """lead over the twin in accuracy, or in held-out loss"""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """changed weights of the family's terms, by name"""
+
+
+class TelemetrySettings(BaseModel):
+    """How much is written down."""
+
+    model_config = _STRICT
+
+    level: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """off, rounds only, seeds and epochs too, every decision too"""
+    escalation_rounds: int = Field(3, ge=1)
+    """rounds at debug after an anomaly"""
+
+
+class TrainingConfig(BaseModel):
+    """One training run of a growth policy."""
+
+    model_config = _STRICT
+
+    task: TaskConfig = TaskConfig()
+    """what hosts are trained on"""
+    reward: RewardConfig = RewardConfig()
+    """what a decision earns"""
+    ppo: PPOConfig = PPOConfig()
+    """how the policy learns"""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """how much is written down"""
+    rounds: int = Field(40, ge=1)
+    """rounds of N lives and one update"""
+    hosts: int = Field(8, ge=1)
+    """hosts that live side by side"""
+    host_pool: int = Field(32, ge=1)
+    """different hosts there are; each one's twin is computed once"""
+    seed: int = Field(0, ge=0)
+    """decides hosts, data orders, weights and draws"""
+    devices: tuple[str, ...] = Field(("cpu",), min_length=1)
+    """where hosts train; the policy lives on the first"""
+    executor: Literal["auto", "eager", "graphed"] = "auto"
+    """how hosts' steps are run"""
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    """precision of hosts' forward passes"""
+    out: Path = Path("runs/ppo")
+    """run folder: configuration, events, checkpoints, twins"""
+    data_root: Path | None = None
+    """folder that holds the data sets"""
+    deterministic: bool = False
+    """only kernels that give the same result twice; slower on a GPU"""
+    observe_telemetry: bool = True
+    """whether the policy sees the ten telemetry features of each slot"""
+    keep_checkpoints: int = Field(3, ge=1)
+    """newest checkpoints that are kept, beside the best"""
+
+    @classmethod
+    def from_json_path(cls, path: str | Path) -> Self:
+        """The configuration in a JSON file; keys that are not there have their defaults."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as problem:
+            raise SettingError(f"cannot read the configuration {path}: {problem.strerror}.") from problem
+        except ValueError as problem:
+            raise SettingError(f"{path} is not JSON: {problem}. Write an object of keys and values.") from problem
+        return cls.of(values, str(path))
+
+    @classmethod
+    def from_preset(cls, name: str) -> Self:
+        """A configuration that comes with the package, by the name of its task."""
+        known = presets()
+        if name not in known:
+            raise UnknownNameError("preset", name, known)
+        return cls.of(json.loads((files("esper.simic") / "presets" / f"{name}.json").read_text()), f"preset {name}")
+
+    @classmethod
+    def of(cls, values: Any, source: str = "the configuration") -> Self:
+        """A checked configuration from plain values; every mistake gets one clear line."""
+        if not isinstance(values, dict):
+            raise SettingError(f"{source} holds a {type(values).__name__}; it must be an object of keys and values.")
+        try:
+            found = cls.model_validate(values)
+        except ValidationError as problem:
+            raise SettingError(f"{source}: {'; '.join(_explain(cls, error) for error in problem.errors())}") from None
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """What single fields cannot tell: names that exist, combinations that make sense."""
+        task = self.task.build()
+        weights_of(self.reward.family, self.reward.weights)
+        if task.life < 2:
+            raise SettingError(f"task {task.name} lives {task.life} epoch; a decision needs at least two.")
+        if self.amp == "fp16" and any(device.startswith("cpu") for device in self.devices):
+            raise SettingError("amp fp16 needs CUDA devices; on a CPU use bf16 or off.")
+        if self.amp == "fp16" and self.executor == "graphed":
+            raise SettingError("amp fp16 runs on the eager executor only; choose executor eager or auto.")
+
+    def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
+        """The same with some leaves changed, named by dotted keys such as ppo.lr."""
+        values = self.model_dump(mode="json")
+        for key, value in changes:
+            *parents, leaf = key.split(".")
+            place: Any = values
+            for parent in parents:
+                place = place.get(parent) if isinstance(place, dict) else None
+            if not isinstance(place, dict):
+                raise SettingError(f"{source}: {_unknown(type(self), key.split('.'))}")
+            place[leaf] = value
+        return type(self).of(values, source)
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the configurations that come with the package."""
+    return tuple(sorted(path.name.removesuffix(".json") for path in (files("esper.simic") / "presets").iterdir()))
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value is JSON where it can be, else a string."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise SettingError(f"--set {text!r} is not KEY=VALUE; write it like --set ppo.lr=3e-4.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def leaves(model: type[BaseModel] = TrainingConfig, prefix: str = "") -> dict[str, Any]:
+    """Every leaf field by its dotted key."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= leaves(inner, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def _explain(model: type[BaseModel], error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        return _unknown(model, path)
+    return f"{'.'.join(path)} is {error['input']!r}: {error['msg'].lower()}"
+
+
+def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
+    known = list(leaves(model))
+    key = ".".join(path)
+    close = get_close_matches(key, known, n=1) or [k for k in known if k.endswith(f".{path[-1]}")][:1]
+    hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
+    return f"unknown key {key!r}.{hint}"
+
+
+__all__ = ["TASKS", "RewardConfig", "TaskConfig", "TelemetrySettings", "TrainingConfig", "leaves", "presets"]

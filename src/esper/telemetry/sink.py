@@ -1,0 +1,130 @@
+"""Events on disk: one JSON object per line, appended. A disk that fails is told once and never stops training."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
+from esper.telemetry.events import SEVERITIES, Event, to_record
+
+
+class Sink(Protocol):
+    """Where events go. It is passed to whoever has something to tell; there is no global one."""
+
+    telemetry: TelemetryConfig
+
+    def rewind(self, size: int) -> None: ...
+
+    def write(self, event: Event) -> None: ...
+
+    def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None: ...
+
+    def wants(self, severity: TelemetryLevel) -> bool:
+        """Whether a record of this severity would be kept; asked before one is made in a hot loop."""
+        ...
+
+    def commit(self) -> int:
+        """Make sure that all is on disk; returns how many bytes there are."""
+        ...
+
+
+class NullSink:
+    """Takes everything and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.telemetry = TelemetryConfig(TelemetryLevel.OFF)
+
+    def rewind(self, size: int) -> None:
+        pass
+
+    def write(self, event: Event) -> None:
+        pass
+
+    def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
+        pass
+
+    def wants(self, severity: TelemetryLevel) -> bool:
+        return False
+
+    def commit(self) -> int:
+        return 0
+
+
+class JsonlSink:
+    """Appends to a file what the level in effect lets through."""
+
+    def __init__(self, path: Path, telemetry: TelemetryConfig):
+        self.path, self.telemetry = path, telemetry
+        self.problem: str | None = None
+        self._file: TextIO | None = None
+        try:
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by `close`
+        except OSError as problem:
+            self._give_up(problem)
+
+    def rewind(self, size: int) -> None:
+        """Cut off what was written behind the first `size` bytes."""
+        if self._file is not None:
+            try:
+                self._file.flush()
+                os.truncate(self.path, size)
+            except OSError as problem:
+                self._give_up(problem)
+
+    def wants(self, severity: TelemetryLevel) -> bool:
+        return self._file is not None and severity <= self.telemetry.level
+
+    def write(self, event: Event) -> None:
+        severity = SEVERITIES.get(type(event), TelemetryLevel.NORMAL)
+        if self.wants(severity):
+            self._append(to_record(event))
+
+    def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
+        if self.wants(severity):
+            self._append({"type": kind, **record})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        except OSError as problem:
+            self._give_up(problem)
+
+    def commit(self) -> int:
+        if self._file is None:
+            return self.path.stat().st_size if self.path.exists() else 0
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as problem:
+            self._give_up(problem)
+        return self.path.stat().st_size
+
+    def _give_up(self, problem: OSError) -> None:
+        """Say so once; training goes on without records."""
+        self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
+        print(f"esper: {self.problem}", file=sys.stderr)
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what was buffered cannot be written either
+                file.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.commit()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
