@@ -23,7 +23,7 @@ from rich.progress import (
 
 from esper import __version__
 from esper.dashboard.tables import arms_table, tasks_table
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, SettingError
 from esper.telemetry.events import ActionTaken, Event, StageChanged
 
 if TYPE_CHECKING:
@@ -128,6 +128,53 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
     return row
 
 
+@app.command()
+def ppo(
+    preset: Annotated[str | None, typer.Option(help="Configuration to start from; digits if none is named.")] = None,
+    config_json: Annotated[Path | None, typer.Option(help="Configuration file, instead of a preset.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as ppo.lr=3e-4.")] = None,
+    task: Annotated[str | None, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = None,
+    device: Annotated[str | None, typer.Option(help="One device: cpu or cuda:0.")] = None,
+    devices: Annotated[list[str] | None, typer.Option(help="Several devices: cuda:0 cuda:1.")] = None,
+    amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16.")] = None,
+    executor: Annotated[str | None, typer.Option(help="auto, eager or graphed.")] = None,
+    reward_family: Annotated[str | None, typer.Option(help="contribution or loss.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of N lives and one update.")] = None,
+    hosts: Annotated[int | None, typer.Option(help="Hosts that live side by side.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything that is drawn.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    data_root: DataRoot = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that repeat exactly.")] = False,
+) -> None:
+    """Train a growth policy by PPO over many hosts that train side by side."""
+    from esper.running import assemble, run_ppo
+    from esper.simic.training_config import read_setting
+
+    if preset is not None and config_json is not None:
+        raise SettingError("--preset and --config-json both name a configuration; give one of them.")
+    if device is not None and devices:
+        raise SettingError("--device and --devices both say where; give one of them.")
+    places = [part for text in (devices or [device] if device else devices or []) for part in text.split(",") if part]
+    given = {
+        "task.name": task,
+        "devices": places or None,
+        "amp": amp,
+        "executor": executor,
+        "reward.family": reward_family,
+        "rounds": rounds,
+        "hosts": hosts,
+        "seed": seed,
+        "out": None if out is None else str(out),
+        "data_root": None if data_root is None else str(data_root),
+        "deterministic": deterministic or None,
+    }
+    changes = [(key, value) for key, value in given.items() if value is not None]
+    changes += [read_setting(text) for text in settings or ()]
+    if not run_ppo(assemble(preset, config_json, changes, resume), resume, Console()):
+        raise typer.Exit(130)
+
+
 @data_app.command("fetch")
 def fetch_data(
     name: Annotated[str, typer.Argument(help="Name of a data set; `esper tasks` lists them.", show_default=False)],
@@ -154,10 +201,28 @@ def fetch_data(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
+LISTS = ("--devices",)
+"""Options that take several values, with spaces or commas."""
+
+
+def join_lists(arguments: Sequence[str]) -> list[str]:
+    """`--devices a b` as `--devices a,b`, the way the parser takes it."""
+    joined: list[str] = []
+    is_list = False
+    for argument in arguments:
+        is_value = not argument.startswith("-")
+        if is_list and is_value and joined[-1] not in LISTS:
+            joined[-1] += f",{argument}"
+        else:
+            joined.append(argument)
+            is_list = argument in LISTS or (is_list and is_value)
+    return joined
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
-        app(args=list(arguments) if arguments is not None else None)
+        app(args=join_lists(sys.argv[1:] if arguments is None else arguments))
     except EsperError as problem:
         print(f"esper: {problem}", file=sys.stderr)
         sys.exit(2)

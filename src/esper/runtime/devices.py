@@ -1,8 +1,10 @@
 """Which host runs where. An impossible device is an error before any work; the map is there to be printed."""
 
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -43,3 +45,32 @@ def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]
 def describe_map(placed: Sequence[torch.device]) -> str:
     """One line for people: devices with the number of hosts on each."""
     return ", ".join(f"{device}: {count} hosts" for device, count in Counter(map(str, placed)).items())
+
+
+@contextmanager
+def repeatable_kernels(wanted: bool) -> Iterator[None]:
+    """Only kernels that give the same result twice, where there are such; others warn. As before afterwards."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # read when CUDA is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def limited_threads(count: int | None) -> Iterator[None]:
+    """At most `count` CPU threads per operation; None changes nothing. As before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -34,6 +34,8 @@ class Governor:
         self.keep()
 
     def state(self) -> tuple[float, float, int, int]:
+        """What is expected of the host from now on."""
+        self._expect_less_of_a_smaller_network()
         return self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks
 
     def load(self, state: tuple[float, float, int, int]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
-from esper.simic.config import PPOConfig, anneal
+from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.losses import mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
@@ -31,12 +31,12 @@ class PPOAgent:
     def __init__(
         self,
         network: RecurrentActorCritic,
-        config: PPOConfig | None = None,
+        config: PPOSettings | None = None,
         *,
         seed: int = 0,
         codecs: tuple[ObservationCodec, ActionCodec] | None = None,
     ):
-        self.network, self.config = network, config or PPOConfig()
+        self.network, self.config = network, config or PPOSettings()
         self.codecs = codecs
         self.device = next(network.parameters()).device
         self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5)

@@ -5,15 +5,13 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class PPOConfig(BaseModel):
-    """How the policy learns."""
+class PPOSettings(BaseModel):
+    """How the policy learns from a rollout."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    horizon: int = Field(256, ge=1)
-    """steps of every environment in one rollout; in growth it is the length of a host's life"""
     epochs: int = Field(10, ge=1)
     """passes over one rollout"""
     minibatches: int = Field(8, ge=1)
@@ -58,6 +56,13 @@ class PPOConfig(BaseModel):
             if floor > start:
                 raise ValueError(f"{name}_floor is {floor}, above {name} {start}; it has to be at most that.")
         return self
+
+
+class PPOConfig(PPOSettings):
+    """The same for environments whose lives have no fixed length. In growth a rollout is N whole lives."""
+
+    horizon: int = Field(256, ge=1)
+    """steps of every environment in one rollout"""
 
 
 def anneal(start: float, floor: float, decisions: int, over: int | None) -> float:

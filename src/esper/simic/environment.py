@@ -6,6 +6,7 @@ measures one epoch first, so an action is paid for by the epoch that follows it.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from esper.kasmina.changes import tell_changes
 from esper.kasmina.randomness import mix_seed
+from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_WAIT, FactoredAction
 from esper.leyline.legality import GrowthView, refusal
 from esper.runtime.host import EpochReading
@@ -24,7 +26,7 @@ from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.runtime.twins import twin_readings
-from esper.simic.rewards import FAMILIES, StepFacts, reward_parts
+from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe
@@ -33,6 +35,8 @@ from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolled
 
 MAX_ROLLBACKS = 3
 """The governor gives a host up at this many rollbacks in one life."""
+LEAST_CHANGE = 0.1
+"""Part of the loss of guessing that is the least unit of loss: a twin that learns nothing would make noise count."""
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
@@ -59,11 +63,17 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
+        if count < 1 or not host_seeds or task.life < 2:
+            raise SettingError(
+                f"{count} hosts, {len(host_seeds)} host seeds, lives of {task.life} epochs: growth needs at least one "
+                "host, one seed, and two epochs (the first is measured before anything is decided)."
+            )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
-        self.weights = dict(FAMILIES["contribution"] if weights is None else weights)
+        self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
         self.use_telemetry = use_telemetry
         found = twin_readings(task, self.host_seeds, folder, **population)
-        self.twins = {seed: bridge_gaps(readings) for seed, readings in found.items()}
+        self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
+        self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         model = self.population.runs[0].model
         self.space = model.space
@@ -90,16 +100,16 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.lives = int((options or {}).get("lives", self.lives))
         self.trackers = [self._begin(host) for host in range(self.num_envs)]
         self.is_over[:] = False
-        self.population.train_epoch()
-        broken = {rollback.host for rollback in self.population.evaluate()}
-        self._track(broken)
-        return self._see([[] for _ in range(self.num_envs)], {})
+        happened: list[list[Event]] = [[] for _ in range(self.num_envs)]
+        self._live(happened)
+        return self._see(happened, {})
 
     def _begin(self, host: int) -> SignalTracker:
         """A new life in this place, with the host whose turn it is."""
         order = np.random.default_rng([self.seed, self.lives // len(self.host_seeds)]).permutation(len(self.host_seeds))
         self.population.reset(host, self.host_seeds[order[self.lives % len(self.host_seeds)]])
         self.lives += 1
+        self.accuracy[host], self.loss[host] = self.task.chance, -math.log(self.task.chance)
         return SignalTracker(self.space.slots, loss_scale=-math.log(self.task.chance))
 
     def twin(self, host: int) -> EpochReading:
@@ -113,7 +123,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One epoch of every host."""
-        begins = set(np.flatnonzero(self.is_over).tolist())
+        begins: list[int] = np.flatnonzero(self.is_over).tolist()
         happened: list[list[Event]] = [[] for _ in range(self.num_envs)]
         before = [None if host in begins else self.twin(host) for host in range(self.num_envs)]
         for host in begins:
@@ -121,14 +131,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         ops = self._apply(np.asarray(actions), begins, happened)
         for host, changes in enumerate(self.population.tick()):
             happened[host] += tell_changes(host, self._epoch(host), changes)
-        self.population.train_epoch()
-        broken = set()
-        for rollback in self.population.evaluate():
-            broken.add(rollback.host)
-            happened[rollback.host].append(HostRolledBack(rollback.host, self._epoch(rollback.host), rollback.reason))
-            happened[rollback.host] += tell_changes(rollback.host, self._epoch(rollback.host), rollback.changes)
         was = self.accuracy.copy(), self.loss.copy()
-        self._track(broken)
+        broken = self._live(happened)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for host, twin_before in enumerate(before):
@@ -141,10 +145,22 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         obs, info = self._see(happened, {"reward_parts": parts})
         return obs, rewards, terminated, np.zeros(self.num_envs, bool), info
 
+    def _live(self, happened: list[list[Event]]) -> set[int]:
+        """Train and measure one epoch of every host. Returns the hosts that the governor had to bring back."""
+        self.population.train_epoch()
+        broken = set()
+        for rollback in self.population.evaluate():
+            host, epoch = rollback.host, self._epoch(rollback.host)
+            broken.add(host)
+            happened[host].append(HostRolledBack(host, epoch, rollback.reason))
+            happened[host] += tell_changes(host, epoch, rollback.changes)
+        self._track()
+        return broken
+
     def _epoch(self, host: int) -> int:
         return self.population.runs[host].epoch
 
-    def _apply(self, actions: NDArray[np.int64], begins: set[int], happened: list[list[Event]]) -> list[int]:
+    def _apply(self, actions: NDArray[np.int64], begins: Sequence[int], happened: list[list[Event]]) -> list[int]:
         """Carry out what is possible; what is not becomes WAIT and is counted. Returns the ops that were done."""
         done = [OP_WAIT] * self.num_envs
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
@@ -179,7 +195,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         own = self.population.flops.whole
         added = model.fossilized_params + model.active_params
         is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
-        life = self.twins[run.seed]
         return StepFacts(
             accuracy=float(self.accuracy[host]),
             accuracy_before=float(was[0][host]),
@@ -189,7 +204,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             loss_before=float(was[1][host]),
             twin_loss=_measured(twin.held_out_loss),
             twin_loss_before=_measured(twin_before.held_out_loss),
-            loss_unit=max(abs(_measured(life[0].held_out_loss) - _measured(life[-1].held_out_loss)), 1e-3),
+            loss_unit=self.units[run.seed],
             op=op,
             params_share=added / model.host_params,
             flops_share=network_flops(model, self.population.flops) / own - 1.0,
@@ -201,12 +216,12 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     # -- seeing ------------------------------------------------------------------------------------------------------
 
-    def _track(self, broken: set[int]) -> None:
-        """Take in the epoch's readings. A host that was rolled back stands where it stood before."""
+    def _track(self) -> None:
+        """Take in the epoch's readings. A host without any stands where it stood, and so does a twin."""
         for host, (run, view) in enumerate(zip(self.population.runs, self.population.views(), strict=True)):
             reading = run.reading
             assert reading is not None
-            if host not in broken:
+            if _is_measured(reading):
                 self.accuracy[host] = _measured(reading.held_out_accuracy)
                 self.loss[host] = _measured(reading.held_out_loss)
             self.trackers[host].update(self._signals(run.epoch, reading, view), view.reports)
@@ -246,13 +261,24 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def bridge_gaps(readings: Sequence[EpochReading]) -> list[EpochReading]:
-    """A twin that broke down for an epoch counts as standing where it stood before."""
+def _is_measured(reading: EpochReading) -> bool:
+    return _finite(reading.held_out_loss) is not None and _finite(reading.held_out_accuracy) is not None
+
+
+def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:
+    """A twin that broke down for an epoch counts as standing where it stood before, which at first is guessing."""
     steady: list[EpochReading] = []
+    stands = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
     for reading in readings:
-        is_broken = _finite(reading.held_out_loss) is None or _finite(reading.held_out_accuracy) is None
-        steady.append(steady[-1] if is_broken and steady else reading)
+        stands = reading if _is_measured(reading) else stands
+        steady.append(stands)
     return steady
+
+
+def typical_change(twin: Sequence[EpochReading], chance: float) -> float:
+    """How far a twin's held-out loss falls in its life, or a part of the loss of guessing if that is more."""
+    losses = [_measured(reading.held_out_loss) for reading in twin]
+    return max(losses[0] - min(losses), LEAST_CHANGE * -math.log(chance))
 
 
 def draw_host_seeds(seed: int, count: int) -> tuple[int, ...]:

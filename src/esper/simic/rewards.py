@@ -1,5 +1,6 @@
 """What a decision earned: a few small named terms, each with one sign. A family is a choice of terms and weights."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class StepFacts:
     twin_loss: float
     twin_loss_before: float
     loss_unit: float
-    """how far the twin's held-out loss falls in its life: the task's typical change"""
+    """the task's typical change: how far the twin's held-out loss falls in its life"""
     op: int
     """what was done, after the legality rule"""
     params_share: float
@@ -65,13 +66,15 @@ def churn(facts: StepFacts) -> float:
 
 
 def lasting_accuracy(facts: StepFacts) -> float:
-    """At the end of a life: the lead over the twin, as far as it rests on fossils."""
-    return facts.kept_share * max(0.0, facts.accuracy - facts.twin_accuracy) if facts.is_last else 0.0
+    """At the end of a life: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
+    lead = facts.accuracy - facts.twin_accuracy
+    return facts.kept_share * max(0.0, lead) if facts.is_last and not facts.is_lost else 0.0
 
 
 def lasting_loss(facts: StepFacts) -> float:
+    """The same in held-out loss, in units of the task's typical change."""
     lead = _lead(facts.loss, facts.twin_loss, facts.loss_unit)
-    return facts.kept_share * max(0.0, lead) if facts.is_last else 0.0
+    return facts.kept_share * max(0.0, lead) if facts.is_last and not facts.is_lost else 0.0
 
 
 def breakdown(facts: StepFacts) -> float:
@@ -108,14 +111,21 @@ def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[
     """The weights of a family with some of them changed; a term that it does not have is refused."""
     if family not in FAMILIES:
         raise UnknownNameError("reward family", family, FAMILIES)
-    weights = dict(FAMILIES[family])
-    for name, weight in (changed or {}).items():
-        if name not in weights:
-            raise UnknownNameError(f"reward term of family {family!r}", name, weights)
-        if weight < 0:
-            raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more.")
-        weights[name] = weight
-    return weights
+    known, changed = FAMILIES[family], changed or {}
+    for name in changed:
+        if name not in known:
+            raise UnknownNameError(f"reward term of family {family!r}", name, known)
+    return check_weights({**known, **changed})
+
+
+def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """The same weights, if every term is known and none would turn a price into a prize."""
+    for name, weight in weights.items():
+        if name not in TERMS:
+            raise UnknownNameError("reward term", name, TERMS)
+        if not 0 <= weight < math.inf:
+            raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more, and finite.")
+    return dict(weights)
 
 
 def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, float]:
@@ -124,8 +134,8 @@ def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, fl
 
 
 def compute_contribution_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, weights or FAMILIES["contribution"]).values())
+    return sum(reward_parts(facts, FAMILIES["contribution"] if weights is None else weights).values())
 
 
 def compute_loss_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, weights or FAMILIES["loss"]).values())
+    return sum(reward_parts(facts, FAMILIES["loss"] if weights is None else weights).values())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.runtime.devices import parse_devices
+from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout
@@ -55,23 +55,22 @@ def train_ppo_vectorized(
         watch: is shown every round.
         should_stop: asked after every epoch; True ends the run with `InterruptedTraining`.
     """
-    if config.deterministic:
-        torch.use_deterministic_algorithms(True)
-    env = build_environment(config)
-    agent, layout = build_agent(config, env)
-    history = History(config, layout, sink)
-    first = history.resume(agent) if resume else 0
-    rollout = build_rollout(env, agent)
-    for number in range(first, config.rounds):
-        started = time.perf_counter()
-        tally = play_round(env, agent, rollout, number, sink, should_stop)
-        record = agent.update(rollout)
-        check_health(record, number, config, sink)
-        event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started)
-        sink.write(event)
-        history.save(agent, number + 1, event.mean_return)
-        sink.telemetry.end_round()
-        watch(event)
+    with repeatable_kernels(config.deterministic), limited_threads(config.threads):
+        env = build_environment(config)
+        agent, layout = build_agent(config, env)
+        history = History(config, layout, sink)
+        first = history.resume(agent) if resume else 0
+        rollout = build_rollout(env, agent)
+        for number in range(first, config.rounds):
+            started = time.perf_counter()
+            tally = play_round(env, agent, rollout, number, sink, should_stop)
+            record = agent.update(rollout)
+            check_health(record, number, config, sink)
+            event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started)
+            sink.write(event)
+            history.save(agent, number + 1, event.mean_return)
+            sink.telemetry.end_round()
+            watch(event)
     return agent
 
 

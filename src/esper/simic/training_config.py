@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.tasks import TASKS, Task, get_task
-from esper.simic.config import PPOConfig
+from esper.runtime.tasks import Task, get_task
+from esper.simic.config import PPOSettings
 from esper.simic.rewards import weights_of
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -75,7 +75,7 @@ class TrainingConfig(BaseModel):
     """what hosts are trained on"""
     reward: RewardConfig = RewardConfig()
     """what a decision earns"""
-    ppo: PPOConfig = PPOConfig()
+    ppo: PPOSettings = PPOSettings()
     """how the policy learns"""
     telemetry: TelemetrySettings = TelemetrySettings()
     """how much is written down"""
@@ -97,6 +97,8 @@ class TrainingConfig(BaseModel):
     """run folder: configuration, events, checkpoints, twins"""
     data_root: Path | None = None
     """folder that holds the data sets"""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads per operation; None leaves it to torch. Small hosts are fastest with 1"""
     deterministic: bool = False
     """only kernels that give the same result twice; slower on a GPU"""
     observe_telemetry: bool = True
@@ -203,4 +205,4 @@ def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
     return f"unknown key {key!r}.{hint}"
 
 
-__all__ = ["TASKS", "RewardConfig", "TaskConfig", "TelemetrySettings", "TrainingConfig", "leaves", "presets"]
+__all__ = ["RewardConfig", "TaskConfig", "TelemetrySettings", "TrainingConfig", "leaves", "presets"]

@@ -1,0 +1,91 @@
+"""What goes on around a training run: its folder, its lock, signals, what is printed. The training is elsewhere."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from esper.dashboard.progress import show_rounds
+from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.simic import runfolder
+from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
+from esper.simic.training_config import TrainingConfig, presets
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.sink import JsonlSink
+
+Changes = Sequence[tuple[str, Any]]
+
+
+def assemble(preset: str | None, file: Path | None, changes: Changes, resume: bool) -> TrainingConfig:
+    """The effective configuration: preset or file (on resume: what the run was started with), then the changes."""
+    named = dict(changes)
+    saved = Path(named.get("out", TrainingConfig().out)) / runfolder.CONFIG
+    if file is not None:
+        config = TrainingConfig.from_json_path(file)
+    elif preset is not None or not (resume and saved.exists()):
+        known = named.get("task.name")
+        config = TrainingConfig.from_preset(preset or (known if known in presets() else "digits"))
+    else:
+        config = TrainingConfig.from_json_path(saved)
+    return config.with_changes(changes, "the command line") if changes else config
+
+
+def settle(config: TrainingConfig) -> TrainingConfig:
+    """The configuration with what follows from other fields written out, so that a later change cannot move it."""
+    if config.ppo.anneal_decisions is not None:
+        return config
+    whole = config.rounds * config.hosts * (config.task.build().life - 1)
+    return config.with_changes([("ppo.anneal_decisions", whole)], "the configuration")
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask for an orderly end; a second one ends at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
+    """Train in `config.out`; True if it came to its end, False if somebody stopped it."""
+    config = settle(config)
+    places = map_hosts(config.hosts, parse_devices(config.devices))
+    with runfolder.only_writer(config.out):
+        if not resume:
+            runfolder.require_fresh(config.out)
+        values = config.model_dump(mode="json")
+        console.print("configuration: " + json.dumps(values), markup=False, highlight=False, soft_wrap=True)
+        console.print(describe_map(places), markup=False, highlight=False)
+        runfolder.write_json(config.out / runfolder.CONFIG, values)
+        telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
+        try:
+            with (
+                JsonlSink(config.out / runfolder.EVENTS, telemetry) as sink,
+                stop_on_signals() as should_stop,
+                show_rounds(config.rounds, console) as watch,
+            ):
+                train_ppo_vectorized(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop)
+        except InterruptedTraining as stop:
+            console.print(
+                f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            return False
+    return True
