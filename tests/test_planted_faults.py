@@ -14,6 +14,7 @@ import planted_faults_garden
 import planted_faults_learner
 import planted_faults_policy
 import planted_faults_runtime
+import planted_faults_signals
 from kasmina import planted_faults as kasmina_faults
 
 TESTS = Path(__file__).parent
@@ -25,6 +26,7 @@ FAULTS = [
     *planted_faults_runtime.RUNTIME_FAULTS,
     *planted_faults_policy.POLICY_FAULTS,
     *planted_faults_learner.LEARNER_FAULTS,
+    *planted_faults_signals.SIGNAL_FAULTS,
 ]
 PASSED, FAILED = 0, 1
 

@@ -1,5 +1,9 @@
 """Op, slot, blueprint and blend: tables, enums and the lookup between them."""
 
+import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +196,66 @@ def test_names_are_turned_back_into_their_indices():
 def test_an_unknown_blueprint_gets_the_nearest_one():
     with pytest.raises(UnknownNameError, match="Did you mean 'conv_light'"):
         DEFAULT_SPACE.blueprint_index("conv_ligth")
+
+
+# -- names from the tables alone ---------------------------------------------------------------------------------------
+
+SPACES = {
+    "default": DEFAULT_SPACE,
+    "own": ActionSpace.of(SlotConfig(("r0c10", "r0c2", "r1c0")), ("mine", "lora"), ("gated", "linear")),
+    "least": ActionSpace.of(SlotConfig(("r0c0",)), ("norm",), ("sigmoid",)),
+}
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_looking_up_says_what_the_action_says_for_every_index_of_a_space(space):
+    for op, slot, blueprint, blend in itertools.product(*map(range, space.sizes)):
+        found = action(space, op, slot, blueprint, blend)
+        names = (found.op.name, found.slot_id, found.blueprint_id, found.blend_algorithm_id)
+        assert fa.look_up(space, op, slot, blueprint, blend) == names
+
+
+@pytest.mark.parametrize("head", ["op", "slot", "blueprint", "blend"])
+def test_looking_up_refuses_an_index_outside_the_space(head):
+    places = {"op": 0, "slot": 0, "blueprint": 0, "blend": 0, head: -1}
+    with pytest.raises(SettingError, match=f"{head} index -1"):
+        fa.look_up(DEFAULT_SPACE, **places)
+
+
+def test_a_table_that_differs_from_its_enum_is_caught_by_a_look_up(monkeypatch):
+    monkeypatch.setattr(fa, "OP_NAMES", ("WAIT", "CULL", "GERMINATE", "FOSSILIZE"))
+    assert fa.look_up(DEFAULT_SPACE, 0, 0, 0, 0)[0] == "WAIT"
+    with pytest.raises(AssertionError, match="CULL"):
+        fa.look_up(DEFAULT_SPACE, 1, 0, 1, 0)
+
+
+LOOK_UP = """
+from esper.leyline import factored_actions as fa
+
+def refuse(**indices):
+    raise SystemExit("an action was built")
+
+fa.FactoredAction.from_indices = refuse
+{doctor}
+print(fa.look_up(fa.DEFAULT_SPACE, 1, 2, 1, 0))
+"""
+
+
+def run_look_up(*flags, doctor=""):
+    command = [sys.executable, *flags, "-c", LOOK_UP.format(doctor=doctor)]
+    env = {**os.environ, "PYTHONPATH": str(Path(fa.__file__).parents[2])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def test_a_look_up_builds_an_action_to_check_itself():
+    assert run_look_up() == (1, "an action was built")
+
+
+def test_an_optimised_python_looks_up_without_building_an_action():
+    assert run_look_up("-O") == (0, "('GERMINATE', 'r0c2', 'conv_light', 'linear')")
+
+
+def test_an_optimised_python_reads_the_tables_as_they_are():
+    doctor = "fa.OP_NAMES = ('WAIT', 'SOW', 'CULL', 'FOSSILIZE')"
+    assert run_look_up("-O", doctor=doctor) == (0, "('SOW', 'r0c2', 'conv_light', 'linear')")

@@ -76,6 +76,8 @@ class Population:
         self.executor = choose_executor(executor, parsed, eager_only)
         splits = splits or task.load(data_root)
         check_fit(task, splits)
+        if task.held_out is not None:
+            splits = replace(splits, validation=splits.validation.first(task.held_out))
         self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
         self.flops = HostFlops(task.build_host, self._splits[self.placed[0]].train)
         self.runs: list[HostRun] = []

@@ -1,6 +1,6 @@
 """Examples where a device can gather them, held once for all hosts. The test split stays sealed until the end."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ class TensorSplit:
         channel = torch.arange(channels, device=rows.device)[None, :, None, None]
         return self.inputs[rows[:, None, None, None], channel, y, x]
 
+    def first(self, count: int) -> "TensorSplit":
+        """The same split with its first examples only."""
+        return replace(self, inputs=self.inputs[:count], targets=self.targets[:count])
+
     def example(self) -> Tensor:
         """Two inputs as a host sees them."""
         rows = torch.zeros(2, dtype=torch.long, device=self.inputs.device)
@@ -91,6 +95,9 @@ class TokenSplit:
 
     def to(self, device: torch.device | str) -> "TokenSplit":
         return TokenSplit(self.tokens.to(device), self.context)
+
+    def first(self, count: int) -> "TokenSplit":
+        return TokenSplit(self.tokens[: count * self.context + 1], self.context)
 
     def draw_offsets(self, count: int, generator: torch.Generator) -> Tensor:
         raise DataError("text is not augmented; switch augmentation off for this task.")

@@ -52,6 +52,8 @@ class Task:
     """part of the life at the peak rate"""
     epoch_examples: int | None = None
     """examples per epoch and decision; None is one pass over the training split"""
+    held_out: int | None = None
+    """validation examples to measure on, always the same ones; None is all that were carved off"""
     life: int = 20
     """epochs in a life"""
     augment: bool = False
@@ -74,10 +76,10 @@ class Task:
         for name in ("batch", "life"):
             if getattr(self, name) < 1:
                 raise SettingError(f"task {self.name}: {name} must be at least 1, got {getattr(self, name)}.")
-        if self.epoch_examples is not None and self.epoch_examples < 1:
-            raise SettingError(
-                f"task {self.name}: epoch_examples must be at least 1 or None, got {self.epoch_examples}."
-            )
+        for name, least in (("epoch_examples", 1), ("held_out", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingError(f"task {self.name}: {name} must be at least {least} or None, got {value}.")
         if self.optimizer not in ("sgd", "adamw"):
             raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
 
@@ -159,6 +161,10 @@ def check_fit(task: Task, splits: Splits) -> None:
         raise SettingError(
             f"task {task.name}: a batch of {task.batch} is larger than its training split of {len(splits.train)} "
             "examples; lower the batch."
+        )
+    if task.held_out is not None and task.held_out > len(splits.validation):
+        raise SettingError(
+            f"task {task.name}: held_out is {task.held_out}, but the validation split has {len(splits.validation)}."
         )
     with torch.device("meta"):
         host = task.build_host()

@@ -26,6 +26,7 @@ _DECIDES_A_TWIN = (
     "epoch_examples",
     "life",
     "augment",
+    "held_out",
 )
 
 

@@ -27,6 +27,8 @@ class TaskConfig(BaseModel):
     """one of `esper tasks`"""
     epoch_examples: int | None = Field(None, ge=1)
     """examples per epoch and decision"""
+    held_out: int | None = Field(None, ge=2)
+    """validation examples to measure on"""
     batch: int | None = Field(None, ge=1)
     """examples per training step"""
     life: int | None = Field(None, ge=2)

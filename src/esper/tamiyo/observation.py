@@ -158,7 +158,7 @@ def signals_to_features(
         values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in _PER_SLOT]
     for report in own if use_telemetry else ():
         values += [_telemetry(name, report, loss_scale) for name in TELEMETRY_FEATURES]
-    return np.asarray(values, np.float32)
+    return np.clip(np.asarray(values, np.float32), -LARGEST, LARGEST)
 
 
 def _telemetry(name: str, report: SeedStateReport, loss_scale: float) -> float:

@@ -1,0 +1,144 @@
+"""How fast a growth policy trains, everything included: hosts, twins apart, policy, update, telemetry, checkpoints.
+
+    python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo.json
+    python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json
+    ... --amp bf16
+
+--findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
+per host and decision, batch 512. The first round (capture, allocation) is left out of the speed.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from growth import hardware
+from throughput import generated
+
+from esper.runtime.tasks import get_task, register
+from esper.simic.trainer import train_ppo_vectorized
+from esper.simic.training_config import TrainingConfig
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.events import RoundFinished
+from esper.telemetry.sink import JsonlSink
+
+
+class BusyWatch:
+    """Samples how busy the first GPU is, ten times a second where there is one."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self._stop = threading.Event()
+
+    def _sample(self) -> None:
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+        while not self._stop.wait(0.2):
+            try:
+                said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+            except (OSError, subprocess.CalledProcessError):
+                return
+            self.samples.append(float(said))
+
+    def __enter__(self) -> "BusyWatch":
+        threading.Thread(target=self._sample, daemon=True).start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stop.set()
+
+
+def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
+    if options.findings:
+        register(replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625)))
+        config = TrainingConfig.of(
+            {
+                "task": {"name": "findings", "epoch_examples": 3125, "batch": 512, "life": 30},
+                "hosts": 16,
+                "host_pool": 16,
+                "devices": ["cuda:0"],
+                "ppo": {"epochs": 4, "minibatches": 4},
+            }
+        )
+    else:
+        config = TrainingConfig.from_preset(options.preset)
+    changes = [("out", folder), ("rounds", options.rounds), ("amp", options.amp), ("telemetry.level", "normal")]
+    if options.hosts:
+        changes.append(("hosts", options.hosts))
+    if options.data_root:
+        changes.append(("data_root", str(options.data_root)))
+    return config.with_changes(changes, "the command line")
+
+
+def measure(options: argparse.Namespace) -> dict:
+    rounds: list[RoundFinished] = []
+
+    def watch(event: RoundFinished) -> None:
+        rounds.append(event)
+        rate = sum(event.ops.values()) / event.seconds
+        print(f"{event}, {rate:.0f} decisions/s, ops {event.ops}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(options, folder)
+        started = time.perf_counter()
+        with (
+            JsonlSink(Path(folder) / "events-0.jsonl", TelemetryConfig(config.telemetry.level)) as sink,
+            BusyWatch() as busy,
+        ):
+            train_ppo_vectorized(config, sink=sink, watch=watch)
+        whole = time.perf_counter() - started
+    task = config.task.build()
+    rates = [sum(event.ops.values()) / event.seconds for event in rounds[1:]]
+    return {
+        "task": task.name,
+        "amp": config.amp,
+        "hosts": config.hosts,
+        "rounds": len(rounds),
+        "life": task.life,
+        "epoch_examples": task.epoch_examples,
+        "held_out": task.held_out,
+        "decisions_per_s": statistics.median(rates),
+        "decisions_per_s_range": [min(rates), max(rates)],
+        "examples_per_s": statistics.median(rates) * (task.epoch_examples or 0),
+        "seconds": whole,
+        "gpu_busy_percent": statistics.mean(busy.samples) if busy.samples else None,
+        "germinated_per_life": [event.germinated / config.hosts for event in rounds],
+        "fossilized_per_life": [event.fossilized / config.hosts for event in rounds],
+        "mean_return": [event.mean_return for event in rounds],
+        "accuracy": [event.accuracy for event in rounds],
+        "twin_accuracy": [event.twin_accuracy for event in rounds],
+        "params_share": [event.params_share for event in rounds],
+        "explained_variance": [event.update["explained_variance"] for event in rounds],
+        "first_ratio_gap": max(max(event.update["first_ratio_gap"].values()) for event in rounds),
+        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="digits")
+    parser.add_argument("--findings", action="store_true")
+    parser.add_argument("--hosts", type=int)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--amp", default="off")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    row = measure(options)
+    print(json.dumps({key: value for key, value in row.items() if not isinstance(value, list | dict)}))
+    if options.out:
+        device = row["config"]["devices"][0]
+        record = {"script": "benchmarks/training.py", "hardware": hardware(device), "rows": [row]}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

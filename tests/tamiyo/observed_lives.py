@@ -1,0 +1,175 @@
+"""Reports and signals made by hand, and populations watched through trackers, for the tests of this folder."""
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+
+from esper.kasmina import build_cnn_host, build_transformer_host
+from esper.leyline import FactoredAction, SeedMetrics, SeedStage, SeedStateReport, SlotConfig
+from esper.leyline.lifecycle import StageLengths
+from esper.runtime.population import Population
+from esper.runtime.splits import SealedSplit, Splits, TokenSplit
+from esper.runtime.tasks import get_task
+from esper.tamiyo import (
+    EpochSignals,
+    FactoredRecurrentActorCritic,
+    SignalTracker,
+    compute_batch_masks,
+    observation_width,
+    observe,
+)
+from runtime.lives import BLOBS, IMAGES
+
+THREE = SlotConfig.default()
+METRICS = {field.name for field in fields(SeedMetrics)}
+SHORT = StageLengths(embargo=1, resetting=1, probation=2)
+
+
+def epoch_signals(loss=0.5, accuracy=0.7, **others):
+    """One healthy epoch, except for what is said."""
+    values = {"progress": 0.25, "lr_share": 1.0, "train_loss": 0.4, "held_out_loss": loss, "train_accuracy": 0.8}
+    values |= {"held_out_accuracy": accuracy, "params_share": 0.5, "seeds_share": 0.0}
+    return EpochSignals(**{**values, **others})
+
+
+def report(slot="r0c0", stage=SeedStage.DORMANT, **values):
+    """A slot's report; names of metrics are put into them."""
+    metrics = SeedMetrics(**{name: value for name, value in values.items() if name in METRICS})
+    rest = {name: value for name, value in values.items() if name not in METRICS}
+    return SeedStateReport(slot, stage, metrics=metrics, **rest)
+
+
+def reports_of(slots=THREE, **given):
+    """One report per slot: dormant, or as `slot={...}` says."""
+    return {slot: report(slot, **given.get(slot, {})) for slot in slots.slot_ids}
+
+
+def tracker_after(*epochs, slots=THREE, scale=1.0, reports=None):
+    tracker = SignalTracker(slots, scale)
+    for signals in epochs:
+        tracker.update(signals, reports or reports_of(slots))
+    return tracker
+
+
+# -- populations -------------------------------------------------------------------------------------------------------
+
+
+def _texts():
+    """Each token is the sum of the two before it."""
+    tokens = torch.randint(5, (2,), generator=torch.Generator().manual_seed(1)).tolist()
+    while len(tokens) < 700:
+        tokens.append((tokens[-1] + tokens[-2] + (len(tokens) % 7 == 0)) % 5)
+    train, validation, test = (torch.tensor(tokens[a:b]) for a, b in ((0, 400), (400, 550), (550, 700)))
+    return Splits(TokenSplit(train, 12), TokenSplit(validation, 12), SealedSplit(TokenSplit(test, 12)))
+
+
+TASKS = {
+    "images": replace(IMAGES, lengths=SHORT),
+    "vectors": replace(BLOBS, epoch_examples=128, lengths=SHORT, scale_at_birth=1.0),
+    "texts": replace(
+        get_task("python_text"),
+        load=lambda root: _texts(),
+        build_host=lambda: build_transformer_host(vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2),
+        chance=0.2,
+        batch=16,
+        epoch_examples=32,
+        life=12,
+        lengths=SHORT,
+    ),
+    "three slots": replace(
+        IMAGES,
+        build_host=lambda: build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8),
+        lengths=StageLengths(training=1, ramp=2, probation=2, embargo=1, resetting=1),
+        blueprints=("norm", "conv_small", "depthwise"),
+    ),
+}
+"""Every kind of slot; the last one incubates its seeds."""
+
+
+class Watched:
+    """A population and what its policies see of it."""
+
+    def __init__(self, task, seeds):
+        self.task = task
+        self.population = Population(task, seeds)
+        self.space = self.population.views()[0].space
+        scale = -math.log(task.chance)
+        self.trackers = [SignalTracker(self.space.slots, scale) for _ in seeds]
+
+    def train(self, use_telemetry=True):
+        """One epoch; the observations and masks that come of it."""
+        self.population.train_epoch()
+        self.population.evaluate()
+        views = self.population.views()
+        for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
+            tracker.update(self._signals(run, view), view.reports)
+        return observe(self.trackers, use_telemetry), compute_batch_masks(views)
+
+    def _signals(self, run, view):
+        reading = run.reading
+        return EpochSignals(
+            progress=run.epoch / self.task.life,
+            lr_share=reading.lr / self.task.lr,
+            train_loss=reading.train_loss,
+            held_out_loss=reading.held_out_loss,
+            train_accuracy=reading.train_accuracy,
+            held_out_accuracy=reading.held_out_accuracy,
+            params_share=view.params_used / view.budget,
+            seeds_share=view.seeds_used / (view.max_seeds or 8),
+        )
+
+    def act(self, actions):
+        """Carry out [N, 4]; an illegal action raises its refusal."""
+        for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
+            action = FactoredAction.from_indices(
+                op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.space
+            )
+            self.population.apply(host, action)
+        self.population.tick()
+
+    def live(self, policy, epochs, memory=None):
+        """A policy's decisions, epoch by epoch: observations, masks and actions."""
+        lived = []
+        for _ in range(epochs):
+            seen, masks = self.train()
+            actions, memory = policy.decide(seen, masks, self.population.reports(), memory)
+            lived.append((seen, masks, actions))
+            self.act(actions)
+        return lived
+
+    def network(self, seed=0, **sizes):
+        """A fresh growth policy for this population."""
+        _, slots, blueprints, blends = self.space.sizes
+        torch.manual_seed(seed)
+        return FactoredRecurrentActorCritic(
+            observation_width(slots),
+            slots,
+            num_blueprints=blueprints,
+            num_blends=blends,
+            hidden_dim=16,
+            head_dim=8,
+            **sizes,
+        )
+
+
+def draw_action(masks, host, draw):
+    """One action of one host, drawn head by head as the masks allow."""
+    own = {head: mask[host] for head, mask in masks.items()}
+    op = draw.choice(np.flatnonzero(own["op"]))
+    slot = draw.choice(np.flatnonzero(own["slot"][op]))
+    if op != 1:
+        return op, slot, 0, 0
+    return op, slot, draw.choice(np.flatnonzero(own["blueprint"][slot])), draw.choice(np.flatnonzero(own["blend"]))
+
+
+class RandomPolicy:
+    """Draws evenly, head by head, from what the masks allow."""
+
+    def __init__(self, seed):
+        self.draw = np.random.default_rng(seed)
+
+    def decide(self, observation, masks, reports, memory):
+        hosts = range(len(masks["op"]))
+        return np.array([draw_action(masks, host, self.draw) for host in hosts], np.int64), memory
