@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -24,7 +23,6 @@ from rich.progress import (
 from esper import __version__
 from esper.dashboard.tables import arms_table, tasks_table
 from esper.leyline.errors import EsperError, SettingError
-from esper.telemetry.events import ActionTaken, Event, StageChanged
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import Task
@@ -56,34 +54,47 @@ def _root(
 @app.command()
 def demo(
     epochs: Annotated[int, typer.Option(min=8, help="Epochs of training per arm.")] = 40,
-    seed: Annotated[int, typer.Option(help="Seeds the host's weights and its order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the host's weights and its order of the data.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
     """Grow a small CNN on handwritten digits and compare it with the same host left alone."""
-    from esper.runtime.tasks import get_task
-    from esper.trials.arms import Settings, run_arm
+    from esper.running import export_run, run_grow
+    from esper.trials.growing import GrowConfig
 
     console = Console()
-    task = replace(get_task("digits"), life=epochs)
-    splits = task.load(None)
+    out = unused(out)
     console.print(
-        f"Digits: {len(splits.train)} images to learn from, {len(splits.validation)} to judge seeds by, the rest for "
-        f"the final score. Two arms of {epochs} epochs: same host, same order of data, same learning rates."
+        f"Digits, two arms of {epochs} epochs: same host, same order of data, same learning rates. First the host "
+        "alone, then growing under the heuristic, which sees held-out examples only; the score is on test images.",
+        highlight=False,
     )
+    shared = {"task": {"name": "digits", "life": epochs}, "seed": seed, "threads": 1}
     results = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        for arm, title in (("never", "host alone"), ("heuristic", "grown")):
-            bar = progress.add_task(title, total=epochs)
-
-            def watch(epoch: int, events: Sequence[Event], bar: TaskID = bar) -> None:
-                progress.update(bar, completed=epoch + 1)
-                for event in events:
-                    if isinstance(event, ActionTaken) or (isinstance(event, StageChanged) and event.after == "CULLED"):
-                        progress.console.print(f"  {event}", highlight=False)
-
-            results.append(run_arm(task, arm, [seed], Settings(splits=splits), watch=watch)[0].result)
+    for policy in ("never", "heuristic"):
+        config = GrowConfig.of({**shared, "policy": policy, "out": str(out / policy)})
+        found = run_grow(config, False, console)
+        if found is None:
+            raise typer.Exit(130)
+        results += found
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
-    console.print("One seed is an anecdote: docs/log.md has five, with controls. Next: esper.grow on your own model.")
+    export_run(out / "heuristic", out / "exported")
+    for line in (
+        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.",
+        "One seed is an anecdote: docs/log.md has more, with controls.",
+        "Next: esper grow --task digits --policy greedy --hosts 4 --out runs/greedy",
+        "      esper ppo --preset digits --out runs/first        (a policy of your own)",
+        "      esper.grow(your_model, ...) in your own loop      (README)",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def unused(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that is not there."""
+    if not folder.exists():
+        return folder
+    return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
 @app.command()
@@ -155,10 +166,11 @@ def ppo(
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     if device is not None and devices:
         raise SettingError("--device and --devices both say where; give one of them.")
-    places = [part for text in (devices or [device] if device else devices or []) for part in text.split(",") if part]
+    named = [device] if device is not None else devices or []
+    places = [part for text in named for part in text.split(",") if part]
     given = {
         "task.name": task,
-        "devices": places or None,
+        "devices": places if named else None,
         "amp": amp,
         "executor": executor,
         "reward.family": reward_family,
@@ -173,6 +185,79 @@ def ppo(
     changes += [read_setting(text) for text in settings or ()]
     if not run_ppo(assemble(preset, config_json, changes, resume), resume, Console()):
         raise typer.Exit(130)
+
+
+@app.command()
+def grow(
+    task: Annotated[str, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = "digits",
+    policy: Annotated[str, typer.Option(help="A rule by name, or a checkpoint of esper ppo.")] = "heuristic",
+    hosts: Annotated[int, typer.Option(help="Hosts that live side by side.")] = 1,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of a life; the task's own if not given.")] = None,
+    slots: Annotated[list[str] | None, typer.Option(help="Slots that are enabled: r0c0 r0c1.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Most parameters, as a multiple of the host's.")] = None,
+    max_seeds: Annotated[int | None, typer.Option(help="Most seeds, live and kept.")] = None,
+    seed: Annotated[int, typer.Option(help="The first host's seed; the others count on.")] = 0,
+    devices: Annotated[list[str] | None, typer.Option(help="cpu, or cuda:0 cuda:1.")] = None,
+    executor: Annotated[str, typer.Option(help="auto, eager or graphed.")] = "auto",
+    amp: Annotated[str, typer.Option(help="off, bf16 or fp16.")] = "off",
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/grow"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, as it was started.")] = False,
+    data_root: DataRoot = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that repeat exactly.")] = False,
+) -> None:
+    """Run a policy on one or many hosts, saved after every epoch."""
+    from esper.running import grow_config_of, run_grow
+    from esper.simic.runfolder import CONFIG
+    from esper.trials.growing import GrowConfig
+
+    if resume and (out / CONFIG).exists():
+        config = grow_config_of(out)
+    else:
+        lives = {"name": task, "life": epochs, "budget": budget, "max_seeds": max_seeds, "slots": _parts(slots) or None}
+        places = _parts(devices) or ["cpu"]
+        config = GrowConfig.of(
+            {
+                "task": lives,
+                "policy": policy,
+                "hosts": hosts,
+                "seed": seed,
+                "devices": places,
+                "executor": executor,
+                "amp": amp,
+                "out": str(out),
+                "data_root": None if data_root is None else str(data_root),
+                "threads": 1 if places == ["cpu"] else None,
+                "deterministic": deterministic,
+            }
+        )
+    console = Console()
+    results = run_grow(config, resume, console)
+    if results is None:
+        raise typer.Exit(130)
+    console.print(arms_table(results, f"{config.policy} on {config.task.name}"))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished esper grow.", show_default=False)],
+    to: Annotated[Path | None, typer.Option(help="Where to; RUN/exported if not given.")] = None,
+) -> None:
+    """Write the best grown network of a run as a plain module and its weights."""
+    from esper.running import export_run
+
+    folder = to or run / "exported"
+    best = export_run(run, folder)
+    Console().print(
+        f"{folder}: the host of seed {best['seed']}, {best['final_params']:,} parameters, held-out accuracy "
+        f"{best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _parts(texts: Sequence[str] | None) -> list[str]:
+    return [part for text in texts or () for part in text.split(",") if part]
 
 
 @data_app.command("fetch")
@@ -201,7 +286,7 @@ def fetch_data(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-LISTS = ("--devices",)
+LISTS = ("--devices", "--slots")
 """Options that take several values, with spaces or commas."""
 
 

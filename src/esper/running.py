@@ -1,9 +1,11 @@
 """What goes on around a training run: its folder, its lock, signals, what is printed. The training is elsewhere."""
 
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,13 +13,17 @@ from typing import Any
 from rich.console import Console
 
 from esper.dashboard.progress import show_rounds
+from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
 from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 from esper.telemetry.sink import JsonlSink
+from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
 
+RESULTS = "results.json"
 Changes = Sequence[tuple[str, Any]]
 
 
@@ -71,10 +77,10 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         values = config.model_dump(mode="json")
         console.print("configuration: " + json.dumps(values), markup=False, highlight=False, soft_wrap=True)
         console.print(describe_map(places), markup=False, highlight=False)
-        runfolder.write_json(config.out / runfolder.CONFIG, values)
         telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
         try:
             with (
+                runfolder.begun(config.out, values),
                 JsonlSink(config.out / runfolder.EVENTS, telemetry) as sink,
                 stop_on_signals() as should_stop,
                 show_rounds(config.rounds, console) as watch,
@@ -89,3 +95,68 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
             )
             return False
     return True
+
+
+def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
+    """Grow in `config.out`; a result per host, or None if somebody stopped it."""
+    places = map_hosts(config.hosts, parse_devices(config.devices))
+    with runfolder.only_writer(config.out):
+        if not resume:
+            runfolder.require_fresh(config.out)
+        console.print(describe_map(places), markup=False, highlight=False)
+        runfolder.write_json(config.out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
+
+        def tell(epoch: int, events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, ActionTaken | HostRolledBack | StageChanged) and _is_news(event):
+                    console.print(f"  host {event.host}, {event}", markup=False, highlight=False)
+
+        try:
+            with (
+                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as sink,
+                stop_on_signals() as should_stop,
+            ):
+                results = grow_hosts(config, sink=sink, resume=resume, watch=tell, should_stop=should_stop)
+        except StoppedGrowing as stop:
+            console.print(
+                f"stopped; {stop.epochs} epochs are saved. Go on with: esper grow --out {config.out} --resume",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            return None
+        runfolder.write_json(config.out / RESULTS, {"results": [asdict(result) for result in results]})
+    return results
+
+
+def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
+    return not isinstance(event, StageChanged) or event.after == "CULLED"
+
+
+def export_run(run: Path, folder: Path) -> dict[str, Any]:
+    """Copy the best network that a finished `esper grow` left, by held-out accuracy; returns its result."""
+    grow_config_of(run)
+    path = run / RESULTS
+    if not path.is_file():
+        raise SaveError(f"{run} has no results: its lives are not over. Finish: esper grow --out {run} --resume")
+    results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+    if folder.exists():
+        raise SaveError(f"{folder} is there already; choose another --to.")
+    try:
+        shutil.copytree(run / NETWORKS / f"host-{best}", folder)
+    except OSError as problem:
+        raise SaveError(f"cannot write {folder}: {problem}.") from problem
+    return results[best]
+
+
+def grow_config_of(run: Path) -> GrowConfig:
+    """What a run was started with."""
+    path = run / runfolder.CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
+    if not isinstance(values, dict) or values.pop("command", None) != "grow":
+        raise SaveError(f"{run} is not a run of esper grow; only those leave networks to export.")
+    return GrowConfig.of({**values, "out": str(run)})

@@ -17,10 +17,10 @@ WAIT = (OP_WAIT, 0, 0, 0)
 LORA, MLP = 1, 2
 """Blueprints of `blobs`, by their place in its action space."""
 POINTS = replace(
-    get_task("blobs"), life=8, epoch_examples=96, lengths=StageLengths(probation=3, embargo=0, resetting=0)
+    get_task("blobs"), life=8, epoch_examples=64, lengths=StageLengths(probation=3, embargo=0, resetting=0)
 )
-"""Two slots, linear host, three training steps per epoch."""
-PICTURES = replace(IMAGES, life=6)
+"""Two slots, linear host, two training steps per epoch."""
+PICTURES = replace(IMAGES, life=6, epoch_examples=48)
 """Two slots, batch norm, augmentation, gates and ramps of two epochs."""
 BUSY = {
     0: (OP_GERMINATE, 0, MLP, 0),

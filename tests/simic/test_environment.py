@@ -1,32 +1,24 @@
-"""Growth as an environment: the order of a step, ends, what `info` says, isolation, the governor, other people's agents."""
+"""Growth as an environment: order of a step, ends, what `info` says, isolation, the governor, other people's agents."""
 
-import math
-import warnings
 from dataclasses import replace
-from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
-from esper.leyline.legality import is_legal
+from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, FactoredAction
 from esper.leyline.stages import SeedStage
-from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.twins import twin_readings
-from esper.simic.environment import MAX_ROLLBACKS, bridge_gaps, draw_host_seeds, typical_change
+from esper.simic.environment import draw_host_seeds, typical_change
 from esper.simic.rewards import FAMILIES, StepFacts, reward_parts
-from esper.simic.single import GrowthEnv
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import feature_names
-from esper.telemetry.events import ActionRefused, ActionTaken, HostRolledBack, StageChanged
+from esper.telemetry.events import ActionRefused, ActionTaken, StageChanged
 from simic.growths import (
     BUSY,
-    LORA,
     MLP,
     PICTURES,
     POINTS,
@@ -36,7 +28,6 @@ from simic.growths import (
     differing_steps,
     grow,
     play,
-    poison,
     poisoner,
     scripted,
     wander,
@@ -44,59 +35,287 @@ from simic.growths import (
 
 PLANT = (OP_GERMINATE, 0, MLP, 0)
 BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
+BEYOND = ("accuracy_beyond_twin", "loss_beyond_twin")
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where twins are kept, so that they are computed once for all tests."""
-    return tmp_path_factory.mktemp("twins")
-
-
-def seen(step, env, host, feature):
-    return float(step.obs[host][feature_names(env.space.slots).index(feature)])
+def kinds(events, kind):
+    return [event for event in events if isinstance(event, kind)]
 
 
 # -- the order of a step -----------------------------------------------------------------------------------------------
 
 
-def replay(task, seed, script):
-    """The same life by hand: op, tick, train, measure; the facts that each decision is paid by."""
-    population, twin = Population(task, [seed]), None
+def live_by_hand(task, seed, script, twin):
+    """The same life without an environment: op, tick, train, measure; the reading and the facts after each decision."""
+    population = Population(task, [seed])
     run, space = population.runs[0], population.views()[0].space
     population.train_epoch()
     population.evaluate()
+    lived = []
     for step in range(task.life - 1):
         before = run.reading
         op, slot, blueprint, blend = script.get(step, WAIT)
-        population.apply(
-            0,
-            FactoredAction.from_indices(op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space),
+        action = FactoredAction.from_indices(
+            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space
         )
+        population.apply(0, action)
         population.tick()
         population.train_epoch()
         assert population.evaluate() == []
-        twin = yield run.reading, _facts(population, before, op, twin, step + 2 == task.life)
+        lived.append((run.reading, facts_of(population, before, op, twin)))
+    return lived
 
 
-def _facts(population, before, op, twins, is_last):
+def facts_of(population, before, op, twin):
     run = population.runs[0]
-    model, now = run.model, run.reading
-    twin_before, twin, unit = twins
-    added = model.total_params - model.host_params
+    model, now, added = run.model, run.reading, run.model.total_params - run.model.host_params
+    twin_before, twin_now = twin[run.epoch - 2 : run.epoch]
     return StepFacts(
         accuracy=now.held_out_accuracy,
         accuracy_before=before.held_out_accuracy,
-        twin_accuracy=twin.held_out_accuracy,
+        twin_accuracy=twin_now.held_out_accuracy,
         twin_accuracy_before=twin_before.held_out_accuracy,
         loss=now.held_out_loss,
         loss_before=before.held_out_loss,
-        twin_loss=twin.held_out_loss,
+        twin_loss=twin_now.held_out_loss,
         twin_loss_before=twin_before.held_out_loss,
-        loss_unit=unit,
+        loss_unit=typical_change(twin, population.task.chance),
         op=op,
         params_share=added / model.host_params,
         flops_share=network_flops(model, population.flops) / population.flops.whole - 1,
         kept_share=model.fossilized_params / added if added else 0.0,
-        is_last=is_last,
+        is_last=run.epoch == population.task.life,
     )
+
+
+def test_a_step_is_op_tick_epoch_measuring_and_is_paid_by_that_epoch(twins):
+    """A busy life equals the same life by hand to the bit: readings, and every part of every reward."""
+    env = grow(POINTS, 1, twins, seeds=[3], weights=BOTH)
+    by_hand = live_by_hand(POINTS, 3, BUSY, twin_readings(POINTS, [3], twins)[3])
+    info = env.reset(seed=0)[1]
+    for step, (reading, facts) in enumerate(by_hand):
+        answer = decide(env, scripted(BUSY), step, info)
+        info = answer.info
+        assert env.population.runs[0].reading == reading
+        assert info["reward_parts"] == [reward_parts(facts, BOTH)]
+    assert env.refused == 0
+    assert env.population.runs[0].model.fossilized_seeds == 1
+    assert answer.terminated.all()
+
+
+def test_a_reset_has_lived_and_measured_one_epoch(twins):
+    env = grow(POINTS, 2, twins)
+    step = play(env, always(WAIT), steps=0)[0]
+    assert [run.epoch for run in env.population.runs] == [1, 1]
+    assert all(run.reading.held_out_loss is not None for run in env.population.runs)
+    progress = feature_names(env.space.slots).index("progress")
+    assert step.obs[:, progress].tolist() == [np.float32(1 / POINTS.life)] * 2
+
+
+def test_a_seed_has_lived_and_been_measured_when_its_planting_is_paid(twins):
+    env = grow(POINTS, 1, twins)
+    step = play(env, always(PLANT), steps=1)[1]
+    report = step.info["reports"][0]["r0c0"]
+    assert (report.stage, report.seed_age_epochs, report.alpha) == (SeedStage.BLENDING, 1, 1.0)
+    assert report.is_measured
+    assert step.info["reward_parts"][0]["rent"] < 0
+    assert step.info["reward_parts"][0]["churn"] < 0
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_life_has_one_decision_less_than_epochs_and_its_end_is_no_truncation(twins):
+    env = grow(POINTS, 2, twins)
+    lived = play(env, wander)
+    assert [step.terminated.tolist() for step in lived] == [[False] * 2] * (POINTS.life - 1) + [[True] * 2]
+    assert not any(step.truncated.any() for step in lived)
+    assert [run.epoch for run in env.population.runs] == [POINTS.life] * 2
+
+
+def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_life(twins):
+    env = grow(POINTS, 2, twins)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    play(env, scripted({0: PLANT}))
+    seeds = [run.seed for run in env.population.runs]
+    _, rewards, terminated, _, info = env.step(np.array([PLANT, (OP_CULL, 1, 0, 0)]))
+    assert rewards.tolist() == [0.0, 0.0]
+    assert not terminated.any()
+    assert (info["events"], info["reward_parts"], env.refused) == ([[], []], [{}, {}], 0)
+    assert all(run.epoch == 1 and run.model.total_params == run.model.host_params for run in env.population.runs)
+    assert {run.seed for run in env.population.runs}.isdisjoint(seeds)
+    assert env.accuracy.tolist() == [env.twin(host).held_out_accuracy for host in range(2)]
+
+
+def test_a_new_life_in_one_place_leaves_the_others_bit_identical(twins):
+    """Host 0 is given up in the third step and begins anew in the fourth."""
+    calm = play(grow(POINTS, 3, twins), wander)
+    env = grow(POINTS, 3, twins)
+    lived = play(env, wander, meddle=poisoner(0, 0, 1, 2))
+    assert [step.terminated[0] for step in lived[:5]] == [False, False, False, True, False]
+    assert env.population.runs[0].epoch == 4
+    assert differing_steps(calm, lived, hosts=(1, 2)) == []
+
+
+def test_a_new_life_is_the_life_its_host_has_from_a_reset(twins):
+    """Nothing of the old life is left: not in the host, not in what the policy sees, not in what it is paid."""
+    env = grow(POINTS, 1, twins, seeds=[3])
+    first = play(env, scripted(BUSY))
+    again = [decide(env, always(PLANT), 0, first[-1].info)]
+    for step in range(POINTS.life - 1):
+        again.append(decide(env, scripted(BUSY), step, again[-1].info))
+    assert all(np.array_equal(left.obs, right.obs) for left, right in zip(first, again, strict=True))
+    assert [step.rewards.tolist() for step in first] == [step.rewards.tolist() for step in again]
+
+
+# -- what info says ----------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_sum_exactly_to_the_reward(twins):
+    env = grow(POINTS, 3, twins, weights=BOTH)
+    for step in play(env, wander, meddle=poisoner(1, 1))[1:]:
+        assert [sum(parts.values()) for parts in step.info["reward_parts"]] == step.rewards.tolist()
+        assert all(set(parts) == set(BOTH) for parts in step.info["reward_parts"])
+
+
+@every_task
+def test_masks_reports_and_ledger_are_those_of_the_hosts_now(task, twins):
+    env = grow(task, 2, twins)
+    info = env.reset(seed=0)[1]
+    for step in range(task.life - 1):
+        info = decide(env, wander, step, info).info
+        masks = compute_batch_masks(env.population.views())
+        assert set(info["action_mask"]) == set(masks)
+        assert all(np.array_equal(info["action_mask"][head], mask) for head, mask in masks.items())
+        assert info["reports"] == env.population.reports()
+        assert info["ledger"] == [run.ledger.counts() for run in env.population.runs]
+        assert info["ledger"][0]["training.examples"] == (step + 2) * task.epoch_examples
+
+
+def test_what_was_done_and_what_came_of_it_are_told(twins):
+    env = grow(POINTS, 2, twins)
+    lived = play(env, scripted(BUSY, hosts=[1]))
+    told = [kinds(step.info["events"][1], ActionTaken) for step in lived[1:]]
+    assert [[event.op for event in events] for events in told] == [
+        ["GERMINATE"],
+        [],
+        ["FOSSILIZE"],
+        ["GERMINATE"],
+        ["CULL"],
+        ["GERMINATE"],
+        [],
+    ]
+    assert (told[0][0].host, told[0][0].slot, told[0][0].blueprint, told[0][0].blend) == (1, "r0c0", "mlp", "linear")
+    stages = [e.after for step in lived[:4] for e in kinds(step.info["events"][1], StageChanged)]
+    assert stages == ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
+    assert not any(step.info["events"][0] for step in lived)
+
+
+IMPOSSIBLE = {
+    "culling nothing": (OP_CULL, 1, 0, 0),
+    "planting no blueprint": (OP_GERMINATE, 0, 0, 0),
+    "fossilizing nothing": (3, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("action", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_an_impossible_action_is_executed_as_wait_counted_and_told(action, twins):
+    env = grow(POINTS, 2, twins)
+    waited = play(grow(POINTS, 2, twins), always(WAIT), steps=3)
+    lived = play(env, scripted({1: action}, hosts=[0]), steps=3)
+    assert env.refused == 1
+    (event,) = lived[2].info["events"][0]
+    assert isinstance(event, ActionRefused)
+    assert (event.host, event.slot) == (0, f"r0c{action[1]}")
+    assert event.reason
+    lived[2].info["events"][0].clear()
+    assert differing_steps(waited, lived, hosts=(0, 1)) == []
+
+
+def test_a_legal_action_is_never_refused(twins):
+    env = grow(POINTS, 3, twins)
+    play(env, wander, steps=2 * POINTS.life)
+    assert env.refused == 0
+
+
+def test_an_index_outside_the_space_is_an_error(twins):
+    env = grow(POINTS, 1, twins)
+    env.reset(seed=0)
+    with pytest.raises(SettingError, match="blueprint index 3 is outside"):
+        env.step(np.array([(OP_GERMINATE, 0, 3, 0)]))
+
+
+# -- one host and another ----------------------------------------------------------------------------------------------
+
+
+@every_task
+def test_the_same_seed_is_the_same_run_twice(task, twins):
+    env = grow(task, 2, twins)
+    first = play(env, wander, steps=task.life + 2, seed=5)
+    assert differing_steps(first, play(env, wander, steps=task.life + 2, seed=5), hosts=(0, 1)) == []
+    other = play(grow(task, 2, twins), wander, steps=task.life + 2, seed=5)
+    assert differing_steps(first, other, hosts=(0, 1)) == []
+
+
+def test_another_seed_takes_the_hosts_in_another_order(twins):
+    orders = set()
+    for seed in range(4):
+        env = grow(POINTS, 4, twins)
+        env.reset(seed=seed)
+        orders.add(tuple(run.seed for run in env.population.runs))
+    assert len(orders) > 1
+    assert {tuple(sorted(order)) for order in orders} == {(3, 4, 5, 6)}
+
+
+@every_task
+def test_adding_a_host_changes_nothing_for_the_others(task, twins):
+    few, many = (play(grow(task, count, twins), wander) for count in (2, 3))
+    assert differing_steps(few, many, hosts=(0, 1)) == []
+
+
+def test_every_host_seed_is_used_once_per_pass_over_the_pool(twins):
+    pool = (3, 4, 5, 6, 7)
+    task = replace(POINTS, life=2, epoch_examples=32)
+    env = grow(task, 2, twins, seeds=pool)
+    env.reset(seed=1)
+    used = []
+    for _ in range(8):  # every second step begins two lives
+        used += [run.seed for run in env.population.runs]
+        env.step(np.array([WAIT] * 2))
+        env.step(np.array([WAIT] * 2))
+    passes = [tuple(used[start : start + 5]) for start in (0, 5, 10)]
+    assert [sorted(order) for order in passes] == [list(pool)] * 3
+    assert len(set(passes)) > 1
+
+
+def test_lives_can_be_counted_from_anywhere(twins):
+    """A round that is played again after a resume takes the hosts it took then."""
+    env = grow(POINTS, 2, twins)
+    env.reset(seed=1)
+    env.reset()
+    third = [run.seed for run in env.population.runs]
+    env.reset(seed=1, options={"lives": 2})
+    assert [run.seed for run in env.population.runs] == third
+    assert env.lives == 4
+
+
+def test_the_pool_of_a_run_comes_from_its_seed():
+    assert draw_host_seeds(1, 3) == draw_host_seeds(1, 5)[:3]
+    assert len(set(draw_host_seeds(1, 50) + draw_host_seeds(2, 50))) == 100
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "seeds"), [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, life=1), 1, [1])]
+)
+def test_an_environment_without_hosts_or_decisions_is_refused(task, count, seeds, twins):
+    with pytest.raises(SettingError, match="growth needs at least one host, one seed, and two epochs"):
+        grow(task, count, twins, seeds=seeds)
+
+
+def test_an_unknown_reward_term_is_refused_at_once_with_the_nearest(twins):
+    with pytest.raises(UnknownNameError, match="Did you mean 'rent'"):
+        grow(POINTS, 1, twins, weights={"rant": 1.0})

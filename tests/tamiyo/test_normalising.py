@@ -1,10 +1,10 @@
-"""Running statistics are those of all rows at once, change only when told to, and rescaling returns changes no value."""
+"""Running statistics are those of all rows at once and change only when told to; rescaling changes no value."""
 
 import pytest
 import torch
-from tamiyo.policy_cases import STATE_DIM, build
 
 from esper.tamiyo.normalising import RunningMeanStd
+from tamiyo.policy_cases import STATE_DIM, build
 
 
 def filled(rows, width=None):

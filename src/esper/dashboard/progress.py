@@ -47,12 +47,16 @@ def rounds_table(so_far: RoundsSoFar) -> Table:
     """The last round in full."""
     event = so_far.last
     assert event is not None
+    alive = event.germinated - event.fossilized - event.culled
     table = Table(title=f"round {event.round + 1} of {so_far.rounds}", show_header=False)
     for name, value in (
         ("return", f"{event.mean_return:+.3f} (best {so_far.best.mean_return if so_far.best else 0:+.3f})"),
         ("held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin"),
         ("parameters", f"{event.params_share:.2f} x the host's"),
-        ("seeds", f"{event.germinated} germinated, {event.fossilized} fossilized, {event.culled} culled"),
+        (
+            "seeds",
+            f"{event.germinated} germinated, {event.fossilized} fossilized, {event.culled} culled, {alive} alive",
+        ),
         ("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items())),
         ("reward parts", ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items())),
         ("speed", f"{so_far.decisions_per_s:.0f} decisions/s"),

@@ -23,6 +23,11 @@ def slot_position(slot_id: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def is_slot_id(text: str) -> bool:
+    """Whether a text is written like a slot id."""
+    return _SLOT_ID.fullmatch(text) is not None
+
+
 def ordered_slots(slot_ids: Iterable[str]) -> tuple[str, ...]:
     """The ids sorted by row, then column, as numbers: r0c10 comes after r0c2."""
     return tuple(sorted(slot_ids, key=slot_position))

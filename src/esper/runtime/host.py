@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
-from esper.leyline.slots import SlotConfig
+from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream
 from esper.runtime.ledger import Ledger
@@ -234,9 +235,16 @@ def draws_random_numbers(host: nn.Module) -> bool:
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:
-    """Slots for the modules that the patterns mean, in the order of execution; None leaves it to the host."""
+    """Slots for the modules that the patterns mean, in the order of execution; None leaves it to the host.
+
+    A host that knows its own slots may be given some of their ids instead.
+    """
     if patterns is None:
         return None
+    if isinstance(host, SegmentedHost) and all(is_slot_id(name) for name in patterns):
+        own = host.slot_config()
+        chosen = {own.slot_id_for_index(own.index_for_slot_id(name)): own.modules[name] for name in patterns}
+        return SlotConfig(tuple(chosen), chosen)
     return SlotConfig.for_modules(place.name for place in choose_places(host, find_places(host, example), patterns))
 
 

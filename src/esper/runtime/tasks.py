@@ -59,7 +59,7 @@ class Task:
     augment: bool = False
     """shift by up to 4 pixels and mirror, drawn anew for every example"""
     slots: tuple[str, ...] | None = None
-    """modules of the host that carry slots, by name or pattern; None where the host says it itself"""
+    """modules that carry slots, by name or pattern, or ids of the host's own slots; None is all of its own"""
     blueprints: tuple[str, ...] | None = None
     """what may be planted; None is every built-in blueprint that fits"""
     budget: float = 3.0

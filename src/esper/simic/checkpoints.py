@@ -14,6 +14,8 @@ from torch import Tensor
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.agent import PPOAgent
 from esper.simic.runfolder import write_atomically
+from esper.tamiyo.learned import NetworkPolicy
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 
 FORMAT = 1
 
@@ -57,15 +59,17 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (OSError, SafetensorError, KeyError, ValueError) as problem:
         raise SaveError(f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem}).") from problem
-    if plain.get("format") != FORMAT:
-        raise SaveError(f"{path} has format {plain.get('format')}; this version reads format {FORMAT}.")
+    found = plain.get("format") if isinstance(plain, dict) else None
+    if found != FORMAT:
+        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
     return tensors, plain
 
 
 def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
-    """Put a learner back to where it was; returns the caller's facts. Another layout is refused before any change."""
+    """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
     require_layout(plain["layout"], layout, path)
+    _require_fit(tensors, agent, path)
     agent.network.load_state_dict(_part(tensors, "network."))
     saved = agent.optimizer.state_dict()
     state: dict[int, dict[str, Tensor]] = {}
@@ -92,6 +96,20 @@ def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
     )
 
 
+def _require_fit(tensors: Mapping[str, Tensor], agent: PPOAgent, path: Path) -> None:
+    """Every weight and both states of random numbers are there and have the right size."""
+    needed = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
+    needed |= {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
+    for name, value in needed.items():
+        if name not in tensors:
+            raise SaveError(f"{path} is damaged: it has no {name}.")
+        if tensors[name].shape != value.shape:
+            raise CheckpointMismatchError(
+                f"{path} has {name} of shape {list(tensors[name].shape)}, here it is {list(value.shape)} (size "
+                f"mismatch). A run goes on on the kind of device that it was started on; this is {agent.device.type}."
+            )
+
+
 def _brief(value: Any) -> str:
     if isinstance(value, list) and len(value) > 8:
         return f"{len(value)} ({', '.join(map(str, value[:3]))}, ...)"
@@ -100,3 +118,19 @@ def _brief(value: Any) -> str:
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
+    """The trained policy in a checkpoint, ready to decide, and the layout it fits."""
+    tensors, plain = read_checkpoint(path)
+    layout = plain["layout"]
+    network = FactoredRecurrentActorCritic(
+        len(layout["features"]),
+        len(layout["slots"]),
+        num_blueprints=len(layout["blueprints"]) + 1,
+        num_blends=len(layout["blends"]),
+        hidden_dim=layout["hidden_dim"],
+        head_dim=layout["head_dim"],
+    )
+    network.load_state_dict(_part(tensors, "network."))
+    return NetworkPolicy(network), layout

@@ -20,17 +20,18 @@ from esper.kasmina.changes import tell_changes
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_WAIT, FactoredAction
-from esper.leyline.legality import GrowthView, refusal
+from esper.leyline.legality import refusal
 from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.runtime.twins import twin_readings
+from esper.simic.observing import epoch_signals, finite, loss_scale
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe
-from esper.tamiyo.signals import EpochSignals, SignalTracker
+from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolledBack
 
 MAX_ROLLBACKS = 3
@@ -110,7 +111,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population.reset(host, self.host_seeds[order[self.lives % len(self.host_seeds)]])
         self.lives += 1
         self.accuracy[host], self.loss[host] = self.task.chance, -math.log(self.task.chance)
-        return SignalTracker(self.space.slots, loss_scale=-math.log(self.task.chance))
+        return SignalTracker(self.space.slots, loss_scale=loss_scale(self.task))
 
     def twin(self, host: int) -> EpochReading:
         """The twin's reading of the epoch that the host has just lived."""
@@ -224,21 +225,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             if _is_measured(reading):
                 self.accuracy[host] = _measured(reading.held_out_accuracy)
                 self.loss[host] = _measured(reading.held_out_loss)
-            self.trackers[host].update(self._signals(run.epoch, reading, view), view.reports)
-
-    def _signals(self, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:
-        budget = view.budget or view.params_used
-        seeds = view.max_seeds or max(view.seeds_used, self.space.slots.num_slots)
-        return EpochSignals(
-            progress=epoch / self.task.life,
-            lr_share=reading.lr / self.task.lr,
-            train_loss=_finite(reading.train_loss),
-            held_out_loss=_finite(reading.held_out_loss),
-            train_accuracy=_finite(reading.train_accuracy),
-            held_out_accuracy=_finite(reading.held_out_accuracy),
-            params_share=view.params_used / budget,
-            seeds_share=view.seeds_used / seeds,
-        )
+            self.trackers[host].update(epoch_signals(self.task, run.epoch, reading, view), view.reports)
 
     def _see(self, happened: list[list[Event]], more: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         views = self.population.views()
@@ -257,12 +244,8 @@ def _measured(value: float | None) -> float:
     return value
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _is_measured(reading: EpochReading) -> bool:
-    return _finite(reading.held_out_loss) is not None and _finite(reading.held_out_accuracy) is not None
+    return finite(reading.held_out_loss) is not None and finite(reading.held_out_accuracy) is not None
 
 
 def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:

@@ -1,6 +1,7 @@
 """A run's checkpoints: the newest few and the best, which one to go on from, and what the events were then."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ class History:
         self.sink.write(CheckpointSaved(rounds, name))
         facts = {"rounds": rounds, "events": self.sink.commit(), "telemetry": self.sink.telemetry.state()}
         path = self.folder / runfolder.CHECKPOINTS / name
-        path.parent.mkdir(exist_ok=True)
         save_agent(path, agent, self.layout, facts)
         entry = {"file": name, "rounds": rounds, "return": mean_return, "sha256": runfolder.digest(path)}
         self.entries.append(entry)
@@ -43,11 +43,12 @@ class History:
         runfolder.write_json(self.folder / runfolder.MANIFEST, values)
 
     def _forget(self) -> None:
-        """Delete what the manifest no longer names."""
+        """Delete the checkpoints that the manifest no longer names; what others put there stays."""
         named = {entry["file"] for entry in (*self.entries, self.best or self.entries[-1])}
-        for path in (self.folder / runfolder.CHECKPOINTS).iterdir():
+        for path in (self.folder / runfolder.CHECKPOINTS).glob("round-*.safetensors*"):
             if path.name not in named:
-                path.unlink()
+                with suppress(OSError):  # one file too many harms nobody
+                    path.unlink()
 
     def resume(self, agent: PPOAgent) -> int:
         """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""

@@ -5,11 +5,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import EsperError, SaveError
 
 EVENTS, CONFIG, MANIFEST, CHECKPOINTS, TWINS = "events-0.jsonl", "config.json", "manifest.json", "checkpoints", "twins"
 _LOCK = "lock"
@@ -17,10 +17,11 @@ _LOCK = "lock"
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a second writer is refused."""
+    """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / _LOCK, "w")  # noqa: SIM115  # held as long as the lock
+        lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
     except OSError as problem:
         raise SaveError(
             f"cannot write to the run folder {folder}: {problem.strerror}. Choose another --out."
@@ -32,7 +33,14 @@ def only_writer(folder: Path) -> Iterator[None]:
             raise SaveError(
                 f"another process is writing to {folder}. Wait for it, stop it, or choose another --out."
             ) from problem
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if [path.name for path in folder.iterdir()] == [_LOCK]:
+                    (folder / _LOCK).unlink()
+                    if is_new:
+                        folder.rmdir()
 
 
 def require_fresh(folder: Path) -> None:
@@ -41,21 +49,42 @@ def require_fresh(folder: Path) -> None:
         raise SaveError(f"the run folder {folder} is not empty. Go on with --resume, or choose another --out.")
 
 
+@contextmanager
+def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
+    """Note what a run is started with, where nothing says so yet. A start that is refused leaves nothing behind."""
+    config, events = folder / CONFIG, folder / EVENTS
+    is_first = not config.exists()
+    if is_first:
+        write_json(config, values)
+    try:
+        yield
+    except EsperError:
+        is_idle = not events.exists() or events.stat().st_size == 0
+        if is_first and is_idle and {path.name for path in folder.iterdir()} <= {_LOCK, CONFIG, EVENTS}:
+            events.unlink(missing_ok=True)
+            config.unlink()
+        raise
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """All or nothing: the file has the old content until it has the new."""
     write_atomically(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file and the folder that it is in; whoever reads it finds the old content or the new."""
     temporary = path.with_name(path.name + ".new")
     try:
-        with open(temporary, "wb") as file:
+        path.parent.mkdir(exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # a link in its place is not followed
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise SaveError(
             f"cannot save {path}: {problem.strerror}. What was saved before is untouched; make room and use --resume."
         ) from problem
@@ -82,4 +111,7 @@ def digest(path: Path) -> str:
 def is_whole(folder: Path, entry: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is there, byte for byte."""
     path = folder / CHECKPOINTS / str(entry["file"])
-    return path.is_file() and not path.is_symlink() and digest(path) == entry["sha256"]
+    try:
+        return path.is_file() and not path.is_symlink() and digest(path) == entry["sha256"]
+    except OSError:
+        return False

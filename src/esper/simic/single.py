@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline.errors import SettingError
 from esper.simic.environment import GrowthVectorEnv
 
 
@@ -13,7 +14,8 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
     """A view of a `GrowthVectorEnv` with one host. An action that is impossible as a whole is executed as WAIT."""
 
     def __init__(self, hosts: GrowthVectorEnv):
-        assert hosts.num_envs == 1, f"a view of one host cannot show {hosts.num_envs}"
+        if hosts.num_envs != 1:
+            raise SettingError(f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1.")
         self.metadata = {"render_modes": []}
         self.hosts = hosts
         self.observation_space = hosts.single_observation_space

@@ -59,15 +59,17 @@ class RoundTally:
             "blueprint": masks["blueprint"][host, slot],
             "blend": masks["blend"][host],
         }
+        heads = self.env.heads
+        used = {head.name for head in heads.heads if op in heads.uses(head)}
         record = emit_last_action(
             env_id=host,
-            epoch=self.env.population.runs[host].epoch,
+            epoch=self.env.population.runs[host].epoch - 1,  # decided before the epoch that pays for it
             slot_idx=slot,
             blueprint_idx=blueprint,
             blend_idx=blend,
             op_idx=op,
             slot_id=self.env.space.slots.slot_ids[slot],
-            masked={head: bool(row.sum() <= 1) for head, row in rows.items()},
+            masked={head: head not in used or bool(row.sum() <= 1) for head, row in rows.items()},
             success=success,
             space=self.env.space,
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.randomness import mix_seed, own_randomness
+from esper.leyline.errors import SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
@@ -60,6 +61,7 @@ def train_ppo_vectorized(
         agent, layout = build_agent(config, env)
         history = History(config, layout, sink)
         first = history.resume(agent) if resume else 0
+        runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))  # what it goes on with
         rollout = build_rollout(env, agent)
         for number in range(first, config.rounds):
             started = time.perf_counter()
@@ -76,18 +78,24 @@ def train_ppo_vectorized(
 
 def build_environment(config: TrainingConfig) -> GrowthVectorEnv:
     """The hosts, their twins and what they earn."""
-    env = GrowthVectorEnv(
-        config.task.build(),
-        config.hosts,
-        host_seeds=draw_host_seeds(config.seed, config.host_pool),
-        folder=config.out / runfolder.TWINS,
-        weights=weights_of(config.reward.family, config.reward.weights),
-        use_telemetry=config.observe_telemetry,
-        devices=config.devices,
-        executor=config.executor,
-        amp=config.amp,
-        data_root=config.data_root,
-    )
+    try:
+        env = GrowthVectorEnv(
+            config.task.build(),
+            config.hosts,
+            host_seeds=draw_host_seeds(config.seed, config.host_pool),
+            folder=config.out / runfolder.TWINS,
+            weights=weights_of(config.reward.family, config.reward.weights),
+            use_telemetry=config.observe_telemetry,
+            devices=config.devices,
+            executor=config.executor,
+            amp=config.amp,
+            data_root=config.data_root,
+        )
+    except OSError as problem:
+        raise SaveError(
+            f"cannot read the data or keep the twins in {config.out / runfolder.TWINS}: {problem.strerror}. "
+            "Make room and use --resume."
+        ) from problem
     env.seed = config.seed
     return env
 

@@ -1,13 +1,14 @@
 """Everything that decides a training run, in one frozen value. The only way into training; a knob exists here once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esper.leyline.errors import SettingError, UnknownNameError
@@ -15,7 +16,7 @@ from esper.runtime.tasks import Task, get_task
 from esper.simic.config import PPOSettings
 from esper.simic.rewards import weights_of
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class TaskConfig(BaseModel):
@@ -37,6 +38,8 @@ class TaskConfig(BaseModel):
     """most parameters, as a multiple of the host's"""
     max_seeds: int | None = Field(None, ge=1)
     """most seeds, live and kept"""
+    slots: tuple[str, ...] | None = Field(None, min_length=1)
+    """slots that are enabled, by id"""
     blueprints: tuple[str, ...] | None = Field(None, min_length=1)
     """what may be planted"""
 
@@ -115,7 +118,7 @@ class TrainingConfig(BaseModel):
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as problem:
             raise SettingError(f"cannot read the configuration {path}: {problem.strerror}.") from problem
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise SettingError(f"{path} is not JSON: {problem}. Write an object of keys and values.") from problem
         return cls.of(values, str(path))
 
@@ -133,9 +136,9 @@ class TrainingConfig(BaseModel):
         if not isinstance(values, dict):
             raise SettingError(f"{source} holds a {type(values).__name__}; it must be an object of keys and values.")
         try:
-            found = cls.model_validate(values)
+            found = cls.model_validate_json(json.dumps(values, default=str))  # lists and paths as JSON has them
         except ValidationError as problem:
-            raise SettingError(f"{source}: {'; '.join(_explain(cls, error) for error in problem.errors())}") from None
+            raise SettingError(f"{source}: {'; '.join(explain(cls, problem.errors()))}") from None
         found.check()
         return found
 
@@ -149,6 +152,10 @@ class TrainingConfig(BaseModel):
             raise SettingError("amp fp16 needs CUDA devices; on a CPU use bf16 or off.")
         if self.amp == "fp16" and self.executor == "graphed":
             raise SettingError("amp fp16 runs on the eager executor only; choose executor eager or auto.")
+        if self.executor == "graphed" and any(device.startswith("cpu") for device in self.devices):
+            raise SettingError("executor graphed needs CUDA devices; on a CPU choose executor eager or auto.")
+        if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())
 
     def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
         """The same with some leaves changed, named by dotted keys such as ppo.lr."""
@@ -192,19 +199,27 @@ def leaves(model: type[BaseModel] = TrainingConfig, prefix: str = "") -> dict[st
     return found
 
 
-def _explain(model: type[BaseModel], error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
-    if error["type"] == "extra_forbidden":
-        return _unknown(model, path)
-    return f"{'.'.join(path)} is {error['input']!r}: {error['msg'].lower()}"
+def explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
+    """A few words for each mistake; of a list with a wrong entry, the entry alone is named."""
+    for error in errors:
+        path, message = [str(part) for part in error["loc"]], error["msg"]
+        if any(len(other["loc"]) > len(path) and other["loc"][: len(path)] == error["loc"] for other in errors):
+            continue
+        if error["type"] == "extra_forbidden":
+            yield _unknown(model, path)
+        elif error["type"] == "value_error":
+            yield f"{'.'.join(path)}: {error['ctx']['error']}"
+        else:
+            yield f"{'.'.join(path)} is {json.dumps(error['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
-    known = list(leaves(model))
-    key = ".".join(path)
-    close = get_close_matches(key, known, n=1) or [k for k in known if k.endswith(f".{path[-1]}")][:1]
-    hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
-    return f"unknown key {key!r}.{hint}"
+    key, section = ".".join(path), ".".join(path[:-1])
+    known = [*leaves(model), *{leaf.rpartition(".")[0]: None for leaf in leaves(model) if "." in leaf}]
+    close = get_close_matches(key, known, n=1) or [name for name in known if name.endswith(f".{path[-1]}")][:1]
+    siblings = [name for name in known if name.rpartition(".")[0] == section] or known
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(siblings)}."
+    return f"unknown key {key!r}. {hint}"
 
 
 __all__ = ["RewardConfig", "TaskConfig", "TelemetrySettings", "TrainingConfig", "leaves", "presets"]

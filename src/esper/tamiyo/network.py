@@ -267,26 +267,20 @@ class RecurrentActorCritic(nn.Module):
         last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; those of another shape are refused with the reason and the way out."""
-        try:
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except RuntimeError as problem:
-            if "size mismatch" not in str(problem):
-                raise
-            raise CheckpointMismatchError(self._explain_mismatch(state_dict)) from problem
-
-    def _explain_mismatch(self, state_dict: Mapping[str, Any]) -> str:
+        """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
         own = self.state_dict()
         lines = [
             f"{name} is {tuple(value.shape)} in the weights and {tuple(own[name].shape)} here"
             for name, value in state_dict.items()
             if name in own and value.shape != own[name].shape
         ]
-        return (
-            f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints and one "
-            "observation layout only. Build it for those that the weights were trained with, or train a new policy; "
-            "docs/checkpoints.md lists what is compatible with what."
-        )
+        if lines:
+            raise CheckpointMismatchError(
+                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints, one "
+                "observation layout and one width (hidden_dim, head_dim) only. Build it for those that the weights "
+                "were trained with, or train a new policy; docs/checkpoints.md lists what is compatible with what."
+            )
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 class FactoredRecurrentActorCritic(RecurrentActorCritic):

@@ -209,6 +209,21 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class GrownEpoch:
+    """One host's readings after an epoch under a policy."""
+
+    host: int
+    epoch: int
+    train_loss: float | None
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    params: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, host {self.host}: accuracy {self.held_out_accuracy}, {self.params:,} parameters"
+
+
+@dataclass(frozen=True, slots=True)
 class HostEpoch:
     """One host's readings after an epoch."""
 
@@ -231,6 +246,7 @@ Event = (
     AnomalyFound
     | ArmFinished
     | CheckpointSaved
+    | GrownEpoch
     | HostEpoch
     | RoundFinished
     | EpochMeasured

@@ -55,6 +55,10 @@ class NullSink:
         return 0
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 class JsonlSink:
     """Appends to a file what the level in effect lets through."""
 
@@ -63,7 +67,7 @@ class JsonlSink:
         self.problem: str | None = None
         self._file: TextIO | None = None
         try:
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by `close`
+            self._file = open(path, "a", encoding="utf-8", opener=_no_link)  # noqa: SIM115  # closed by `close`
         except OSError as problem:
             self._give_up(problem)
 
@@ -72,7 +76,7 @@ class JsonlSink:
         if self._file is not None:
             try:
                 self._file.flush()
-                os.truncate(self.path, size)
+                os.truncate(self.path, min(size, self.path.stat().st_size))  # never longer: that would write zeros
             except OSError as problem:
                 self._give_up(problem)
 
@@ -106,13 +110,15 @@ class JsonlSink:
         return self.path.stat().st_size
 
     def _give_up(self, problem: OSError) -> None:
-        """Say so once; training goes on without records."""
+        """Say so once; training goes on without records, and the file ends with a whole one."""
         self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
         print(f"esper: {self.problem}", file=sys.stderr)
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # what was buffered cannot be written either
                 file.close()
+            with suppress(OSError):
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def close(self) -> None:
         if self._file is not None:

@@ -4,18 +4,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.changes import tell_changes
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
+from esper.leyline.legality import GrowthView
+from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
+from esper.simic.observing import epoch_signals, loss_scale
+from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
+from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import Ground, make_policy, replay
+from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 
 Watch = Callable[[int, Sequence[Event]], None]
@@ -103,10 +110,24 @@ def run_arm(
 
 
 class Decider:
-    """One host's policy and what it remembers."""
+    """One host's policy, what it remembers, and what it sees."""
 
-    def __init__(self, policy: Policy):
-        self.policy, self.memory = policy, None
+    def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
+        self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
+        self.memory: Any = None
+
+    def decide(self, task: Task, run: HostRun, view: GrowthView, may_act: bool) -> list[int]:
+        """The raw indices of this host's next action; WAIT where it may not act."""
+        masks = compute_batch_masks([view])
+        if not may_act:
+            masks = only_waiting(masks)
+        observation = None
+        if isinstance(self.policy, NetworkPolicy):
+            assert run.reading is not None
+            self.tracker.update(epoch_signals(task, run.epoch, run.reading, view), view.reports)
+            observation = observe([self.tracker], self.use_telemetry)
+        actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
+        return [int(index) for index in actions[0]]
 
 
 def make_decider(
@@ -114,6 +135,7 @@ def make_decider(
     host: int,
     arm: str | Callable[[Ground], Policy],
     replayed: Sequence[Sequence[Event]] = (),
+    use_telemetry: bool = True,
 ) -> Decider:
     """The policy of one host, by name or built for its ground, with nothing remembered yet."""
     run = population.runs[host]
@@ -121,25 +143,35 @@ def make_decider(
     ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life, run.seed)
     if replayed:
         arm = replay(replayed[host])
-    return Decider(make_policy(arm, ground) if isinstance(arm, str) else arm(ground))
+    policy = make_policy(arm, ground) if isinstance(arm, str) else arm(ground)
+    tracker = SignalTracker(model.slot_config, loss_scale(population.task))
+    return Decider(policy, tracker, use_telemetry)
 
 
 def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) -> list[list[Event]]:
     """Train, measure, decide, act, tick: one epoch of every host, told as events."""
+    happened = live_epoch(population, epoch)
+    act_on_epoch(population, deciders, epoch, happened)
+    return happened
+
+
+def live_epoch(population: Population, epoch: int) -> list[list[Event]]:
+    """The first half of an epoch: train and measure."""
     population.train_epoch()
-    happened: list[list[Event]] = [[] for _ in deciders]
-    rolled_back = set()
+    happened: list[list[Event]] = [[] for _ in population.runs]
     for rollback in population.evaluate():
-        rolled_back.add(rollback.host)
         happened[rollback.host].append(HostRolledBack(rollback.host, epoch, rollback.reason))
         happened[rollback.host] += tell_changes(rollback.host, epoch, rollback.changes)
+    return happened
+
+
+def act_on_epoch(population: Population, deciders: Sequence[Decider], epoch: int, happened: list[list[Event]]) -> None:
+    """The second half: decide, act, tick; what happens is added to each host's events."""
     for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
-        masks = compute_batch_masks([view])
-        if host in rolled_back:  # nothing was measured of the host as it is now
-            masks = only_waiting(masks)
-        actions, decider.memory = decider.policy.decide(None, masks, [view.reports], decider.memory)
-        op, slot, blueprint, blend = actions[0].tolist()
-        if op == OP_WAIT or host in rolled_back:
+        # of a host that was rolled back nothing was measured as it is now
+        may_act = not any(isinstance(event, HostRolledBack) for event in happened[host])
+        op, slot, blueprint, blend = decider.decide(population.task, population.runs[host], view, may_act)
+        if op == OP_WAIT or not may_act:
             continue
         action = FactoredAction.from_indices(
             op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=view.space
@@ -152,4 +184,3 @@ def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) 
         happened[host] += tell_changes(host, epoch, [change] if change else [])
     for host, changes in enumerate(population.tick()):
         happened[host] += tell_changes(host, epoch, changes)
-    return happened

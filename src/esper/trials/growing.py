@@ -1,0 +1,196 @@
+"""`esper grow`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `running`."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from esper.kasmina.blueprints import SHAM
+from esper.kasmina.harvesting import export_network
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime.devices import limited_threads, repeatable_kernels
+from esper.runtime.population import Population
+from esper.simic.checkpoints import load_policy
+from esper.simic.observing import finite
+from esper.simic.training_config import TaskConfig, explain
+from esper.tamiyo.observation import feature_names
+from esper.tamiyo.rules import RULES
+from esper.telemetry.events import ArmFinished, Event, GrownEpoch, StageChanged
+from esper.telemetry.sink import Sink
+from esper.trials.arms import Decider, act_on_epoch, live_epoch, make_decider
+from esper.trials.saves import EpochSave, EpochSaves
+
+NETWORKS = "networks"
+"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+
+
+class GrowConfig(BaseModel):
+    """One run of a policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    task: TaskConfig = TaskConfig()
+    """what hosts are trained on, and for how long"""
+    policy: str = "heuristic"
+    """a rule by name, or a checkpoint of `esper ppo`"""
+    hosts: int = Field(1, ge=1)
+    """hosts that live side by side"""
+    seed: int = Field(0, ge=0)
+    """the first host's seed; the others count on from it"""
+    devices: tuple[str, ...] = Field(("cpu",), min_length=1)
+    """where hosts train"""
+    executor: Literal["auto", "eager", "graphed"] = "auto"
+    """how hosts' steps are run"""
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    """precision of hosts' forward passes"""
+    out: Path = Path("runs/grow")
+    """run folder"""
+    data_root: Path | None = None
+    """folder that holds the data sets"""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads per operation; None leaves it to torch"""
+    deterministic: bool = False
+    """only kernels that give the same result twice"""
+    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """how much is written down"""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """A checked configuration from plain values; every mistake gets one clear line."""
+        try:
+            found = cls.model_validate_json(json.dumps(values, default=str))
+        except ValidationError as problem:
+            raise SettingError("; ".join(explain(cls, problem.errors()))) from None
+        if found.policy not in RULES and not Path(found.policy).is_file():
+            raise UnknownNameError("policy", found.policy, RULES, "Or name a checkpoint file of `esper ppo`.")
+        found.task.build()
+        return found
+
+    @property
+    def blueprints(self) -> tuple[str, ...] | None:
+        return (SHAM,) if self.policy == SHAM else self.task.blueprints
+
+
+class StoppedGrowing(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; `epochs` epochs are saved."""
+
+    def __init__(self, epochs: int):
+        super().__init__(f"stopped after {epochs} epochs")
+        self.epochs = epochs
+
+
+def grow_hosts(
+    config: GrowConfig,
+    *,
+    sink: Sink,
+    resume: bool = False,
+    watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[ArmFinished]:
+    """Live the hosts' lives under the policy and score what they leave; the caller holds the folder's lock."""
+    with repeatable_kernels(config.deterministic), limited_threads(config.threads):
+        population, deciders = build(config)
+        saves = EpochSaves(config.out, population, deciders, sink)
+        counts: list[dict[str, int]] = [{} for _ in population.runs]
+        found = saves.restore() if resume else None
+        first = 0 if found is None else found.epoch
+        counts = counts if found is None else found.counts
+        for epoch in range(first, population.task.life):
+            if found is not None:
+                happened, found = found.happened, None
+            else:
+                happened = live_epoch(population, epoch)
+                saves.save(EpochSave(epoch, happened, counts))
+            act_on_epoch(population, deciders, epoch, happened)
+            _tell(population, epoch, happened, counts, sink)
+            watch(epoch, [event for events in happened for event in events])
+            if should_stop() and epoch + 1 < population.task.life:
+                raise StoppedGrowing(epoch + 1)
+        return _finish(config, population, counts, sink)
+
+
+def build(config: GrowConfig) -> tuple[Population, list[Decider]]:
+    """Fresh hosts and whoever decides about each."""
+    task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
+    seeds = [config.seed + number for number in range(config.hosts)]
+    population = Population(
+        task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
+    )
+    if config.policy in RULES:
+        return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
+    policy, layout = load_policy(Path(config.policy))
+    _require_fit(layout, population, config.policy)
+    use_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
+    deciders = [
+        make_decider(population, host, lambda ground: policy, use_telemetry=use_telemetry)
+        for host in range(config.hosts)
+    ]
+    return population, deciders
+
+
+def _require_fit(layout: dict[str, Any], population: Population, path: str) -> None:
+    space = population.runs[0].model.space
+    own = {
+        "slots": list(space.slots.slot_ids),
+        "blueprints": list(space.blueprint_ids[1:]),
+        "blends": list(space.blends),
+    }
+    wrong = [name for name, value in own.items() if layout[name] != value]
+    if wrong:
+        rows = [f"  {name}: {layout[name]} in the policy, {own[name]} here" for name in wrong]
+        raise SettingError(f"{path} was trained for other choices:\n" + "\n".join(rows) + "\nSee docs/checkpoints.md.")
+    known = feature_names(space.slots, len(layout["features"]) != len(feature_names(space.slots, False)))
+    if layout["features"] != list(known):
+        raise SettingError(f"{path} was trained on {len(layout['features'])} other features; train a new policy.")
+
+
+def _tell(
+    population: Population, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink
+) -> None:
+    for host, (events, run) in enumerate(zip(happened, population.runs, strict=True)):
+        for event in events:
+            sink.write(event)
+            if isinstance(event, StageChanged):
+                counts[host][event.after] = counts[host].get(event.after, 0) + 1
+        reading = run.reading
+        assert reading is not None
+        sink.write(
+            GrownEpoch(
+                host=host,
+                epoch=epoch,
+                train_loss=finite(reading.train_loss),
+                held_out_loss=finite(reading.held_out_loss),
+                held_out_accuracy=finite(reading.held_out_accuracy),
+                params=run.model.total_params,
+            )
+        )
+
+
+def _finish(config: GrowConfig, population: Population, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
+    """Harvest, read the test split, write the results down."""
+    validation = [reading.held_out_accuracy if reading else None for reading in population.readings()]
+    results = []
+    for host, final in enumerate(population.final_scores()):
+        run, stages = population.runs[host], counts[host]
+        result = ArmFinished(
+            arm=config.policy,
+            seed=run.seed,
+            epochs=population.task.life,
+            start_params=run.model.host_params,
+            final_params=final.params,
+            validation_accuracy=float(validation[host] or 0.0),
+            test_accuracy=final.accuracy,
+            test_loss=final.loss,
+            flops=run.ledger.flops,
+            seconds=sum(cost.seconds for cost in run.ledger.phases.values()),
+            germinated=stages.get("GERMINATED", 0),
+            fossilized=stages.get("FOSSILIZED", 0),
+            culled=stages.get("CULLED", 0),
+        )
+        export_network(run.model, config.out / NETWORKS / f"host-{host}")
+        sink.write(result)
+        results.append(result)
+    sink.commit()
+    return results
