@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.envs import IdentityEnv, IdentityEnvMultiBinary, IdentityEnvMultiDiscrete
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
@@ -129,7 +128,7 @@ IDENTITY = [
     for gamma, floor in ((0.4, 90.0), (0.99, None))  # 0.4 is what the peers' own tests of these environments use
 ]
 CARTPOLE = Problem("CartPole-v1 without velocity", cartpole, 50_000, PPO, floor=450.0)
-ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO)
+ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO, tolerance=5.0)
 
 
 # -- ours ------------------------------------------------------------------------------------------------------------
@@ -204,13 +203,18 @@ def describe(model: Any) -> dict[str, Any]:
 # -- learning --------------------------------------------------------------------------------------------------------
 
 
+def read_clocks() -> np.ndarray:
+    """Seconds on the wall and of this process; they differ where others use the cores."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 def measure(problem: Problem, learner: str, train: Callable, played: Callable, seeds: Iterable[int]) -> dict:
     """One learner on one problem over all seeds."""
     returns, seconds, settings = [], [], {}
     for seed in seeds:
-        started = time.perf_counter()
+        started = read_clocks()
         trained = train(problem, seed)
-        seconds.append(round(time.perf_counter() - started, 2))
+        seconds.append((read_clocks() - started).round(2))
         returns.append(round(played(trained, problem), 2))
         if isinstance(trained, PPOAgent):
             settings = {"n_envs": OUR_ENVS, "gamma": problem.gamma, "rest": "PPOConfig()"}
@@ -223,7 +227,8 @@ def measure(problem: Problem, learner: str, train: Callable, played: Callable, s
         "learner": learner,
         "median": statistics.median(returns),
         "returns": returns,
-        "seconds": seconds,
+        "seconds": [float(wall) for wall, _ in seconds],
+        "cpu_seconds": [float(own) for _, own in seconds],
         "settings": settings,
     }
     print(json.dumps(row), flush=True)
@@ -297,8 +302,7 @@ class TimeLimit(BaseCallback):
 
 def train_recurrent(problem: Problem, seed: int, limit: float) -> Any:
     """RecurrentPPO with the settings of its own test on CartPole."""
-    watched = replace(problem, make=lambda: Monitor(problem.make()))
-    env = VecNormalize(make_peer_env(watched, seed, 8))
+    env = VecNormalize(make_peer_env(problem, seed, 8))
     model = RecurrentPPO("MlpLstmPolicy", env, seed=seed, device="cpu", **TEST_SETTINGS)
     return model.learn(problem.steps, callback=TimeLimit(limit))
 
@@ -366,11 +370,6 @@ def build_peer(sizes: Sizes, more: dict[str, Any]) -> RecurrentPPO:
     batch = sizes.steps // sizes.minibatches
     return RecurrentPPO("MlpLstmPolicy", make_peer_env(CARTPOLE, 0, sizes.envs), batch_size=batch,
                         n_steps=sizes.horizon, n_epochs=sizes.epochs, policy_kwargs=policy, device="cpu")  # fmt: skip
-
-
-def read_clocks() -> np.ndarray:
-    """Seconds on the wall and of this process; they differ where others use the cores."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 def time_sizes(name: str, sizes: Sizes, repeats: int) -> list[dict]:

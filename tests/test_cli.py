@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import esper
+from esper import running
 from esper.cli import main
 from esper.leyline.errors import DataError
 from esper.runtime.fetch import SOURCES
@@ -45,26 +47,87 @@ def test_a_bad_option_is_exit_code_two(capsys, arguments):
     assert "Traceback" not in out + err
 
 
-def test_the_demo_grows_a_network_and_prints_the_comparison(capsys, monkeypatch):
+@pytest.fixture
+def quick_digits(monkeypatch, tmp_path):
+    """The digits with a few training steps per epoch, in a folder of the test's own."""
     pytest.importorskip("sklearn")
+    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], epoch_examples=256, held_out=64))
     monkeypatch.setenv("COLUMNS", "160")
-    code, out, _ = call(capsys, "demo", "--epochs", "8")
-    assert code == 0
-    for part in ("host alone", "GERMINATE", "never", "heuristic", "validation", "kept", "Next: esper.grow"):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def arms_in(out):
+    """First cells of the rows of all tables."""
+    return [line.split()[1] for line in out.splitlines() if line.startswith("│")]
+
+
+def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, quick_digits):
+    code, out, err = call(capsys, "demo", "--epochs", "8", "--seed", "2")
+    assert (code, err) == (0, "")
+    assert arms_in(out) == ["never", "heuristic"]
+    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper grow"):
         assert part in out
+    assert "Runs: runs/demo/never and runs/demo/heuristic. " in out
+    assert "The grown network as a plain module: runs/demo/exported." in out
+    for policy in ("never", "heuristic"):
+        run = quick_digits / "runs" / "demo" / policy
+        (result,) = json.loads((run / "results.json").read_text())["results"]
+        assert (result["arm"], result["seed"], result["epochs"]) == (policy, 2, 8)
+    for name in ("grown.py", "weights.safetensors"):
+        assert (run.parent / "exported" / name).read_bytes() == (run / "networks" / "host-0" / name).read_bytes()
 
 
-def test_an_error_of_ours_is_one_line_on_stderr_and_exit_code_two(capsys, monkeypatch):
+def test_the_demo_takes_a_fresh_folder_every_time(capsys, quick_digits):
+    for folder in ("mine/demo", "mine/demo-3"):
+        code, out, _ = call(capsys, "demo", "--epochs", "8", "--out", "mine/demo")
+        assert code == 0
+        assert f"Runs: {folder}/never and {folder}/heuristic. " in out
+        assert sorted(path.name for path in (quick_digits / folder).iterdir()) == ["exported", "heuristic", "never"]
+        (quick_digits / "mine" / "demo-2").mkdir(exist_ok=True)
+
+
+def test_the_arms_of_the_demo_have_the_same_host_and_data(capsys, quick_digits):
+    """Nothing is decided before the first epoch is over, so its readings are the same."""
+    call(capsys, "demo", "--epochs", "8")
+    first = []
+    for policy in ("never", "heuristic"):
+        lines = (quick_digits / "runs/demo" / policy / "events-0.jsonl").read_text().splitlines()
+        first.append(next(row for row in map(json.loads, lines) if row["type"] == "GrownEpoch"))
+    assert {**first[0], "params": 0} == {**first[1], "params": 0}
+    assert first[0]["params"] < first[1]["params"]
+
+
+def test_the_demo_stops_when_it_is_asked_to(capsys, monkeypatch, quick_digits):
+    monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
+    code, out, _ = call(capsys, "demo", "--epochs", "8")
+    assert code == 130
+    assert "Go on with: esper grow --out runs/demo/never --resume" in out
+    assert arms_in(out) == []
+
+
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_the_demo_does_not_take_a_folder_that_is_not_its_own(capsys, quick_digits, out):
+    code, _, err = call(capsys, "demo", "--out", out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "name one, such as runs/demo" in err
+    assert list(quick_digits.iterdir()) == []
+
+
+def test_an_error_of_ours_is_one_line_on_stderr_and_exit_code_two(capsys, monkeypatch, tmp_path):
     def fail(root):
         raise DataError("the digits are gone. Put them back.")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], load=fail))
     code, out, err = call(capsys, "demo")
     assert (code, err) == (2, "esper: the digits are gone. Put them back.\n")
     assert "Traceback" not in out
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch):
+def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], load=lambda root: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         main(["demo"])

@@ -11,10 +11,13 @@ import pytest
 import esper
 import planted_faults
 import planted_faults_garden
+import planted_faults_grow
+import planted_faults_growth
 import planted_faults_learner
 import planted_faults_policy
 import planted_faults_runtime
 import planted_faults_signals
+import planted_faults_training
 from kasmina import planted_faults as kasmina_faults
 
 TESTS = Path(__file__).parent
@@ -23,9 +26,12 @@ FAULTS = [
     *planted_faults.FAULTS,
     *kasmina_faults.FAULTS,
     *planted_faults_garden.GARDEN_FAULTS,
+    *planted_faults_grow.GROW_FAULTS,
+    *planted_faults_growth.GROWTH_FAULTS,
     *planted_faults_runtime.RUNTIME_FAULTS,
     *planted_faults_policy.POLICY_FAULTS,
     *planted_faults_learner.LEARNER_FAULTS,
+    *planted_faults_training.TRAINING_FAULTS,
     *planted_faults_signals.SIGNAL_FAULTS,
 ]
 PASSED, FAILED = 0, 1

@@ -94,6 +94,8 @@ def unused(folder: Path) -> Path:
     """The folder, or the first of folder-2, folder-3, ... that is not there."""
     if not folder.exists():
         return folder
+    if folder.name in ("", ".."):
+        raise SettingError(f"--out {folder} is no folder of the demo's own; name one, such as runs/demo.")
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -30,7 +31,7 @@ Changes = Sequence[tuple[str, Any]]
 def assemble(preset: str | None, file: Path | None, changes: Changes, resume: bool) -> TrainingConfig:
     """The effective configuration: preset or file (on resume: what the run was started with), then the changes."""
     named = dict(changes)
-    saved = Path(named.get("out", TrainingConfig().out)) / runfolder.CONFIG
+    saved = Path(str(named.get("out", TrainingConfig().out))) / runfolder.CONFIG
     if file is not None:
         config = TrainingConfig.from_json_path(file)
     elif preset is not None or not (resume and saved.exists()):
@@ -104,7 +105,6 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
         if not resume:
             runfolder.require_fresh(config.out)
         console.print(describe_map(places), markup=False, highlight=False)
-        runfolder.write_json(config.out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
 
         def tell(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
@@ -113,6 +113,7 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 
         try:
             with (
+                runfolder.begun(config.out, {"command": "grow", **config.model_dump(mode="json")}),
                 JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as sink,
                 stop_on_signals() as should_stop,
             ):
@@ -135,28 +136,38 @@ def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
 
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
     """Copy the best network that a finished `esper grow` left, by held-out accuracy; returns its result."""
-    grow_config_of(run)
+    _read_config(run)
     path = run / RESULTS
     if not path.is_file():
         raise SaveError(f"{run} has no results: its lives are not over. Finish: esper grow --out {run} --resume")
-    results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
-    best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+    try:
+        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+        best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise SaveError(f"{path} is damaged ({problem}). Write it anew: esper grow --out {run} --resume") from problem
     if folder.exists():
         raise SaveError(f"{folder} is there already; choose another --to.")
     try:
-        shutil.copytree(run / NETWORKS / f"host-{best}", folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
+            copied = shutil.copytree(run / NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
+            copied.rename(folder)
     except OSError as problem:
-        raise SaveError(f"cannot write {folder}: {problem}.") from problem
+        raise SaveError(f"cannot export to {folder}: {problem}.") from problem
     return results[best]
 
 
 def grow_config_of(run: Path) -> GrowConfig:
     """What a run was started with."""
+    return GrowConfig.of({**_read_config(run), "out": str(run)})
+
+
+def _read_config(run: Path) -> dict[str, Any]:
     path = run / runfolder.CONFIG
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
     if not isinstance(values, dict) or values.pop("command", None) != "grow":
-        raise SaveError(f"{run} is not a run of esper grow; only those leave networks to export.")
-    return GrowConfig.of({**values, "out": str(run)})
+        raise SaveError(f"{run} is not a run of esper grow.")
+    return values

@@ -10,7 +10,21 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
-from runtime.lives import BLOBS, FOSSILIZE, GERMINATE, GROWTH, IMAGES, differing, life, play, print_of
+from esper.runtime.tasks import get_task
+from runtime.lives import (
+    BLOBS,
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    GROWTH,
+    IMAGES,
+    QUICK,
+    act,
+    differing,
+    life,
+    play,
+    print_of,
+)
 
 HEALTHY = EpochReading(0, 1.0, 0.5, 1.0, 0.1, held_out_loss=1.0, held_out_accuracy=0.5)
 
@@ -89,6 +103,66 @@ def test_the_best_values_are_those_of_healthy_epochs(governor):
 def test_a_healthy_life_is_left_in_peace(task):
     population = Population(task, [1, 2, 3])
     assert play(population, 8, {1: {0: [(GERMINATE, "r0c0", population.views()[0].space.blueprint_ids[1])]}}) == []
+
+
+# -- seeds that have gone ----------------------------------------------------------------------------------------------
+
+SOLVED = replace(HEALTHY, held_out_loss=0.1, held_out_accuracy=0.95)
+GUESSING = replace(HEALTHY, held_out_loss=0.7, held_out_accuracy=0.5)
+
+
+@pytest.fixture
+def grown():
+    """A host whose seed is on probation, and that is expected to solve its task."""
+    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population.governors[0].judge(SOLVED)
+    return population
+
+
+def test_a_culled_seed_takes_what_was_expected_with_it(grown):
+    act(grown, 0, CULL)
+    assert grown.governors[0].judge(GUESSING) is None
+    assert (grown.governors[0].best_accuracy, grown.governors[0].best_loss) == (0.5, 0.7)
+
+
+def test_without_a_cull_the_same_fall_is_a_collapse(grown):
+    assert "95.0% to guessing, 50.0%" in grown.governors[0].judge(GUESSING)
+
+
+@pytest.mark.parametrize("move", [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "lora")], ids=["kept", "planted"])
+def test_a_seed_that_is_kept_or_planted_takes_nothing(grown, move):
+    act(grown, 0, *move)
+    assert "95.0% to guessing, 50.0%" in grown.governors[0].judge(GUESSING)
+
+
+def test_after_a_cull_a_loss_above_the_old_best_is_not_exploding(grown):
+    act(grown, 0, CULL)
+    readings = [replace(GUESSING, held_out_loss=loss) for loss in (0.8, 0.9, 0.8, 0.9)]
+    assert [grown.governors[0].judge(reading) for reading in readings] == [None] * 4
+
+
+def test_after_a_cull_expectations_grow_anew(grown):
+    act(grown, 0, CULL)
+    assert [grown.governors[0].judge(reading) for reading in (GUESSING, SOLVED)] == [None, None]
+    assert "95.0% to guessing, 50.0%" in grown.governors[0].judge(GUESSING)
+
+
+def test_a_cull_before_a_save_is_a_cull_after_it(grown):
+    """What was saved between the cull and the next epoch goes on like what was not."""
+    act(grown, 0, CULL)
+    snapshot = grown.snapshot()
+    grown.restore(snapshot)
+    assert grown.governors[0].judge(GUESSING) is None
+
+
+def test_a_host_that_falls_to_guessing_with_its_culled_seed_is_left_in_peace():
+    """Only the seed could tell the classes apart."""
+    population = Population(replace(get_task("blobs"), lengths=QUICK), [1, 2])
+    script = {key: {0: [(GERMINATE, "r0c0", "mlp")], 4: [(CULL, "r0c0")]} for key in range(2)}
+    assert play(population, 5, script) == []
+    assert min(reading.held_out_accuracy for reading in population.readings()) > 0.8
+    assert play(population, 4, start=5) == []
+    assert max(reading.held_out_accuracy for reading in population.readings()) < 0.65
 
 
 # -- bringing back -----------------------------------------------------------------------------------------------------

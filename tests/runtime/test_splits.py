@@ -175,6 +175,20 @@ def test_an_example_of_bordered_images_has_the_size_of_an_image():
     assert TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border().example().shape == (2, 3, 6, 6)
 
 
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_the_first_examples_are_the_first_and_look_the_same(count):
+    part = numbered(9).first(count)
+    assert len(part) == count
+    for mine, whole in zip(part.gather(torch.arange(count)), numbered(9).gather(torch.arange(count)), strict=True):
+        assert torch.equal(mine, whole)
+
+
+def test_the_first_of_bordered_images_keep_their_border():
+    split = TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border()
+    offsets = split.draw_offsets(2, torch.Generator().manual_seed(0))
+    assert torch.equal(split.first(2).gather(torch.arange(2), offsets)[0], split.gather(torch.arange(2), offsets)[0])
+
+
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +211,15 @@ def test_every_window_has_a_token_after_its_last(tokens, windows):
 def test_a_text_without_a_window_is_refused(tokens):
     with pytest.raises(DataError, match=f"{tokens} tokens hold no window of 6"):
         TokenSplit(torch.arange(tokens), context=5)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_the_first_windows_of_a_text_are_the_first(count):
+    whole = TokenSplit(torch.arange(23), context=5)
+    part = whole.first(count)
+    assert len(part) == count
+    for mine, all_of_it in zip(part.gather(torch.arange(count)), whole.gather(torch.arange(count)), strict=True):
+        assert torch.equal(mine, all_of_it)
 
 
 def test_texts_are_not_augmented():

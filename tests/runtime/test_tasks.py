@@ -10,8 +10,10 @@ from torch.utils.data import Dataset, TensorDataset
 from esper.leyline.errors import DataError, EsperError, HostError, SettingError, UnknownNameError
 from esper.leyline.stages import SeedStage
 from esper.runtime import tasks
+from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
+from esper.runtime.twins import fingerprint, twin_readings
 from runtime.lives import BLOBS, CULL, GERMINATE, act, life, play
 
 # -- registry ----------------------------------------------------------------------------------------------------------
@@ -41,6 +43,7 @@ def test_a_registered_task_is_found_by_its_name(monkeypatch):
         ({"optimizer": "adam"}, "Did you mean 'adamw'"),
         ({"epoch_examples": 0}, "epoch_examples"),
         ({"epoch_examples": -5}, "epoch_examples"),
+        ({"held_out": 1}, "held_out must be at least 2 or None, got 1"),
     ],
     ids=str,
 )
@@ -105,6 +108,97 @@ def test_a_texts_loss_and_accuracy_are_means_over_its_tokens():
     for row in range(3):
         own, right = cross_entropy_scores(outputs[row], targets[row])
         torch.testing.assert_close((losses[row], correct[row]), (own.mean(), right.mean()))
+
+
+# -- held-out examples -------------------------------------------------------------------------------------------------
+
+SMALL_TEXT = replace(
+    get_task("python_text"), load=lambda root: load_python_text(size=20_000), epoch_examples=64, batch=32
+)
+
+
+@pytest.mark.parametrize("task", [BLOBS, SMALL_TEXT], ids=["points", "text"])
+def test_hosts_are_measured_on_exactly_the_first_validation_examples(task):
+    population = Population(replace(task, held_out=7), [1])
+    population.train_epoch()
+    population.evaluate()
+    run, validation = population.runs[0], task.load(None).validation
+    run.model.eval()
+    with torch.no_grad():
+        inputs, targets = validation.gather(torch.arange(7))
+        losses, correct = task.score(run.model(inputs), targets)
+    assert len(run.splits.validation) == 7 < len(validation)
+    assert run.reading.held_out_loss == pytest.approx(float(losses.double().mean()), rel=1e-6)
+    assert run.reading.held_out_accuracy == pytest.approx(float(correct.double().mean()), rel=1e-6)
+    assert run.ledger.phases["validation"].examples == 7
+
+
+def test_evidence_says_how_many_held_out_examples_it_rests_on():
+    population = Population(replace(BLOBS, held_out=20), [1])
+    play(population, 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert population.runs[0].slots[0].state.contribution.examples == 20
+
+
+def test_what_is_held_out_changes_neither_training_nor_the_final_score():
+    few, all_of_them = (Population(replace(BLOBS, held_out=count), [1]) for count in (7, None))
+    for population in (few, all_of_them):
+        play(population, 2)
+    assert few.readings()[0].train_loss == all_of_them.readings()[0].train_loss
+    finals = [population.final_scores()[0] for population in (few, all_of_them)]
+    assert (finals[0].accuracy, finals[0].loss) == (finals[1].accuracy, finals[1].loss)
+
+
+def test_more_held_out_examples_than_there_are_are_refused():
+    there = len(BLOBS.load(None).validation)
+    Population(replace(BLOBS, held_out=there), [1])
+    with pytest.raises(SettingError, match=rf"held_out is {there + 1}, but the validation split has {there}\."):
+        Population(replace(BLOBS, held_out=there + 1), [1])
+
+
+def test_a_twin_on_fewer_held_out_examples_is_another_twin(tmp_path):
+    task = replace(BLOBS, life=2, epoch_examples=64)
+    prints = [fingerprint(replace(task, held_out=count), {}) for count in (None, 10, 11)]
+    assert len(set(prints)) == 3
+    readings = [twin_readings(replace(task, held_out=count), [1], tmp_path)[1] for count in (None, 10)]
+    assert readings[0][0].train_loss == readings[1][0].train_loss
+    assert readings[0][0].held_out_loss != readings[1][0].held_out_loss
+
+
+# -- slots by id -------------------------------------------------------------------------------------------------------
+
+
+def slots_of(task):
+    return dict(Population(task, [1]).runs[0].model.slot_config.modules)
+
+
+@pytest.mark.parametrize(
+    ("slots", "modules"),
+    [
+        (None, {"r0c0": "sites.0", "r0c1": "sites.1"}),
+        (("r0c1",), {"r0c1": "sites.1"}),
+        (("r0c1", "r0c0", "r0c1"), {"r0c0": "sites.0", "r0c1": "sites.1"}),
+        (("sites.1",), {"r0c0": "sites.1"}),
+    ],
+)
+def test_slots_are_a_hosts_own_by_id_or_modules_by_name(slots, modules):
+    assert slots_of(replace(BLOBS, slots=slots)) == modules
+
+
+def test_an_enabled_slot_is_reported_and_planted_under_its_own_id():
+    population = Population(replace(BLOBS, slots=("r0c1",)), [1])
+    assert list(population.reports()[0]) == ["r0c1"]
+    play(population, 3, {0: {0: [(GERMINATE, "r0c1", "mlp")]}})
+    assert population.reports()[0]["r0c1"].metrics.counterfactual_contribution is not None
+
+
+def test_an_id_that_the_host_does_not_have_is_refused():
+    with pytest.raises(UnknownNameError, match=r"unknown slot 'r0c2'.* Known: r0c0, r0c1\."):
+        Population(replace(BLOBS, slots=("r0c0", "r0c2")), [1])
+
+
+def test_a_host_that_does_not_know_its_slots_has_no_ids():
+    with pytest.raises(EsperError, match="r0c0"):
+        Population(own_task(slots=("r0c0",)), [1])
 
 
 # -- a task where one seed is right ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, 
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks import get_task
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.rewards import FAMILIES
 from runtime.lives import IMAGES
 
 WAIT = (OP_WAIT, 0, 0, 0)
@@ -30,6 +31,9 @@ BUSY = {
     5: (OP_GERMINATE, 0, MLP, 1),
 }
 """Every op in one life of POINTS: what is decided at which step."""
+PLANT = BUSY[0]
+BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
+"""The terms of both families at once, so that one life says what either pays."""
 
 
 class Step(NamedTuple):
@@ -93,6 +97,10 @@ def poison(env, host, value=math.nan):
 def poisoner(host, *steps):
     """Breaks one host right before the steps named."""
     return lambda env, step: poison(env, host) if step in steps else None
+
+
+def kinds(events, kind):
+    return [event for event in events if isinstance(event, kind)]
 
 
 def differing_steps(first, second, hosts):

@@ -222,7 +222,7 @@ CONTROL = [
         RECORD,
     ),
     Fault(
-        "explained variance looks at values after the update",
+        "explained variance is the share that is left",
         ROLLOUT,
         "return 1.0 - float((returns - values).var(unbiased=False)) / spread",
         "return float((returns - values).var(unbiased=False)) / spread",

@@ -6,34 +6,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime.host import EpochReading
 from esper.simic.environment import MAX_ROLLBACKS, bridge_gaps, typical_change
-from esper.simic.rewards import FAMILIES
 from esper.telemetry.events import HostRolledBack, StageChanged
 from simic.growths import (
+    BOTH,
     BUSY,
-    MLP,
     PICTURES,
+    PLANT,
     POINTS,
     WAIT,
     always,
     differing_steps,
     grow,
+    kinds,
     play,
     poisoner,
     scripted,
     wander,
 )
 
-PLANT = (OP_GERMINATE, 0, MLP, 0)
-BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
 BEYOND = ("accuracy_beyond_twin", "loss_beyond_twin")
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
-
-
-def kinds(events, kind):
-    return [event for event in events if isinstance(event, kind)]
 
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
@@ -109,6 +103,17 @@ def test_a_poisoned_host_is_brought_back_and_fined_alone(task, twins):
     assert not lived[3].terminated.any()
     assert all(np.isfinite(step.obs).all() and np.isfinite(step.rewards).all() for step in lived)
     assert differing_steps(calm, lived, hosts=(0, 2)) == []
+
+
+def test_a_poisoned_host_stands_where_it_stood(twins):
+    stood = []
+
+    def meddle(env, step):
+        stood.append((env.accuracy.tolist(), env.loss.tolist()))
+        poisoner(0, 2)(env, step)
+
+    play(grow(POINTS, 1, twins), scripted(BUSY), meddle=meddle)
+    assert stood[3] == stood[2] != stood[1]
 
 
 def test_a_rollback_that_culls_a_seed_is_told_with_its_seed(twins):

@@ -1,4 +1,4 @@
-"""Growth as an environment: order of a step, ends, what `info` says, isolation, the governor, other people's agents."""
+"""Growth as an environment: the order of a step, its ends, what `info` says, hosts that know nothing of each other."""
 
 from dataclasses import replace
 
@@ -13,34 +13,29 @@ from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.twins import twin_readings
 from esper.simic.environment import draw_host_seeds, typical_change
-from esper.simic.rewards import FAMILIES, StepFacts, reward_parts
+from esper.simic.rewards import StepFacts, reward_parts
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.events import ActionRefused, ActionTaken, StageChanged
 from simic.growths import (
+    BOTH,
     BUSY,
-    MLP,
     PICTURES,
+    PLANT,
     POINTS,
     WAIT,
     always,
     decide,
     differing_steps,
     grow,
+    kinds,
     play,
     poisoner,
     scripted,
     wander,
 )
 
-PLANT = (OP_GERMINATE, 0, MLP, 0)
-BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
-BEYOND = ("accuracy_beyond_twin", "loss_beyond_twin")
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
-
-
-def kinds(events, kind):
-    return [event for event in events if isinstance(event, kind)]
 
 
 # -- the order of a step -----------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ PAIR = gym.spaces.MultiDiscrete([3, 4])
 def test_before_any_step_every_ratio_is_one(mode, masked, ends):
     player = player_for(clocks(3, mode, [5, 7, None], ends=ends, masked=masked, actions=PAIR), ALL_AT_ONCE)
     player.play(9)  # the second rollout goes on with lives and memory of the first
+    assert player.hidden[0].any()
     rollout = player.play(23)
     assert rollout.starts[1:].any()
-    assert rollout.hidden[0].any()
     gaps = player.agent.update(rollout).first_ratio_gap
     assert list(gaps) == ["action_0", "action_1", "joint"]
     assert max(gaps.values()) <= BOUND

@@ -165,25 +165,26 @@ class RewardOfOne(gym.Env):
 
 
 def learned_value(ends, mode):
-    """Value of the first observation after 3,000 steps at gamma 0.9.
+    """Value of the first observation after 1,000 steps at gamma 0.8.
 
     The peers' own version cuts every life at the eighth step. A policy with memory never learns from a ninth, so its
     value there is a guess, and bootstrapping adds the guess up: 52 to 54 instead of 50 at gamma 0.98.
     """
     config = PPOConfig(
-        gamma=0.9, gae_lambda=1.0, horizon=32, minibatches=4, epochs=4, lr=5e-3, target_kl=None, hidden_dim=16
+        gamma=0.8, gae_lambda=1.0, horizon=24, minibatches=4, epochs=4, lr=1e-2, target_kl=None, hidden_dim=16
     )
-    agent = learn(SyncVectorEnv([lambda: RewardOfOne(ends)] * 4, autoreset_mode=mode), 3000, config)
+    agent = learn(SyncVectorEnv([lambda: RewardOfOne(ends)] * 4, autoreset_mode=mode), 1000, config)
     return agent.network.look(torch.eye(4)[:1], agent.network.get_initial_hidden(1)).item()
 
 
 @MODES
 def test_a_stream_of_ones_that_is_only_truncated_is_worth_its_infinite_sum(mode):
-    assert learned_value("truncated", mode) == pytest.approx(1 / (1 - 0.9), rel=0.03)
+    assert learned_value("truncated", mode) == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
-def test_a_stream_of_ones_that_terminates_is_worth_only_what_is_paid():
-    assert learned_value("terminated", SAME_STEP) == pytest.approx(1 / (1 - 0.9 * 7 / 8), abs=1.0)
+@MODES
+def test_a_stream_of_ones_that_terminates_is_worth_only_what_is_paid(mode):
+    assert learned_value("terminated", mode) == pytest.approx(1 / (1 - 0.8 * 7 / 8), rel=0.2)
 
 
 # -- advantages to learn from ------------------------------------------------------------------------------------------

@@ -11,27 +11,15 @@ from gymnasium.utils.env_checker import check_env
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
 from esper.leyline.legality import is_legal
-from esper.simic.rewards import FAMILIES
 from esper.simic.single import GrowthEnv
 from simic.growths import (
     BUSY,
-    MLP,
-    PICTURES,
     POINTS,
     WAIT,
     grow,
     play,
     scripted,
 )
-
-PLANT = (OP_GERMINATE, 0, MLP, 0)
-BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
-BEYOND = ("accuracy_beyond_twin", "loss_beyond_twin")
-every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
-
-
-def kinds(events, kind):
-    return [event for event in events if isinstance(event, kind)]
 
 
 def test_one_host_passes_gymnasiums_own_check(twins):

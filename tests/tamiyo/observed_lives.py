@@ -1,6 +1,5 @@
 """Reports and signals made by hand, and populations watched through trackers, for the tests of this folder."""
 
-import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -12,6 +11,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
+from esper.simic import observing
 from esper.tamiyo import (
     EpochSignals,
     FactoredRecurrentActorCritic,
@@ -95,8 +95,7 @@ class Watched:
         self.task = task
         self.population = Population(task, seeds)
         self.space = self.population.views()[0].space
-        scale = -math.log(task.chance)
-        self.trackers = [SignalTracker(self.space.slots, scale) for _ in seeds]
+        self.trackers = [SignalTracker(self.space.slots, observing.loss_scale(task)) for _ in seeds]
 
     def train(self, use_telemetry=True):
         """One epoch; the observations and masks that come of it."""
@@ -104,21 +103,8 @@ class Watched:
         self.population.evaluate()
         views = self.population.views()
         for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
-            tracker.update(self._signals(run, view), view.reports)
+            tracker.update(observing.epoch_signals(self.task, run.epoch, run.reading, view), view.reports)
         return observe(self.trackers, use_telemetry), compute_batch_masks(views)
-
-    def _signals(self, run, view):
-        reading = run.reading
-        return EpochSignals(
-            progress=run.epoch / self.task.life,
-            lr_share=reading.lr / self.task.lr,
-            train_loss=reading.train_loss,
-            held_out_loss=reading.held_out_loss,
-            train_accuracy=reading.train_accuracy,
-            held_out_accuracy=reading.held_out_accuracy,
-            params_share=view.params_used / view.budget,
-            seeds_share=view.seeds_used / (view.max_seeds or 8),
-        )
 
     def act(self, actions):
         """Carry out [N, 4]; an illegal action raises its refusal."""

@@ -8,7 +8,9 @@ import torch
 
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
+from esper.runtime.population import Population
 from esper.tamiyo import Ground, NetworkPolicy, make_policy
+from esper.telemetry.events import ActionTaken
 from esper.trials.arms import make_decider, play_epoch
 from tamiyo.observed_lives import TASKS, Watched
 
@@ -50,14 +52,22 @@ def test_actions_are_whole_numbers_in_the_shape_that_rules_give_them(watched):
 
 def test_actions_are_in_the_order_op_slot_blueprint_blend(watched):
     hosts, seen, masks = watched
+    wanted = [OP_GERMINATE, 1, 2, 2]
+    only = {name: np.zeros_like(mask) for name, mask in masks.items()}
+    for name, choice in zip(("op", "slot", "blueprint", "blend"), wanted, strict=True):
+        only[name][..., choice] = True
+    for deterministic in (True, False):
+        actions, _ = NetworkPolicy(hosts.network(), deterministic=deterministic).decide(seen, only, None, None)
+        assert actions.tolist() == [wanted] * 3
+
+
+def test_it_takes_what_the_network_itself_likes_best(watched):
+    hosts, seen, masks = watched
     network = sharp(hosts.network())
-    chosen = network.get_action(
-        torch.as_tensor(seen),
-        **{f"{name}_mask": torch.as_tensor(mask) for name, mask in masks.items()},
-        deterministic=True,
-    )[0]
+    named = {f"{name}_mask": torch.as_tensor(mask) for name, mask in masks.items()}
+    chosen = network.get_action(torch.as_tensor(seen), **named, deterministic=True)[0]
     actions, _ = NetworkPolicy(network).decide(seen, masks, None, None)
-    for column, name in enumerate(("op", "slot", "blueprint", "blend")):
+    for column, name in enumerate(network.spec.names):
         assert actions[:, column].tolist() == chosen[name].tolist()
 
 
@@ -102,6 +112,19 @@ def test_over_a_whole_life_every_action_of_an_untrained_network_is_carried_out(t
     assert set(ops) >= {OP_WAIT, OP_GERMINATE}
     for _, masks, actions in lived:
         assert masks["op"][np.arange(2), actions[:, 0]].all()
+
+
+def test_an_arms_loop_shows_the_network_what_a_tracker_shows():
+    """Two ways to the same life: hosts played by the loop of an arm, and hosts watched here."""
+    arm, hosts = Population(TASKS["vectors"], [2]), Watched(TASKS["vectors"], [2])
+    network = sharp(hosts.network(seed=5), 50.0)
+    decider = make_decider(arm, 0, lambda ground: NetworkPolicy(network))
+    told = [event for epoch in range(6) for event in play_epoch(arm, [decider], epoch)[0]]
+    lived = hosts.live(NetworkPolicy(network), 6)
+    done = [hosts.space.slots.slot_ids[a[0, 1]] for _, _, a in lived if a[0, 0] != OP_WAIT]
+    assert done
+    assert [event.slot for event in told if isinstance(event, ActionTaken)] == done
+    assert arm.reports() == hosts.population.reports()
 
 
 def test_heads_that_an_op_does_not_use_choose_their_first_entry():
@@ -191,11 +214,14 @@ def test_a_host_is_decided_about_as_if_it_were_alone(watched):
 
 def life_of(**options):
     hosts = Watched(TASKS["vectors"], SEEDS)
-    return [actions.tolist() for _, _, actions in hosts.live(NetworkPolicy(hosts.network(), **options), 8)]
+    policy = NetworkPolicy(sharp(hosts.network(seed=5), 50.0), **options)
+    return [actions.tolist() for _, _, actions in hosts.live(policy, 8)]
 
 
 def test_the_likeliest_choice_is_the_same_whatever_the_seed():
-    assert life_of(seed=1) == life_of(seed=2)
+    first = life_of(seed=1)
+    assert first == life_of(seed=2)
+    assert np.any(first), "it does more than wait"
 
 
 def test_drawn_lives_are_the_same_with_the_same_seed_and_differ_with_another():
@@ -214,11 +240,10 @@ def test_drawing_twice_from_the_same_state_gives_different_draws(watched):
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_without_observations_is_refused():
-    hosts = Watched(TASKS["vectors"], [1])
-    decider = make_decider(hosts.population, 0, lambda ground: NetworkPolicy(hosts.network()))
+def test_a_loop_without_observations_is_refused(watched):
+    hosts, _, masks = watched
     with pytest.raises(SettingError, match=r"a learned policy needs observations \[N, F\]"):
-        play_epoch(hosts.population, [decider], 0)
+        NetworkPolicy(hosts.network()).decide(None, masks, None, None)
 
 
 def test_observations_of_another_width_are_refused_with_both_widths_and_where_to_look(watched):

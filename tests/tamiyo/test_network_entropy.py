@@ -171,7 +171,7 @@ def entropy_gradient(net, head, op_bias=0.0, op=OP_WAIT):
     net.zero_grad()
     found = net.evaluate(states, stored, {}, net.get_initial_hidden(1))
     found.entropy[head].sum().backward()
-    chance = float(net(states)["op_logits"].softmax(-1)[0, 0, OP_GERMINATE])
+    chance = float(net(states)["op_logits"].detach().softmax(-1)[0, 0, OP_GERMINATE])
     return gradients(net), chance
 
 

@@ -9,12 +9,17 @@ from esper.telemetry.events import (
     EVENT_TYPES,
     ActionRefused,
     ActionTaken,
+    AnomalyFound,
     ArmFinished,
+    CheckpointSaved,
     ContributionMeasured,
     EpochMeasured,
     GateJudged,
+    GrownEpoch,
     GrowthHint,
+    HostEpoch,
     HostRolledBack,
+    RoundFinished,
     StageChanged,
     from_record,
     to_record,
@@ -32,6 +37,11 @@ EVENTS = [
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     GrowthHint(0, 3, "the rate is low"),
     HostRolledBack(1, 3, "training loss is nan"),
+    GrownEpoch(0, 3, 0.5, None, 0.25, 1234),
+    HostEpoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, -0.25, {"rent": -0.25}),
+    RoundFinished(2, 48, 0.5, 0.75, 0.5, 1.5, {"rent": -0.5}, {"WAIT": 20, "CULL": 4}, 1, 2, 3, 0, {"lr": 0.1}, 3.5),
+    AnomalyFound(2, "kl", None, 0.5, "host 1", True),
+    CheckpointSaved(2, "round-000002.safetensors"),
 ]
 every_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 
@@ -56,7 +66,8 @@ def test_a_record_names_its_type_and_all_its_fields(event):
 def test_an_event_reads_as_one_line_with_its_numbers(event):
     text = str(event)
     assert "\n" not in text
-    assert ("seed 1" if isinstance(event, ArmFinished) else "epoch 3") in text
+    when = {ArmFinished: "seed 1", RoundFinished: "round 2", AnomalyFound: "round 2", CheckpointSaved: "round 2"}
+    assert when.get(type(event), "epoch 3") in text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Hosts on disk, between two epochs: everything that decides how each goes on, in a folder per host."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def can_be_stored(population: Population) -> bool:
 
 def store_population(population: Population, folder: Path) -> None:
     """Write every host after it has been measured and before anything is decided."""
+    assert can_be_stored(population)  # a governor's earlier good state would be lost
     for number, (run, governor) in enumerate(zip(population.runs, population.governors, strict=True)):
         _store(run, governor, folder / f"host-{number}")
 
@@ -41,16 +43,16 @@ def restore_population(population: Population, folder: Path) -> None:
 
 
 def _store(run: HostRun, governor: Governor, folder: Path) -> None:
-    best_loss = governor.best_loss
+    best_accuracy, best_loss, _, rollbacks = governor.state()
     extra = {
         "seed": run.seed,
         "epoch": run.epoch,
-        "reading": None if run.reading is None else asdict(run.reading),
+        "reading": None if run.reading is None else _spell(asdict(run.reading)),
         "slots": [(slot.gradient_norm, slot.greedy_score) for slot in run.slots],
         "ledger": {name: asdict(cost) for name, cost in run.ledger.phases.items()},
         "peak_params": run.ledger.peak_params,
         "position": run.plan.stream.position,
-        "governor": [governor.best_accuracy, best_loss if best_loss < float("inf") else None, 0, governor.rollbacks],
+        "governor": [best_accuracy, None if math.isinf(best_loss) else best_loss, 0, rollbacks],
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
     }
     save_network(run.model, folder, extra)
@@ -81,7 +83,7 @@ def _restore(run: HostRun, folder: Path) -> dict[str, Any]:
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
     run.epoch = extra["epoch"]
-    run.reading = None if extra["reading"] is None else EpochReading(**extra["reading"])
+    run.reading = None if extra["reading"] is None else EpochReading(**_unspell(extra["reading"]))
     run.ledger = Ledger({name: PhaseCost(**cost) for name, cost in extra["ledger"].items()}, extra["peak_params"])
     if run.scaler is not None:
         run.scaler.load_state_dict(extra["scaler"])
@@ -89,6 +91,15 @@ def _restore(run: HostRun, folder: Path) -> dict[str, Any]:
     best = extra["governor"][1]
     extra["governor"][1] = float("inf") if best is None else best
     return extra
+
+
+def _spell(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that JSON has no signs for as words: the reading of a host that was rolled back may hold such."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def _unspell(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _read_stream(path: Path) -> dict[str, torch.Tensor]:

@@ -39,7 +39,7 @@ class PPOAgent:
         self.network, self.config = network, config or PPOSettings()
         self.codecs = codecs
         self.device = next(network.parameters()).device
-        self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5)
+        self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5, fused=True)
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
@@ -140,7 +140,7 @@ class PPOAgent:
 
     def _step(self, rows: Rows, index: Tensor, advantages: Tensor, returns: Tensor, weight: float) -> MinibatchTrace:
         config, spec = self.config, self.network.spec
-        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
         new = torch.stack([said.log_probs[name] for name in spec.names])
         relevant = relevant_steps(spec, rows.choices, rows.valid)
         policy = policy_loss(

@@ -127,7 +127,7 @@ class AnomalyDetector:
     kl_max: float = 0.2
     entropy_floor: float = 0.01
     """least mean entropy of the first head"""
-    first_ratio_gap: float = 1e-3
+    first_ratio_gap: float = 1e-4
     explained_variance: Sequence[tuple[float, float]] = field(default=((0.0, -math.inf), (0.25, -0.5), (0.5, 0.0)))
     """(progress from, least value): the value has to know more as training goes on"""
 

@@ -54,6 +54,9 @@ class History:
         """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""
         manifest = runfolder.read_manifest(self.folder)
         entries = manifest["checkpoints"]
+        for entry in (*entries, manifest.get("best")) if entries else ():
+            if not isinstance(entry, dict) or not {"file", "rounds", "return", "sha256"} <= entry.keys():
+                raise SaveError(f"the manifest in {self.folder} is not that of an esper ppo; choose another --out.")
         for place in reversed(range(len(entries))):
             entry = entries[place]
             if not runfolder.is_whole(self.folder, entry):

@@ -52,7 +52,7 @@ def loss_beyond_twin(facts: StepFacts) -> float:
 
 
 def _lead(loss: float, twin_loss: float, unit: float) -> float:
-    return max(-BOUND, min(BOUND, (twin_loss - loss) / unit))
+    return min(BOUND, max(-BOUND, (twin_loss - loss) / unit))  # in this order NaN is the worst there is
 
 
 def rent(facts: StepFacts) -> float:

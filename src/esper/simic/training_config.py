@@ -68,7 +68,7 @@ class TelemetrySettings(BaseModel):
     level: Literal["off", "minimal", "normal", "debug"] = "normal"
     """off, rounds only, seeds and epochs too, every decision too"""
     escalation_rounds: int = Field(3, ge=1)
-    """rounds at debug after an anomaly"""
+    """rounds at debug, the one that an anomaly is found in included"""
 
 
 class TrainingConfig(BaseModel):
@@ -216,9 +216,11 @@ def explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
 def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
     key, section = ".".join(path), ".".join(path[:-1])
     known = [*leaves(model), *{leaf.rpartition(".")[0]: None for leaf in leaves(model) if "." in leaf}]
-    close = get_close_matches(key, known, n=1) or [name for name in known if name.endswith(f".{path[-1]}")][:1]
-    siblings = [name for name in known if name.rpartition(".")[0] == section] or known
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(siblings)}."
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
+    near = [siblings[name] for name in get_close_matches(path[-1], siblings, n=1)]
+    near += [name for name in known if name.endswith(f".{path[-1]}")]
+    near += [] if siblings and section else get_close_matches(key, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(siblings.values() or known)}."
     return f"unknown key {key!r}. {hint}"
 
 

@@ -100,9 +100,11 @@ class RecurrentActorCritic(nn.Module):
         """The state after these steps."""
         return self._features(states, hidden, starts)[1]
 
-    def _features(self, states: Tensor, hidden: Hidden, starts: Tensor | None) -> tuple[Tensor, Hidden]:
+    def _features(
+        self, states: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool = True
+    ) -> tuple[Tensor, Hidden]:
         encoded = self.encoder(self.observation_stats.normalise(states))
-        remembered, hidden = run_sequences(self.lstm, encoded, hidden, starts)
+        remembered, hidden = run_sequences(self.lstm, encoded, hidden, starts, needs_state=needs_state)
         return encoded + remembered, hidden
 
     def _values(self, features: Tensor) -> Tensor:
@@ -205,19 +207,26 @@ class RecurrentActorCritic(nn.Module):
         return rows.reshape(len(mask), *shape, head.size)
 
     def evaluate(
-        self, states: Tensor, actions: PerHead, masks: MaskSet, hidden: Hidden, starts: Tensor | None = None
+        self,
+        states: Tensor,
+        actions: PerHead,
+        masks: MaskSet,
+        hidden: Hidden,
+        starts: Tensor | None = None,
+        needs_state: bool = True,
     ) -> Evaluation:
         """Judge stored decisions [N, T] under the present weights; nothing is drawn.
 
         Args:
             starts: [N, T], true where a new life begins within a row; the state is zero from there on.
+            needs_state: whether `Evaluation.hidden` is wanted where lives begin within rows; it costs a pass.
         """
         if hidden is None:
             raise SettingError(
                 "evaluating needs the hidden state that each row began with; pass the stored one, or "
                 "get_initial_hidden(N) for rows that begin a life. None would silently mean zeros."
             )
-        features, hidden = self._features(states, hidden, starts)
+        features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
         flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}

@@ -2,14 +2,22 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 Hidden = tuple[Tensor, Tensor]
 """h and c, each [1, N, H]"""
 
 
-def run_sequences(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None) -> tuple[Tensor, Hidden]:
-    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true."""
+def run_sequences(
+    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None, *, needs_state: bool = True
+) -> tuple[Tensor, Hidden]:
+    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
+
+    Where lives begin within rows, the state after the last step carries no gradient.
+
+    Args:
+        needs_state: False spares the pass that finds the state where lives begin within rows; it is NaN then.
+    """
     if starts is None or not bool(starts.any()):
         return lstm(inputs, hidden)
     count, steps = starts.shape
@@ -24,10 +32,15 @@ def run_sequences(lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor 
     padded = padded.index_put((piece, within), inputs.flatten(0, 1))
     keeps = (first % steps == 0) & ~starts.flatten()[first]  # only a piece that goes on from before has a past
     past = tuple(
-        torch.where(keeps[None, :, None], state[:, first // steps], torch.zeros_like(state[:, :1])) for state in hidden
+        torch.where(keeps[None, :, None], state[:, first // steps], torch.zeros_like(state[:, :1])).contiguous()
+        for state in hidden
     )
-    packed = pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    out, after = lstm(packed, (past[0].contiguous(), past[1].contiguous()))
-    outputs = pad_packed_sequence(out, batch_first=True)[0][piece, within].view(count, steps, -1)
+    # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
+    outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
+    if not needs_state:
+        return outputs, (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
     last = piece.view(count, steps)[:, -1]
-    return outputs, (after[0][:, last], after[1][:, last])
+    with torch.no_grad():
+        packed = pack_padded_sequence(padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False)
+        after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]
+    return outputs, after

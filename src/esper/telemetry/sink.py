@@ -13,6 +13,9 @@ from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
 
 
+_LONGEST_LINE = 2**20
+
+
 class Sink(Protocol):
     """Where events go. It is passed to whoever has something to tell; there is no global one."""
 
@@ -57,6 +60,13 @@ class NullSink:
 
 def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
+def _cut_torn_line(path: Path) -> None:
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _LONGEST_LINE))
+        file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 class JsonlSink:
@@ -118,7 +128,7 @@ class JsonlSink:
             with suppress(OSError):  # what was buffered cannot be written either
                 file.close()
             with suppress(OSError):
-                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+                _cut_torn_line(self.path)
 
     def close(self) -> None:
         if self._file is not None:

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import SaveError, SettingError, UnknownNameError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
-from esper.simic.checkpoints import load_policy
+from esper.simic.checkpoints import Layout, load_policy, require_layout
 from esper.simic.observing import finite
+from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES
@@ -24,6 +26,8 @@ from esper.trials.saves import EpochSave, EpochSaves
 
 NETWORKS = "networks"
 """Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+_POLICY = "policy.safetensors"
+"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 
 
 class GrowConfig(BaseModel):
@@ -63,7 +67,7 @@ class GrowConfig(BaseModel):
             found = cls.model_validate_json(json.dumps(values, default=str))
         except ValidationError as problem:
             raise SettingError("; ".join(explain(cls, problem.errors()))) from None
-        if found.policy not in RULES and not Path(found.policy).is_file():
+        if found.policy not in RULES and not any(path.is_file() for path in (Path(found.policy), found.out / _POLICY)):
             raise UnknownNameError("policy", found.policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         found.task.build()
         return found
@@ -91,7 +95,7 @@ def grow_hosts(
 ) -> list[ArmFinished]:
     """Live the hosts' lives under the policy and score what they leave; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
-        population, deciders = build(config)
+        population, deciders = build(config, resume)
         saves = EpochSaves(config.out, population, deciders, sink)
         counts: list[dict[str, int]] = [{} for _ in population.runs]
         found = saves.restore() if resume else None
@@ -107,11 +111,11 @@ def grow_hosts(
             _tell(population, epoch, happened, counts, sink)
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.life:
-                raise StoppedGrowing(epoch + 1)
+                raise StoppedGrowing(saves.epochs)
         return _finish(config, population, counts, sink)
 
 
-def build(config: GrowConfig) -> tuple[Population, list[Decider]]:
+def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, list[Decider]]:
     """Fresh hosts and whoever decides about each."""
     task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
     seeds = [config.seed + number for number in range(config.hosts)]
@@ -120,30 +124,33 @@ def build(config: GrowConfig) -> tuple[Population, list[Decider]]:
     )
     if config.policy in RULES:
         return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
-    policy, layout = load_policy(Path(config.policy))
-    _require_fit(layout, population, config.policy)
-    use_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
+    kept = config.out / _POLICY
+    if not (is_resumed and kept.is_file()):
+        _require_fit(load_policy(Path(config.policy))[1], population, Path(config.policy))
+        write_atomically(kept, Path(config.policy).read_bytes())
+    policy, layout = load_policy(kept)
     deciders = [
-        make_decider(population, host, lambda ground: policy, use_telemetry=use_telemetry)
+        make_decider(population, host, lambda ground: policy, use_telemetry=_reads_telemetry(layout))
         for host in range(config.hosts)
     ]
     return population, deciders
 
 
-def _require_fit(layout: dict[str, Any], population: Population, path: str) -> None:
+def _reads_telemetry(layout: dict[str, Any]) -> bool:
+    return any(name.endswith(".greedy_score") for name in layout["features"])
+
+
+def _require_fit(layout: dict[str, Any], population: Population, path: Path) -> None:
     space = population.runs[0].model.space
-    own = {
-        "slots": list(space.slots.slot_ids),
-        "blueprints": list(space.blueprint_ids[1:]),
-        "blends": list(space.blends),
-    }
-    wrong = [name for name, value in own.items() if layout[name] != value]
-    if wrong:
-        rows = [f"  {name}: {layout[name]} in the policy, {own[name]} here" for name in wrong]
-        raise SettingError(f"{path} was trained for other choices:\n" + "\n".join(rows) + "\nSee docs/checkpoints.md.")
-    known = feature_names(space.slots, len(layout["features"]) != len(feature_names(space.slots, False)))
-    if layout["features"] != list(known):
-        raise SettingError(f"{path} was trained on {len(layout['features'])} other features; train a new policy.")
+    own = Layout(
+        slots=space.slots.slot_ids,
+        blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
+        blends=space.blends,
+        features=feature_names(space.slots, _reads_telemetry(layout)),
+        hidden_dim=layout["hidden_dim"],
+        head_dim=layout["head_dim"],
+    )
+    require_layout(layout, own, path)
 
 
 def _tell(
@@ -189,7 +196,10 @@ def _finish(config: GrowConfig, population: Population, counts: list[dict[str, i
             fossilized=stages.get("FOSSILIZED", 0),
             culled=stages.get("CULLED", 0),
         )
-        export_network(run.model, config.out / NETWORKS / f"host-{host}")
+        try:
+            export_network(run.model, config.out / NETWORKS / f"host-{host}")
+        except (OSError, SafetensorError) as problem:
+            raise SaveError(f"cannot write the networks: {problem}. Make room and use --resume.") from problem
         sink.write(result)
         results.append(result)
     sink.commit()

@@ -40,6 +40,8 @@ class EpochSaves:
 
     def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink):
         self.out, self.population, self.deciders, self.sink = out, population, deciders, sink
+        self.epochs = 0
+        """epochs of the lives that a resume would not have to train again"""
 
     def save(self, save: EpochSave) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
@@ -50,13 +52,13 @@ class EpochSaves:
         try:
             store_population(self.population, folder)
             save_file(self._tensors(), folder / _MEMORY)
-        except OSError as problem:
+        except (OSError, SafetensorError) as problem:
             raise SaveError(
-                f"cannot save {folder}: {problem.strerror}. What was saved before is untouched; make room and use "
-                "--resume."
+                f"cannot save {folder}: {problem}. What was saved before is untouched; make room and use --resume."
             ) from problem
-        runfolder.write_json(folder / _STATE, self._plain(save))
+        runfolder.write_json(folder / _STATE, {**self._plain(save), "files": _digests(folder)})
         self._list(folder, save.epoch)
+        self.epochs = save.epoch + 1
 
     def _tensors(self) -> dict[str, Tensor]:
         """Memories of networks; those of rules are plain data."""
@@ -84,7 +86,7 @@ class EpochSaves:
         kept = [*known, entry][-KEPT_EPOCHS:]
         runfolder.write_json(self.out / runfolder.MANIFEST, {"format": 1, "checkpoints": kept})
         names = {entry["file"] for entry in kept}
-        for stale in (self.out / runfolder.CHECKPOINTS).iterdir():
+        for stale in (self.out / runfolder.CHECKPOINTS).glob("epoch-*"):
             if stale.name not in names:
                 shutil.rmtree(stale)
 
@@ -107,16 +109,24 @@ class EpochSaves:
         if not path.is_file() or runfolder.digest(path) != digest:
             raise SaveError(f"{path} is missing or damaged")
         state = json.loads(path.read_text(encoding="utf-8"))
-        try:
-            tensors = load_file(folder / _MEMORY)
-        except (OSError, SafetensorError) as problem:
-            raise SaveError(f"{folder / _MEMORY} is missing or damaged ({problem})") from problem
+        found = _digests(folder)
+        for name, wanted in state["files"].items():
+            if found.get(name) != wanted:
+                raise SaveError(f"{folder / name} is missing or damaged")
         restore_population(self.population, folder)
+        tensors = load_file(folder / _MEMORY)
         for host, decider in enumerate(self.deciders):
             decider.memory = state["memory"][host]
             if f"{host}.0" in tensors:
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
             decider.tracker.load(state["trackers"][host])
         self.sink.rewind(int(state["events"]))
+        self.epochs = state["epoch"] + 1
         happened = [[from_record(record) for record in events] for events in state["happened"]]
         return EpochSave(state["epoch"], happened, state["counts"])
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Every file below, by its path from here; the list itself is guarded by the run's manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _STATE)
+    return {str(path.relative_to(folder)): runfolder.digest(path) for path in files}

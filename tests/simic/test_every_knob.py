@@ -1,0 +1,129 @@
+"""The contract of the configuration: every leaf is read, and changes what it says and not more."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from esper.leyline.errors import EsperError
+from esper.runtime import population
+from esper.simic.training_config import leaves
+from simic.tiny_runs import checkpoints_in, events_of, tiny, train
+
+WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL = "weights", "events", "files", "process", "refusal"
+LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
+"""A learner that oversteps, so that there are anomalies."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Another value for a leaf, and what must differ from a run without it (weights only if they are named)."""
+
+    value: object
+    differs: tuple[str, ...]
+    beside: dict[str, object] = field(default_factory=dict)
+    """settings that both runs have"""
+
+
+LEARNS = (WEIGHTS,)
+PLAYS = (WEIGHTS, EVENTS)
+TABLE = {
+    "task.name": Knob("digits", PLAYS),
+    "task.epoch_examples": Knob(96, PLAYS),
+    "task.held_out": Knob(100, PLAYS),
+    "task.batch": Knob(16, PLAYS),
+    "task.life": Knob(5, PLAYS),
+    "task.budget": Knob(1.01, PLAYS),
+    "task.max_seeds": Knob(1, PLAYS),
+    "task.slots": Knob(["r0c1"], PLAYS),
+    "task.blueprints": Knob(["lora"], PLAYS),
+    "reward.family": Knob("loss", PLAYS),
+    "reward.weights": Knob({"rent": 3.0}, PLAYS),
+    "ppo.epochs": Knob(3, LEARNS),
+    "ppo.minibatches": Knob(1, LEARNS),
+    "ppo.gamma": Knob(0.5, LEARNS),
+    "ppo.gae_lambda": Knob(0.1, LEARNS),
+    "ppo.clip": Knob(1e-4, LEARNS),
+    "ppo.clip_mode": Knob("joint", LEARNS),
+    "ppo.value_clip": Knob(1e-4, LEARNS),
+    "ppo.value_weight": Knob(0.0, LEARNS),
+    "ppo.entropy": Knob(0.5, LEARNS),
+    "ppo.entropy_floor": Knob(0.02, LEARNS),
+    "ppo.lr": Knob(0.01, LEARNS),
+    "ppo.lr_floor": Knob(0.02, LEARNS),
+    "ppo.anneal_decisions": Knob(1, LEARNS),
+    "ppo.target_kl": Knob(1e-9, LEARNS),
+    "ppo.max_grad_norm": Knob(1e-4, LEARNS),
+    "ppo.hidden_dim": Knob(9, PLAYS),
+    "ppo.head_dim": Knob(9, PLAYS),
+    "ppo.compile": Knob("eager", (PROCESS,)),
+    "telemetry.level": Knob("minimal", (EVENTS,)),
+    "telemetry.escalation_rounds": Knob(1, (EVENTS,), LOUD),
+    "rounds": Knob(3, PLAYS),
+    "hosts": Knob(3, PLAYS),
+    "host_pool": Knob(4, PLAYS),
+    "seed": Knob(1, PLAYS),
+    "devices": Knob(["cuda:300"], (REFUSAL,)),
+    "executor": Knob("eager", (PROCESS,)),
+    "amp": Knob("bf16", PLAYS),
+    "out": Knob("elsewhere", (FILES,)),
+    "data_root": Knob("data", (REFUSAL,), {"task__name": "shakespeare", "task__batch": 16}),
+    "threads": Knob(2, (PROCESS,)),
+    "deterministic": Knob(True, (PROCESS,)),
+    "observe_telemetry": Knob(False, PLAYS),
+    "keep_checkpoints": Knob(1, (FILES,), {"rounds": 3}),
+}
+
+
+def test_the_table_names_every_leaf_and_no_other():
+    assert set(TABLE) == set(leaves())
+
+
+@pytest.mark.parametrize("key", TABLE)
+def test_every_leaf_is_read_and_changes_what_it_says(key, tmp_path, monkeypatch):
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    knob = TABLE[key]
+    if repr(knob.beside) not in PLAIN:
+        PLAIN[repr(knob.beside)] = facets_of(tiny(tmp_path / "plain", **knob.beside))
+    base = PLAIN[repr(knob.beside)]
+    found = facets_of(tiny(tmp_path / "changed", **knob.beside).with_changes([(key, knob.value)], "the test"))
+    for facet in knob.differs:
+        assert found.get(facet) != base.get(facet), facet
+    if WEIGHTS not in knob.differs and REFUSAL not in knob.differs:
+        assert found[WEIGHTS] == base[WEIGHTS]
+
+
+PLAIN = {}
+"""Runs that others are compared with, each made once."""
+
+
+def facets_of(config):
+    """What a run decides: weights, events, files, how the process computed; or what it was refused with."""
+    seen = {"executors": [], "threads": []}
+    real = population.choose_executor
+
+    def choose(name, *rest):
+        seen["executors"].append(name)
+        return real(name, *rest)
+
+    def look(event):
+        seen["repeatable"] = torch.are_deterministic_algorithms_enabled()
+
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(population, "choose_executor", choose)
+        patch.setattr(torch, "set_num_threads", seen["threads"].append)  # more than there are cores takes minutes
+        try:
+            agent = train(config, watch=look)
+        except EsperError as problem:
+            return {REFUSAL: f"{type(problem).__name__}: {problem}"}
+    seen["graphs"] = graphs["unique_graphs"] > 0
+    return {
+        WEIGHTS: {name: value.tolist() for name, value in agent.network.state_dict().items()},
+        EVENTS: events_of(config.out),
+        FILES: (config.out.name if config.out.name == "elsewhere" else "", checkpoints_in(config.out)),
+        PROCESS: seen,
+    }

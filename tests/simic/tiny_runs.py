@@ -1,0 +1,190 @@
+"""Training runs that take a fraction of a second, what they leave behind, and runs that are killed on the way."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from esper.cli import main
+from esper.runtime.devices import limited_threads
+from esper.simic import runfolder
+from esper.simic.checkpoints import read_checkpoint
+from esper.simic.trainer import train_ppo_vectorized
+from esper.simic.training_config import TrainingConfig
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.sink import JsonlSink
+
+TINY = {
+    "task": {"name": "blobs", "life": 4, "epoch_examples": 64},
+    "hosts": 2,
+    "host_pool": 3,
+    "rounds": 2,
+    "threads": 1,
+    "ppo": {"epochs": 2, "minibatches": 2, "hidden_dim": 8, "head_dim": 8, "lr": 0.02, "entropy": 0.02},
+}
+DECISIONS = 2 * (4 - 1)
+"""of one round: hosts times epochs of a life that are decided about"""
+
+
+def tiny(out, **changes):
+    """A small configuration; `changes` are dotted keys with __ for the dot."""
+    config = TrainingConfig.of({**TINY, "out": str(out)})
+    dotted = [(key.replace("__", "."), value) for key, value in changes.items()]
+    return config.with_changes(dotted, "the test") if dotted else config
+
+
+@contextmanager
+def open_sink(config):
+    telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
+    config.out.mkdir(parents=True, exist_ok=True)
+    with JsonlSink(config.out / runfolder.EVENTS, telemetry) as sink:
+        yield sink
+
+
+def train(config, **options):
+    """Train in `config.out`; returns the agent."""
+    with open_sink(config) as sink:
+        return train_ppo_vectorized(config, sink=sink, **options)
+
+
+def lines_of(folder):
+    """Every event as it stands in the file."""
+    text = (Path(folder) / runfolder.EVENTS).read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def events_of(folder, *kinds):
+    """Events of a run, or those of some types, without the wall clock."""
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in lines_of(folder)]
+    return [row for row in rows if not kinds or row["type"] in kinds]
+
+
+def manifest_of(folder):
+    return json.loads((Path(folder) / runfolder.MANIFEST).read_text())
+
+
+def checkpoints_in(folder):
+    return sorted(path.name for path in (Path(folder) / runfolder.CHECKPOINTS).iterdir())
+
+
+def end_of(folder):
+    """What the newest checkpoint holds and the events say; byte offsets follow the wall clock's digits, so not them."""
+    newest = manifest_of(folder)["checkpoints"][-1]
+    tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
+    facts = {key: value for key, value in plain["facts"].items() if key != "events"}
+    best = {key: value for key, value in manifest_of(folder)["best"].items() if key != "sha256"}
+    return tensors, {**plain, "facts": facts, "best": best}, events_of(folder)
+
+
+def assert_same_end(folder, other):
+    """Weights, optimiser, statistics, random numbers, counters and events, to the bit."""
+    (tensors, plain, events), (tensors2, plain2, events2) = end_of(folder), end_of(other)
+    assert tensors.keys() == tensors2.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], tensors2[name])] == []
+    assert plain == plain2
+    assert events == events2
+
+
+# -- a command in a process of its own ---------------------------------------------------------------------------------
+
+
+def command(out, **changes):
+    """`esper ppo` with the tiny settings, as arguments."""
+    values = tiny(out, **changes).model_dump(mode="json", exclude_none=True)
+    leaves = {"out": values.pop("out")}
+    for key, value in values.items():
+        leaves |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    settings = [f"{key}={json.dumps(value)}" for key, value in leaves.items() if key != "out"]
+    return ["ppo", "--preset", "digits", "--out", str(out), *(part for text in settings for part in ("--set", text))]
+
+
+class Forked:
+    """`esper` in a forked process: no imports to wait for. `prepare` is called in it first."""
+
+    def __init__(self, folder, arguments, prepare=lambda: None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out, self.err = folder / "stdout", folder / "stderr"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live(arguments, prepare)
+
+    def _live(self, arguments, prepare):
+        code = 99
+        try:
+            sys.stdout, sys.stderr = open(self.out, "w", buffering=1), open(self.err, "w", buffering=1)  # noqa: SIM115
+            prepare()
+            with limited_threads(1):
+                main(arguments)
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        except BaseException:
+            with suppress(OSError):
+                traceback.print_exc()
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self):
+        """Exit code, standard output and standard error; the code of a killed process is minus the signal."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), self.out.read_text(), self.err.read_text()
+
+
+class Ticks:
+    """Counts the moments between which a run can be cut: steps, updates, writes, renames, deletions.
+
+    Args:
+        act: is called when the `at`-th moment comes.
+    """
+
+    def __init__(self, at=None, act=lambda: None):
+        self.count, self.at, self.act = 0, at, act
+
+    def tick(self):
+        self.count += 1
+        if self.count == self.at:
+            self.act()
+
+    def watch(self, owner, name):
+        wrapped = getattr(owner, name)
+
+        def ticking(*args, **kwargs):
+            self.tick()
+            result = wrapped(*args, **kwargs)
+            self.tick()
+            return result
+
+        setattr(owner, name, ticking)
+
+    def install(self):
+        """In a process that ends soon: what is wrapped stays so."""
+        from esper.simic.agent import PPOAgent
+        from esper.simic.environment import GrowthVectorEnv
+
+        for owner, name in (
+            (os, "replace"),
+            (os, "fsync"),
+            (os, "truncate"),
+            (Path, "unlink"),
+            (Path, "mkdir"),
+            (GrowthVectorEnv, "step"),
+            (GrowthVectorEnv, "reset"),
+            (PPOAgent, "update"),
+            (JsonlSink, "_append"),
+        ):
+            self.watch(owner, name)
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,393 @@
+"""`esper grow` and `esper export`: killed and resumed to the same end, networks that leave, mistakes in a line."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from esper.cli import main
+from esper.kasmina.hosts import build_cnn_host
+from esper.running import RESULTS
+from esper.runtime.data import load_blobs
+from esper.runtime.population import Population
+from esper.runtime.tasks import TASKS
+from esper.simic import runfolder
+from kasmina.test_exporting import rebuilt_elsewhere
+from runtime.lives import IMAGES
+from simic.tiny_runs import Forked, Ticks, checkpoints_in, events_of, kill_self
+from test_cli import call
+from trials.grown_runs import assert_same_end, install
+
+EPOCHS = 8
+KILLED = -signal.SIGKILL
+
+
+def command(out, *more):
+    options = {"--task": "blobs", "--hosts": 2, "--epochs": EPOCHS, "--seed": 0, "--out": out}
+    return ["grow", *(str(part) for pair in options.items() for part in pair), *more]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nobody disturbed, the networks that were harvested in it, and how many moments it has."""
+    folder = tmp_path_factory.mktemp("whole")
+    harvested = []
+
+    def kept(population, real=Population.final_scores):
+        scores = real(population)
+        harvested.extend(score.network for score in scores)
+        return scores
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Population, "final_scores", kept)
+        with pytest.raises(SystemExit) as leaving:
+            main(command(folder / "run"))
+    assert not leaving.value.code
+    ticks = Ticks()
+
+    def count():
+        install(ticks)
+        leave = os._exit
+        os._exit = lambda code: ((folder / "moments").write_text(str(ticks.count)), leave(code))
+
+    code, _, err = Forked(folder / "child", command(folder / "counted"), count).wait()
+    assert (code, err) == (0, "")
+    return folder / "run", harvested, int((folder / "moments").read_text())
+
+
+def results_of(run):
+    """What the results say, without the wall clock."""
+    return [{**row, "seconds": None} for row in json.loads((run / RESULTS).read_text())["results"]]
+
+
+def assert_same_run(run, other):
+    assert results_of(run) == results_of(other)
+    assert_same_end(run, other)
+
+
+def test_the_undisturbed_run_has_every_kind_of_change(whole):
+    ops = {event["op"] for event in events_of(whole[0], "ActionTaken")}
+    assert ops == {"GERMINATE", "FOSSILIZE", "CULL"}
+    assert whole[2] > 300
+
+
+# -- killed, asked to stop ---------------------------------------------------------------------------------------------
+
+
+def run_until_it_ends(tmp_path, kills):
+    """`esper grow` and then --resume, with a death at each of `kills` (a moment of that process), at last no more."""
+    out, deaths = tmp_path / "run", 0
+    for number, moment in enumerate([*kills, None]):
+        arguments = command(out, "--resume") if number else command(out)
+        code, _, err = Forked(tmp_path / "child", arguments, partial(install, Ticks(moment, kill_self))).wait()
+        assert code in (0, KILLED), err
+        deaths += code == KILLED
+    assert code == 0
+    return out, deaths
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
+    draw = random.Random(seed)
+    out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[2] // 2) for _ in range(2)])
+    assert deaths == 2
+    assert_same_run(out, whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed):
+    out, deaths = run_until_it_ends(tmp_path, [random.Random(seed).randint(1, whole[2])])
+    assert deaths == 1
+    assert_same_run(out, whole[0])
+
+
+def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp_path, capsys):
+    def install_at_the_end():
+        from esper.trials import growing
+
+        real = growing.export_network
+        growing.export_network = lambda *args: (real(*args), kill_self())
+
+    out = tmp_path / "run"
+    assert Forked(tmp_path / "child", command(out), install_at_the_end).wait()[0] == KILLED
+    code, _, err = call(capsys, "export", str(out))
+    assert (code, "its lives are not over" in err) == (2, True)
+    assert Forked(tmp_path / "child", ["grow", "--out", str(out), "--resume"]).wait()[0] == 0
+    assert_same_run(out, whole[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(whole, tmp_path, number):
+    out = tmp_path / "run"
+    ask = partial(install, Ticks(whole[2] // 2, lambda: os.kill(os.getpid(), number)))
+    code, said, err = Forked(tmp_path / "child", command(out), ask).wait()
+    assert (code, err) == (130, "")
+    epochs = int(checkpoints_in(out)[-1].removeprefix("epoch-")) + 1
+    assert 1 < epochs < EPOCHS
+    last = said.splitlines()[-1]
+    assert last == f"stopped; {epochs} epochs are saved. Go on with: esper grow --out {out} --resume"
+    assert {event["epoch"] for event in events_of(out)} == set(range(epochs))
+    code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
+    assert (code, err) == (0, "")
+    assert_same_run(out, whole[0])
+
+
+def test_a_run_can_be_moved_before_it_is_resumed(whole, tmp_path):
+    ask = partial(install, Ticks(whole[2] // 2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert Forked(tmp_path / "child", command(tmp_path / "here"), ask).wait()[0] == 130
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert Forked(tmp_path / "child", ["grow", "--out", str(tmp_path / "there"), "--resume"]).wait()[0] == 0
+    assert not (tmp_path / "here").exists()
+    assert_same_run(tmp_path / "there", whole[0])
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path):
+    """Every file is limited, so the first host does not fit."""
+    out = tmp_path / "run"
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
+    code, _, err = Forked(tmp_path / "child", command(out), limit).wait()
+    assert code == 2
+    assert err.startswith(f"esper: cannot save {out}/checkpoints/epoch-000000: ")
+    assert err.endswith("make room and use --resume.\n")
+    assert err.count("\n") == 1
+    assert Forked(tmp_path / "child", command(out, "--resume")).wait()[0] == 0
+    assert_same_run(out, whole[0])
+
+
+# -- growing -----------------------------------------------------------------------------------------------------------
+
+
+def started(run):
+    return json.loads((run / runfolder.CONFIG).read_text())
+
+
+def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, err = call(capsys, *command(tmp_path / "run"))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "cpu: 2 hosts"
+    for event in events_of(tmp_path / "run", "ActionTaken"):
+        assert f"  host {event['host']}, epoch {event['epoch']}: {event['op']}" in out
+    assert "heuristic on blobs" in out
+    assert sum("│ heuristic " in line for line in out.splitlines()) == 2
+
+
+def test_every_option_reaches_the_run(capsys, tmp_path):
+    options = "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 --executor eager --deterministic"
+    run = tmp_path / "run"
+    code, _, _ = call(
+        capsys, "grow", "--task", "blobs", "--policy", "greedy", "--out", str(run), "--devices", "cpu", *options.split()
+    )
+    assert code == 0
+    found = started(run)
+    assert found.pop("task") | {} == {
+        "name": "blobs",
+        "life": 2,
+        "budget": 9.0,
+        "max_seeds": 1,
+        "slots": ["r0c1"],
+        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out")),
+    }
+    assert found == {
+        "command": "grow",
+        "policy": "greedy",
+        "hosts": 1,
+        "seed": 4,
+        "devices": ["cpu"],
+        "executor": "eager",
+        "amp": "bf16",
+        "out": str(run),
+        "data_root": None,
+        "threads": 1,
+        "deterministic": True,
+        "telemetry": "normal",
+    }
+
+
+@pytest.mark.parametrize("slots", [["r0c0", "r0c2"], ["r0c0,r0c2"], ["r0c2,", "r0c0"]], ids=" ".join)
+def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, slots):
+    host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
+    monkeypatch.setitem(TASKS, "three", replace(IMAGES, name="three", build_host=host, life=4, lr=0.02))
+    run = tmp_path / "run"
+    arguments = ["grow", "--task", "three", "--slots", *slots, "--policy", "schedule", "--out", str(run)]
+    assert call(capsys, *arguments)[0] == 0
+    assert sorted(started(run)["task"]["slots"]) == ["r0c0", "r0c2"]
+    assert {event["slot"] for event in events_of(run, "StageChanged")} == {"r0c0", "r0c2"}
+
+
+def test_a_resumed_run_is_the_one_that_was_started(capsys, tmp_path, whole):
+    """Options given with --resume do not turn it into another one."""
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    assert call(capsys, "grow", "--task", "digits", "--hosts", "5", "--out", str(run), "--resume")[0] == 0
+    assert_same_run(run, whole[0])
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def assert_refused(said, *words):
+    """Exit code 2 and one line."""
+    code, _, err = said
+    assert code == 2
+    assert err.startswith("esper: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--task blob", "unknown task 'blob'. Did you mean 'blobs'?"),
+        ("--policy heuristik", "unknown policy 'heuristik'. Did you mean 'heuristic'?"),
+        ("--policy nowhere.safetensors", "Or name a checkpoint file"),
+        ("--devices gpu", "'gpu' is not a device"),
+        ("--devices cuda:99", "'cuda:99' is not there"),
+        ("--devices mps", "mps is not supported"),
+        ("--amp fp8", 'amp is "fp8"'),
+        ("--amp fp16", "amp fp16 needs CUDA devices"),
+        ("--executor fast", 'executor is "fast"'),
+        ("--executor graphed", "graphed executor needs CUDA devices"),
+        ("--hosts -1", "hosts is -1"),
+        ("--hosts 0", "hosts is 0"),
+        ("--epochs 0", "task.life is 0"),
+        ("--seed -3", "seed is -3"),
+        ("--budget 0.5", "task.budget is 0.5"),
+        ("--budget nan", "task.budget"),
+        ("--max-seeds 0", "task.max_seeds is 0"),
+        ("--slots r0c9", "unknown slot 'r0c9'. Did you mean 'r0c1'?"),
+        ("--slots early", "'early'"),
+        ("--task cifar10", "no data folder was named"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, options, words):
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    said = call(capsys, *command(tmp_path / "run"), *options.split())
+    assert_refused(said, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_empty_is_refused(capsys, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert_refused(call(capsys, *command(tmp_path)), "is not empty", "--resume")
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.txt", "lock"}
+
+
+def test_a_file_in_the_folders_place_is_refused(capsys, tmp_path):
+    (tmp_path / "run").write_text("")
+    assert_refused(call(capsys, *command(tmp_path / "run")), "cannot write to the run folder")
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_second_writer_is_refused(capsys, tmp_path, more):
+    with runfolder.only_writer(tmp_path / "run"):
+        assert_refused(call(capsys, *command(tmp_path / "run", *more)), "another process is writing")
+
+
+def test_the_run_of_another_command_is_not_resumed(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"rounds": 3}')
+    assert_refused(call(capsys, *command(tmp_path, "--resume")), "is not a run of esper grow")
+
+
+# -- exporting ---------------------------------------------------------------------------------------------------------
+
+PLAIN_HOST = """
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 8)), nn.Sequential(nn.Linear(8, 8))])
+        self.sites = nn.ModuleList([nn.Identity(), nn.Identity()])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, features):
+        for block, site in zip(self.blocks, self.sites):
+            features = site(block(features))
+        return self.head(features)
+
+host = Chain()
+"""
+
+
+def test_the_best_network_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(capsys, tmp_path, whole):
+    run, harvested, _ = whole
+    code, out, err = call(capsys, "export", str(run), "--to", str(tmp_path / "deep" / "network"))
+    assert (code, err) == (0, "")
+    results = results_of(run)
+    best = max(range(2), key=lambda host: results[host]["validation_accuracy"])
+    inputs, targets = load_blobs().test.open_for_final_report().gather(torch.arange(384))
+    with torch.no_grad():
+        expected = harvested[best](inputs)
+    found = rebuilt_elsewhere(tmp_path / "deep" / "network", PLAIN_HOST, inputs)
+    assert torch.equal(found, expected)
+    assert float((found.argmax(1) == targets).float().mean()) == results[best]["test_accuracy"]
+    assert f"the host of seed {best}, {results[best]['final_params']:,} parameters" in out
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(whole[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says(capsys, finished, best):
+    results = json.loads((finished / RESULTS).read_text())
+    for host, row in enumerate(results["results"]):
+        row |= {"validation_accuracy": 0.7 + 0.01 * (host == best), "test_accuracy": 0.9 - 0.3 * (host == best)}
+    (finished / RESULTS).write_text(json.dumps(results))
+    code, out, _ = call(capsys, "export", str(finished))
+    assert (code, "held-out accuracy 71.00%, test accuracy 60.00%" in out) == (0, True)
+    for name in ("grown.py", "weights.safetensors"):
+        here, there = finished / "exported" / name, finished / "networks" / f"host-{best}" / name
+        assert here.read_bytes() == there.read_bytes()
+
+
+def test_exporting_needs_neither_the_policy_nor_the_saves(capsys, finished):
+    """A run may outlive the checkpoint that decided in it."""
+    config = started(finished)
+    (finished / runfolder.CONFIG).write_text(json.dumps({**config, "policy": "gone/best.safetensors"}))
+    shutil.rmtree(finished / runfolder.CHECKPOINTS)
+    assert call(capsys, "export", str(finished))[0] == 0
+
+
+def test_a_link_in_a_run_is_not_followed(capsys, finished, tmp_path):
+    (tmp_path / "secret").write_text("a private key")
+    for weights in finished.glob("networks/*/weights.safetensors"):
+        weights.unlink()
+        weights.symlink_to(tmp_path / "secret")
+    assert call(capsys, "export", str(finished))[0] == 0
+    assert (finished / "exported" / "weights.safetensors").is_symlink()
+
+
+def tree(folder):
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda run: (run / RESULTS).unlink(), ("its lives are not over", "Finish: esper grow --out", "--resume")),
+        (lambda run: (run / RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
+        (lambda run: (run / RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
+        (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),
+        (lambda run: (run / runfolder.CONFIG).write_text('{"rounds": 40}'), ("is not a run of esper grow",)),
+        (lambda run: (run / runfolder.CONFIG).write_text("{"), ("is not a run folder", "cannot be read")),
+        (lambda run: shutil.rmtree(run / "networks"), ("cannot export to",)),
+        (lambda run: (run / "exported").mkdir(), ("exported is there already; choose another --to.",)),
+        (shutil.rmtree, ("is not a run folder",)),
+    ],
+    ids=["unfinished", "torn", "empty", "foreign", "ppo", "not json", "no networks", "taken", "not there"],
+)
+def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(capsys, finished, spoil, words):
+    spoil(finished)
+    before = tree(finished.parent)
+    assert_refused(call(capsys, "export", str(finished)), *words)
+    assert tree(finished.parent) == before

@@ -1,0 +1,373 @@
+"""`esper ppo`: options reach the configuration, a mistake is one line and leaves nothing, a run says what it does."""
+
+import json
+import re
+import shutil
+from contextlib import nullcontext
+
+import pytest
+from typer.main import get_command
+
+from esper import cli, running
+from esper.cli import join_lists, main
+from esper.leyline.errors import DataError
+from esper.simic import runfolder
+from esper.simic.training_config import TrainingConfig, leaves
+from simic.tiny_runs import command, events_of, lines_of, manifest_of
+
+OPTIONS = {option: parameter for parameter in get_command(cli.app).commands["ppo"].params for option in parameter.opts}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def call(capsys, *arguments):
+    """Exit code, standard output and standard error of one call."""
+    with pytest.raises(SystemExit) as leaving:
+        main(list(arguments))
+    streams = capsys.readouterr()
+    return leaving.value.code or 0, streams.out, streams.err
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """Calls `esper ppo` up to the point where it would train; returns the configuration and whether to resume."""
+    taken = []
+    monkeypatch.setattr(running, "run_ppo", lambda config, resume, console: taken.append((config, resume)) or True)
+
+    def configure(*arguments):
+        with pytest.raises(SystemExit) as leaving:
+            main(["ppo", *arguments])
+        assert not leaving.value.code
+        return taken[-1]
+
+    return configure
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+WIRING = {"--preset", "--config-json", "--set", "--resume"}
+REACHES = {
+    "--task": ("task.name", ["blobs"], "blobs"),
+    "--device": ("devices", ["cuda:3"], ("cuda:3",)),
+    "--devices": ("devices", ["cuda:0", "cuda:1"], ("cuda:0", "cuda:1")),
+    "--amp": ("amp", ["bf16"], "bf16"),
+    "--executor": ("executor", ["eager"], "eager"),
+    "--reward-family": ("reward.family", ["loss"], "loss"),
+    "--rounds": ("rounds", ["7"], 7),
+    "--hosts": ("hosts", ["3"], 3),
+    "--seed": ("seed", ["12"], 12),
+    "--out": ("out", ["runs/x"], "runs/x"),
+    "--data-root": ("data_root", ["data"], "data"),
+    "--deterministic": ("deterministic", [], True),
+}
+
+
+def test_every_option_is_wiring_or_a_leaf_of_the_configuration():
+    assert set(OPTIONS) == WIRING | set(REACHES)
+    assert {key for key, _, _ in REACHES.values()} <= set(leaves())
+
+
+@pytest.mark.parametrize("option", REACHES)
+def test_an_option_reaches_its_leaf_and_nothing_else(configured, option):
+    key, values, expected = REACHES[option]
+    config, resume = configured("--preset", "digits", option, *values)
+    plain = TrainingConfig.from_preset("digits")
+    changed = plain.with_changes([(key, list(expected) if isinstance(expected, tuple) else expected)], "the test")
+    assert config == changed != plain
+    assert not resume
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--devices", "cuda:0", "cuda:1"], ("cuda:0", "cuda:1")),
+        (["--devices", "cuda:0,cuda:1"], ("cuda:0", "cuda:1")),
+        (["--devices", "cuda:0,", "cuda:1", "--rounds", "3"], ("cuda:0", "cuda:1")),
+        (["--devices", "cuda:0", "--devices", "cuda:1"], ("cuda:0", "cuda:1")),
+        (["--devices", "cuda:0"], ("cuda:0",)),
+        (["--device", "cuda:0,cuda:1"], ("cuda:0", "cuda:1")),
+    ],
+    ids=" ".join,
+)
+def test_lists_take_spaces_or_commas(configured, given, expected):
+    assert configured(*given)[0].devices == expected
+
+
+def test_a_list_ends_where_the_next_option_begins():
+    assert join_lists(["ppo", "--devices", "a", "b", "--rounds", "3", "--devices", "c"]) == [
+        "ppo",
+        "--devices",
+        "a,b",
+        "--rounds",
+        "3",
+        "--devices",
+        "c",
+    ]
+
+
+def test_without_anything_it_is_the_preset_of_digits(configured):
+    assert configured() == (TrainingConfig.from_preset("digits"), False)
+
+
+def test_a_task_brings_its_own_preset_where_there_is_one(configured):
+    assert configured("--task", "shakespeare")[0] == TrainingConfig.from_preset("shakespeare")
+    assert configured("--task", "blobs")[0].task.name == "blobs"
+    assert configured("--task", "shakespeare", "--preset", "digits")[0].task.epoch_examples == 512
+
+
+def test_settings_are_applied_last_and_in_order(configured):
+    given = ["--rounds", "3", "--set", "rounds=4", "--set", "ppo.lr=3e-4", "--set", "reward.weights.rent=0.5"]
+    config, _ = configured(*given, "--set", "rounds=5")
+    assert (config.rounds, config.ppo.lr, config.reward.weights) == (5, 3e-4, {"rent": 0.5})
+
+
+def test_a_file_is_read_and_changed_by_options(configured, tmp_path):
+    (tmp_path / "mine.json").write_text('{"rounds": 3, "hosts": 2}')
+    config, _ = configured("--config-json", "mine.json", "--hosts", "5")
+    assert (config.rounds, config.hosts, config.task.name) == (3, 5, "digits")
+
+
+def test_resuming_takes_the_configuration_of_the_run(configured, tmp_path):
+    mine = TrainingConfig.from_preset("shakespeare").with_changes([("rounds", 9), ("out", "run")], "the test")
+    (tmp_path / "run").mkdir()
+    runfolder.write_json(tmp_path / "run" / runfolder.CONFIG, mine.model_dump(mode="json"))
+    assert configured("--out", "run", "--resume") == (mine, True)
+    assert configured("--out", "run", "--resume", "--rounds", "12")[0].rounds == 12
+    assert configured("--out", "new", "--resume")[0].task.name == "digits"
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_help_is_short_and_names_every_option(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, err = call(capsys, "ppo", "--help")
+    assert (code, err) == (0, "")
+    assert set(re.findall(r"^\W*(--[a-z-]+)", out, re.MULTILINE)) == set(OPTIONS) | {"--help"}
+    assert len(out.splitlines()) < 35
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_help_of_an_option_is_one_sentence(option):
+    assert re.fullmatch(r"[^.]+(\.[^ .]+)*\.", OPTIONS[option].help), OPTIONS[option].help
+    assert len(OPTIONS[option].help) < 60
+
+
+@pytest.mark.parametrize("option", ["--amp", "--executor", "--reward-family"])
+def test_the_help_names_the_choices_that_there_are(option):
+    key = REACHES[option][0]
+    named = re.findall(r"\w+", OPTIONS[option].help.replace(" or ", " "))
+    assert set(named) == set(leaves()[key].annotation.__args__)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+QUICK = ["--hosts", "1", "--set", "host_pool=1", "--set", "task.life=2", "--set", "task.epoch_examples=64"]
+"""so that a mistake that is not noticed does not take minutes to show"""
+BLOBS = ["--task", "blobs", "--set", "task.life=3"]
+MISTAKES = {
+    "unknown preset": (["--preset", "digit"], "unknown preset 'digit'. Did you mean 'digits'?"),
+    "unknown task": (["--task", "blob"], "unknown task 'blob'. Did you mean 'blobs'?"),
+    "unknown amp": (["--amp", "fp8"], "amp is \"fp8\": input should be 'off', 'bf16' or 'fp16'"),
+    "unknown executor": (["--executor", "fast"], "executor is \"fast\": input should be 'auto', 'eager' or 'graphed'"),
+    "unknown family": (["--reward-family", "profit"], "reward.family is"),
+    "missing device": (["--devices", "cuda:300"], "device 'cuda:300' is not there: this machine has"),
+    "one missing device": (["--devices", "cpu", "cuda:300"], "device 'cuda:300' is not there"),
+    "no device": (["--devices", ","], "devices is []"),
+    "no one device": (["--device", ""], "devices is []"),
+    "not a device": (["--device", "gpu0"], "'gpu0' is not a device"),
+    "mps": (["--device", "mps"], "device mps is not supported"),
+    "both ways to say where": (["--device", "cpu", "--devices", "cpu"], "--device and --devices both say where"),
+    "preset and file": (["--preset", "digits", "--config-json", "x.json"], "--preset and --config-json both name a c"),
+    "no file": (["--config-json", "gone.json"], "cannot read the configuration gone.json: No such file"),
+    "broken file": (["--config-json", "broken.json"], "broken.json is not JSON"),
+    "a list": (["--config-json", "list.json"], "list.json holds a list; it must be an object"),
+    "unknown key in a file": (["--config-json", "key.json"], "key.json: unknown key 'ppo.gama'. Did you mean 'ppo.ga"),
+    "wrong type in a file": (["--config-json", "type.json"], 'type.json: rounds is "many": input should be a valid i'),
+    "negative in a file": (["--config-json", "count.json"], "count.json: hosts is -4"),
+    "no rounds": (["--rounds", "0"], "the command line: rounds is 0"),
+    "setting without a value": (["--set", "rounds"], "--set 'rounds' is not KEY=VALUE"),
+    "unknown setting": (["--set", "ppo.lrr=1"], "the command line: unknown key 'ppo.lrr'. Did you mean 'ppo.lr'?"),
+    "no text for out": (["--set", "out=3"], "out is 3"),
+    "fp16 on a cpu": (["--amp", "fp16"], "amp fp16 needs CUDA devices"),
+    "graphs on a cpu": (["--executor", "graphed"], "executor graphed needs CUDA devices"),
+    "unknown compiler": (["--set", "ppo.compile=gcc"], "unknown backend of torch.compile 'gcc'"),
+    "no such reward term": (["--set", "reward.weights.rant=1"], "Did you mean 'rent'?"),
+    "a batch too large": ([*BLOBS, "--set", "task.batch=99999"], "a batch of 99999 is larger than its training split"),
+    "too much held out": ([*BLOBS, "--set", "task.held_out=99999"], "held_out is 99999"),
+    "unknown blueprint": ([*BLOBS, "--set", 'task.blueprints=["mpl"]'], "Did you mean 'mlp'?"),
+    "unknown slot": ([*BLOBS, "--set", 'task.slots=["r9c9"]'], "r9c9"),
+    "no data": (["--task", "shakespeare", "--device", "cpu"], "--data-root"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_two_and_leaves_nothing(mistake, capsys, tmp_path):
+    files = {
+        "broken": "{",
+        "list": "[1]",
+        "key": '{"ppo": {"gama": 0.9}}',
+        "type": '{"rounds": "many"}',
+        "count": '{"hosts": -4}',
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    arguments, words = MISTAKES[mistake]
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = call(capsys, "ppo", "--out", "run", *QUICK, *arguments)
+    assert code == 2
+    assert err.startswith("esper: ")
+    assert words in err
+    assert err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "many"], ["--hosts"], ["--fast"], ["more"]], ids=" ".join)
+def test_what_the_parser_refuses_is_exit_code_two_without_a_traceback(arguments, capsys, tmp_path):
+    code, out, err = call(capsys, "ppo", "--out", "run", *arguments)
+    assert code == 2
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run folder after two rounds; not to be changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.raises(SystemExit) as leaving:
+        main(command(folder))
+    assert not leaving.value.code
+    return folder
+
+
+def copy_of(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "run")
+
+
+def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(capsys, tmp_path):
+    code, out, err = call(capsys, *command(tmp_path / "run", rounds=3))
+    assert (code, err) == (0, "")
+    first, places, *rounds = out.splitlines()
+    said = json.loads(first.removeprefix("configuration: "))
+    assert said == json.loads((tmp_path / "run/config.json").read_text())
+    assert said["ppo"]["anneal_decisions"] == 3 * 2 * 3  # settled, so that more rounds later do not move it
+    assert places == "cpu: 2 hosts"
+    assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
+
+
+def test_a_run_folder_has_these_files(finished):
+    assert {path.name for path in finished.iterdir()} == {
+        "config.json",
+        "events-0.jsonl",
+        "manifest.json",
+        "checkpoints",
+        "twins",
+        "lock",
+    }
+    assert (manifest_of(finished)["format"], manifest_of(finished)["rounds"]) == (1, 2)
+    assert {row["type"] for row in lines_of(finished)} >= {"HostEpoch", "RoundFinished", "CheckpointSaved"}
+
+
+def test_a_folder_that_is_not_empty_is_refused_without_resume(capsys, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, out, err = call(capsys, *command(run))
+    assert (code, out) == (2, "")
+    assert err == f"esper: the run folder {run} is not empty. Go on with --resume, or choose another --out.\n"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_where_nothing_is_yet_begins_at_the_beginning(capsys, finished, tmp_path):
+    code, _, err = call(capsys, *command(tmp_path / "run"), "--resume")
+    assert (code, err) == (0, "")
+    assert events_of(tmp_path / "run") == events_of(finished)
+
+
+def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    code, out, err = call(capsys, "ppo", "--out", str(run), "--resume")
+    assert (code, err) == (0, "")
+    assert "round " not in out
+    assert events_of(run) == events_of(finished)
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        ('task.slots=["r0c1"]', "  slots: ['r0c0', 'r0c1'] in the checkpoint, ['r0c1'] here"),
+        ('task.blueprints=["mlp"]', "  blueprints: ['lora', 'mlp'] in the checkpoint, ['mlp'] here"),
+        ("observe_telemetry=false", "  features: 61 ("),
+    ],
+)
+def test_resuming_with_another_layout_is_refused_with_a_table_and_does_no_harm(capsys, finished, tmp_path, change, row):
+    run = copy_of(finished, tmp_path)
+    code, _, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", change)
+    assert code == 2
+    assert "Traceback" not in err
+    assert row in err
+    assert "was trained for another layout (size mismatch):" in err
+    assert (run / "config.json").read_bytes() == (finished / "config.json").read_bytes()
+    code, out, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3")
+    assert (code, err) == (0, "")
+    assert "round 3/3" in out
+
+
+def test_resuming_notes_what_it_goes_on_with(capsys, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", "telemetry.level=minimal")
+    saved = json.loads((run / "config.json").read_text())
+    assert (saved["rounds"], saved["telemetry"]["level"]) == (3, "minimal")
+    assert saved["ppo"]["anneal_decisions"] == 12  # of the run as it was started
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(capsys, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    (run / "checkpoints/round-000002.safetensors").write_bytes(b"")
+    code, out, err = call(capsys, "ppo", "--out", str(run), "--resume")
+    assert code == 0
+    assert err == "esper: checkpoint round-000002.safetensors is damaged or missing; trying the one before.\n"
+    assert "round 2/2" in out
+    assert events_of(run) == events_of(finished)
+
+
+def test_if_all_checkpoints_are_damaged_it_is_an_error(capsys, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    for path in (run / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    code, _, err = call(capsys, "ppo", "--out", str(run), "--resume")
+    assert code == 2
+    assert err.splitlines()[-1] == f"esper: no checkpoint in {run} is whole; restore one from a copy, or start anew."
+
+
+def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch, tmp_path):
+    def fail(*args, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(running, "train_ppo_vectorized", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(command(tmp_path / "run"))
+
+
+def test_data_that_is_damaged_is_one_line(monkeypatch, capsys, tmp_path):
+    def fail(*args, **options):
+        raise DataError("the blobs are gone. Put them back.")
+
+    monkeypatch.setattr(running, "train_ppo_vectorized", fail)
+    assert call(capsys, *command(tmp_path / "run"))[2] == "esper: the blobs are gone. Put them back.\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_stopped_is_exit_code_130(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
+    code, out, err = call(capsys, *command(tmp_path / "run"))
+    assert (code, err) == (130, "")
+    assert out.splitlines()[-1] == (
+        f"stopped; 0 whole rounds are saved. Go on with: esper ppo --out {tmp_path / 'run'} --resume"
+    )

@@ -1,0 +1,113 @@
+"""Runs of `esper grow` that take a fraction of a second, what they leave behind, and moments to cut them at."""
+
+import os
+import shutil
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from esper.kasmina import saving
+from esper.runtime import storing
+from esper.runtime.population import Population
+from esper.simic import runfolder
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.sink import JsonlSink
+from esper.trials import growing, saves
+from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
+from simic.tiny_runs import Ticks, checkpoints_in, events_of
+
+TINY = {"task": {"name": "blobs", "life": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
+
+
+def configured(out, **changes):
+    """A small configuration; `changes` are keys, those of the task with `task__` in front."""
+    task = {key.removeprefix("task__"): value for key, value in changes.items() if key.startswith("task__")}
+    rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
+    return GrowConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
+
+
+@contextmanager
+def open_sink(config):
+    config.out.mkdir(parents=True, exist_ok=True)
+    with JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as sink:
+        yield sink
+
+
+def grow(config, **options):
+    """Grow in `config.out`; a result per host."""
+    with open_sink(config) as sink:
+        return grow_hosts(config, sink=sink, **options)
+
+
+def asked_at(call):
+    """Somebody who asks to stop when asked for the `call`-th time."""
+    calls = count(1)
+    return lambda: next(calls) >= call
+
+
+def stopped(config, epochs, **options):
+    """Grow and stop after some epochs; how many are saved then."""
+    try:
+        grow(config, should_stop=asked_at(epochs), **options)
+    except StoppedGrowing as stop:
+        return stop.epochs
+    raise AssertionError("it came to its end")
+
+
+def grow_epoch_by_epoch(config):
+    """The same as `grow`, stopped after every epoch and resumed."""
+    for epoch in range(1, config.task.build().life):
+        calls = 1 if epoch == 1 else 2  # the epoch that is resumed is asked about once more
+        assert stopped(config, calls, resume=epoch > 1) == epoch
+    return grow(config, resume=True)
+
+
+# -- what a run leaves behind ------------------------------------------------------------------------------------------
+
+
+def networks_of(folder):
+    """Every file of every exported network."""
+    root = Path(folder) / NETWORKS
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def tensors_of(folder):
+    """Digests of the tensor files of the newest epoch: weights, buffers, optimisers, streams, memories."""
+    newest = Path(folder) / runfolder.CHECKPOINTS / checkpoints_in(folder)[-1]
+    return {str(path.relative_to(newest)): runfolder.digest(path) for path in sorted(newest.rglob("*.safetensors"))}
+
+
+def assert_same_end(folder, other):
+    """Events with results, networks and the last epoch's states are equal to the bit; the wall clock does not count."""
+    assert events_of(folder) == events_of(other)
+    assert events_of(folder, "ArmFinished")
+    assert networks_of(folder) == networks_of(other)
+    assert tensors_of(folder) == tensors_of(other)
+
+
+# -- cutting -----------------------------------------------------------------------------------------------------------
+
+
+def install(ticks: Ticks):
+    """Moments of a growing run, in a process that ends soon: what is wrapped stays so."""
+    for owner, name in (
+        (os, "replace"),
+        (os, "fsync"),
+        (os, "truncate"),
+        (shutil, "rmtree"),
+        (Path, "mkdir"),
+        (Path, "unlink"),
+        (Path, "write_text"),
+        (saving, "save_model"),
+        (saving, "save_file"),
+        (storing, "save_file"),
+        (saves, "save_file"),
+        (growing, "export_network"),
+        (Population, "train_epoch"),
+        (Population, "evaluate"),
+        (Population, "apply"),
+        (Population, "tick"),
+        (Population, "final_scores"),
+        (JsonlSink, "_append"),
+    ):
+        ticks.watch(owner, name)

@@ -1,0 +1,280 @@
+"""A growing run on disk: damage is found and named, the epoch before is used, and nothing else is touched."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from esper.leyline.errors import SaveError
+from esper.runtime.population import Population
+from esper.simic import runfolder
+from esper.telemetry.events import HostRolledBack
+from esper.telemetry.sink import NullSink
+from esper.trials import saves
+from esper.trials.growing import build
+from esper.trials.saves import KEPT_EPOCHS, EpochSave, EpochSaves
+from simic.tiny_runs import checkpoints_in, events_of, manifest_of
+from trials.grown_runs import assert_same_end, configured, grow, open_sink, stopped
+
+STOP = 5
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nobody stopped."""
+    config = configured(tmp_path_factory.mktemp("straight"))
+    grow(config)
+    return config.out
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory):
+    """The same run, stopped on the way; tests work on copies."""
+    config = configured(tmp_path_factory.mktemp("halfway"))
+    assert stopped(config, STOP) == STOP
+    return config.out
+
+
+@pytest.fixture
+def copied(halfway, tmp_path):
+    return shutil.copytree(halfway, tmp_path / "run")
+
+
+def newest(run):
+    return run / runfolder.CHECKPOINTS / checkpoints_in(run)[-1]
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_epochs_are_kept_and_listed(halfway):
+    names = [f"epoch-{STOP - 2:06d}", f"epoch-{STOP - 1:06d}"]
+    assert len(names) == KEPT_EPOCHS
+    assert checkpoints_in(halfway) == names
+    assert [entry["file"] for entry in manifest_of(halfway)["checkpoints"]] == names
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(copied, straight):
+    grow(configured(copied), resume=True)
+    assert_same_end(copied, straight)
+
+
+def test_the_end_can_be_reached_twice(copied, straight):
+    """Killed while the networks were written, say: the last epoch is decided about once more."""
+    for _ in range(2):
+        grow(configured(copied), resume=True)
+    assert_same_end(copied, straight)
+
+
+def test_without_a_save_a_resumed_run_begins_at_the_beginning(tmp_path, straight):
+    config = configured(tmp_path / "run")
+    config.out.mkdir()
+    (config.out / runfolder.EVENTS).write_text('{"type": "of a run that was killed in its first epoch"}\n')
+    grow(config, resume=True)
+    assert_same_end(config.out, straight)
+
+
+def test_an_epoch_that_was_being_written_does_not_count(copied, straight):
+    torn = newest(copied).with_name(f"epoch-{STOP:06d}")
+    shutil.copytree(newest(copied) / "host-0", torn / "host-0")
+    grow(configured(copied), resume=True)
+    assert_same_end(copied, straight)
+
+
+def test_what_is_not_a_saved_epoch_is_left_alone(copied):
+    """Somebody's own files are none of our business, whatever folder they lie in."""
+    own = [copied / runfolder.CHECKPOINTS / "precious" / "model.pt", copied / runfolder.CHECKPOINTS / "notes.txt"]
+    for path in own:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    grow(configured(copied), resume=True)
+    assert [path.read_text() for path in own] == ["mine", "mine"]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def flip(path):
+    """One bit in the last bytes: still the right length, and for a tensor file still a readable one."""
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGED = {
+    "state": lambda epoch: flip(epoch / "state.json"),
+    "state is gone": lambda epoch: (epoch / "state.json").unlink(),
+    "memory": lambda epoch: (epoch / "memory.safetensors").write_bytes(b"torn"),
+    "order of data": lambda epoch: flip(epoch / "host-1" / "stream.safetensors"),
+    "weights": lambda epoch: flip(next(epoch.glob("host-1/model-*"))),
+    "optimiser": lambda epoch: flip(next(epoch.glob("host-0/optimizer-*"))),
+    "optimiser is gone": lambda epoch: next(epoch.glob("host-0/optimizer-*")).unlink(),
+    "a host's manifest": lambda epoch: flip(epoch / "host-0" / "manifest.json"),
+    "a host is gone": lambda epoch: shutil.rmtree(epoch / "host-1"),
+    "all is gone": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(damage, copied, straight, capsys):
+    DAMAGED[damage](newest(copied))
+    grow(configured(copied), resume=True)
+    told = capsys.readouterr().err
+    assert told.startswith(f"esper: epoch-{STOP - 1:06d} cannot be used (")
+    assert told.endswith("; using the one before.\n")
+    assert_same_end(copied, straight)
+
+
+def test_where_every_epoch_is_damaged_it_is_an_error_and_nothing_is_begun_anew(copied, capsys):
+    for epoch in (copied / runfolder.CHECKPOINTS).iterdir():
+        flip(epoch / "state.json")
+    before = (copied / runfolder.EVENTS).read_bytes()
+    with pytest.raises(SaveError, match=r"no saved epoch in .* is whole"):
+        grow(configured(copied), resume=True)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["epoch-000004", "epoch-000003"]
+    assert (copied / runfolder.EVENTS).read_bytes() == before
+
+
+def test_a_save_of_other_hosts_is_not_used(copied, capsys):
+    """As where a configuration was edited by hand."""
+    with pytest.raises(SaveError, match="no saved epoch"):
+        grow(configured(copied, seed=5), resume=True)
+    assert "holds the host of seed 0, not 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), SafetensorError("File too large")])
+def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(problem, copied, straight, monkeypatch):
+    def fail(*args):
+        raise problem
+
+    with monkeypatch.context() as full:
+        full.setattr(saves, "save_file", fail)
+        with pytest.raises(SaveError, match=r"cannot save .*(No space left|File too large).*use --resume"):
+            grow(configured(copied), resume=True)
+    grow(configured(copied), resume=True)
+    assert_same_end(copied, straight)
+
+
+# -- the governor ------------------------------------------------------------------------------------------------------
+
+
+def suspect(epochs):
+    """A way to evaluate that leaves the second host under suspicion after these epochs."""
+    evaluate = Population.evaluate
+
+    def evaluated(population):
+        rollbacks = evaluate(population)
+        population.governors[1].bad_checks = int(population.runs[1].epoch in epochs)
+        return rollbacks
+
+    return evaluated
+
+
+def test_a_host_under_suspicion_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(Population, "evaluate", suspect({4, 5}))
+    config = configured(tmp_path / "run")
+    assert stopped(config, 5) == 3
+    assert checkpoints_in(config.out) == ["epoch-000001", "epoch-000002"]
+
+
+def test_a_run_that_was_stopped_under_suspicion_goes_on_from_the_last_epoch_above_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Population, "evaluate", suspect({4, 5}))
+    whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
+    grow(whole)
+    stopped(cut, 5)
+    grow(cut, resume=True)
+    assert_same_end(cut.out, whole.out)
+
+
+def breaking(epoch):
+    """A way to train in which the first host breaks in this epoch."""
+    train = Population.train_epoch
+
+    def trained(population):
+        if population.runs[0].epoch == epoch:
+            with torch.no_grad():
+                next(population.runs[0].model.host.parameters()).fill_(math.nan)
+        return train(population)
+
+    return trained
+
+
+@pytest.mark.parametrize("epochs", [3, 4, 5])
+def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
+    """Stopped before it, right after it, and later: it is told once and the rest of the life is the same."""
+    monkeypatch.setattr(Population, "train_epoch", breaking(3))
+    whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
+    grow(whole)
+    stopped(cut, epochs)
+    grow(cut, resume=True)
+    (told,) = events_of(cut.out, "HostRolledBack")
+    assert (told["host"], told["epoch"]) == (0, 3)
+    assert not [e for e in events_of(cut.out, "ActionTaken") if (e["host"], e["epoch"]) == (0, 3)]
+    assert_same_end(cut.out, whole.out)
+
+
+# -- one save ----------------------------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, **changes):
+    config = configured(tmp_path / "run", **changes)
+    config.out.mkdir()
+    population, deciders = build(config)
+    return EpochSaves(config.out, population, deciders, NullSink()), config
+
+
+def live(own):
+    own.population.train_epoch()
+    own.population.evaluate()
+
+
+def test_what_had_happened_and_what_was_counted_come_back(tmp_path):
+    own, _ = saved(tmp_path)
+    live(own)
+    save = EpochSave(3, [[HostRolledBack(0, 3, "training loss is nan")], []], [{"CULLED": 2}, {}])
+    own.save(save)
+    assert own.restore() == save
+    assert own.epochs == 4
+
+
+def test_what_policies_remember_comes_back(tmp_path):
+    own, _ = saved(tmp_path)
+    live(own)
+    memories = [[{"epoch": 3, "host": 0, "lost": {"r0c1": 2}}], (torch.rand(1, 1, 4), torch.rand(1, 1, 4))]
+    for decider, memory in zip(own.deciders, memories, strict=True):
+        decider.memory = memory
+    own.save(EpochSave(0, [[], []], [{}, {}]))
+    for decider in own.deciders:
+        decider.memory = None
+    own.restore()
+    assert own.deciders[0].memory == memories[0]
+    assert all(torch.equal(*pair) for pair in zip(own.deciders[1].memory, memories[1], strict=True))
+
+
+def test_an_epoch_that_is_lived_again_replaces_its_save(tmp_path):
+    own, config = saved(tmp_path)
+    for epoch in (0, 1, 2, 1):
+        live(own)
+        own.save(EpochSave(epoch, [[], []], [{}, {}]))
+    assert checkpoints_in(config.out) == ["epoch-000001"]
+    assert own.restore().epoch == 1
+
+
+def test_saves_are_plain_json_and_tensors(halfway):
+    files = [path for path in (halfway / runfolder.CHECKPOINTS).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
+        if path.suffix == ".json":
+            json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_events_behind_the_save_are_cut_off_before_they_are_written_again(copied):
+    config = configured(copied)
+    with open_sink(config) as sink:
+        population, deciders = build(config)
+        EpochSaves(copied, population, deciders, sink).restore()
+    kept = events_of(copied)
+    assert {event["epoch"] for event in kept} == set(range(STOP - 1))
