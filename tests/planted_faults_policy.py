@@ -56,8 +56,8 @@ NETWORK_FAULTS = [
     Fault(
         "learning runs across the beginnings of lives",
         NETWORK,
-        "features, hidden = self._features(states, hidden, starts)",
-        "features, hidden = self._features(states, hidden, None)",
+        "features, hidden = self._features(states, hidden, starts, needs_state)",
+        "features, hidden = self._features(states, hidden, None, needs_state)",
         "tamiyo/test_network.py::test_what_came_before_a_beginning_reaches_nothing_after_it",
     ),
     Fault(

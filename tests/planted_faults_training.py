@@ -52,7 +52,7 @@ TRAINING_FAULTS: list[Fault] = [
         "simic/test_training_config.py::test_an_unknown_key_at_any_depth_is_refused_with_the_nearest_known_one",
     ),
     Fault(
-        "graphs are tried on a CPU",
+        "a configuration with graphs on a CPU is taken",
         CONFIG,
         'if self.executor == "graphed" and any(',
         'if self.executor == "graph" and any(',

@@ -149,10 +149,11 @@ def test_a_run_can_be_moved_before_it_is_resumed(whole, tmp_path):
     assert_same_run(tmp_path / "there", whole[0])
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path):
-    """Every file is limited, so the first host does not fit."""
+@pytest.mark.parametrize("size", [900, 3000], ids=["tensors", "texts"])
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path, size):
+    """Every file is limited, so the first host's weights or its manifest do not fit."""
     out = tmp_path / "run"
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     code, _, err = Forked(tmp_path / "child", command(out), limit).wait()
     assert code == 2
     assert err.startswith(f"esper: cannot save {out}/checkpoints/epoch-000000: ")

@@ -181,7 +181,7 @@ def test_a_run_is_resumed_by_a_new_interpreter_to_the_same_end(whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_command_killed_twice_by_the_clock_and_resumed_ends_the_same(whole, tmp_path, seed):
     killed_by_the_clock(tmp_path / "run", random.Random(200 + seed), deaths=2)
     assert_same_end(tmp_path / "run", whole[0])

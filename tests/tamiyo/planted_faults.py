@@ -194,6 +194,20 @@ PART_FAULTS = [
         "tamiyo/test_recurrence.py::test_all_at_once_equals_step_by_step_for_a_hundred_patterns_of_beginnings",
     ),
     Fault(
+        "a state that was not computed looks like one",
+        RECURRENCE,
+        "return outputs, (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))",
+        "return outputs, hidden",
+        "tamiyo/test_recurrence.py::test_a_state_that_is_not_wanted_is_not_a_number_and_costs_the_outputs_nothing",
+    ),
+    Fault(
+        "the state after a row is that of its piece without a past",
+        RECURRENCE,
+        "after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]",
+        "after = lstm(packed)[1]",
+        "tamiyo/test_recurrence.py::test_all_at_once_equals_step_by_step_for_a_hundred_patterns_of_beginnings",
+    ),
+    Fault(
         "a row runs on into the next",
         RECURRENCE,
         "begins[:, 0] = True",

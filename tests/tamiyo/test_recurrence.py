@@ -113,3 +113,21 @@ def test_neither_the_state_nor_the_pattern_that_was_passed_is_changed():
     kept = (inputs.clone(), hidden[0].clone(), hidden[1].clone(), starts.clone())
     run_sequences(lstm, inputs, hidden, starts)
     assert all(torch.equal(a, b) for a, b in zip(kept, (inputs, *hidden, starts), strict=True))
+
+
+def test_a_state_that_is_not_wanted_is_not_a_number_and_costs_the_outputs_nothing():
+    lstm, inputs, hidden = a_case(4, 7)
+    starts = torch.rand(4, 7) < 0.3
+    starts[0, 3] = True
+    outputs, _ = run_sequences(lstm, inputs, hidden, starts)
+    spared, unknown = run_sequences(lstm, inputs, hidden, starts, needs_state=False)
+    assert torch.equal(outputs, spared)
+    assert all(part.isnan().all() and part.shape == hidden[0].shape for part in unknown)
+
+
+def test_where_lives_begin_within_rows_the_last_state_carries_no_gradient():
+    lstm, inputs, hidden = a_case(4, 7)
+    starts = torch.zeros(4, 7, dtype=torch.bool)
+    starts[0, 3] = True
+    _, after = run_sequences(lstm, inputs, hidden, starts)
+    assert not any(part.requires_grad for part in after)

@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self, TextIO
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
 
-
 _LONGEST_LINE = 2**20
 
 
