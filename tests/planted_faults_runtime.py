@@ -13,6 +13,13 @@ MEASURING, LEDGER, DEVICES, EXECUTORS = (
 
 RUNTIME_FAULTS = [
     Fault(
+        "slots named by module are measured at the host's own slots",
+        HOST,
+        "return all(own.get(slot_id) == module for slot_id, module in slots.modules.items())",
+        "return bool(own)",
+        "runtime/test_measuring.py::test_slots_named_by_module_are_measured_at_their_own_modules",
+    ),
+    Fault(
         "the random arm draws the same for every host",
         "trials/arms.py",
         "model.budget, population.task.life, run.seed)",

@@ -223,3 +223,20 @@ def test_shadow_passes_are_in_the_ledger():
 
 def test_incubation_is_eager():
     assert isinstance(Population(INCUBATED, [1]).executor, EagerExecutor)
+
+
+def test_slots_named_by_module_are_measured_at_their_own_modules():
+    """The ids count the named modules, not the host's own slots: here r0c0 sits where the host has r0c1."""
+    task = replace(IMAGES, slots=("blocks.1",))
+    population = Population(task, [3])
+    play(population, 2, {0: {0: [(GERMINATE, "r0c0", "conv_light", "linear")]}})
+    run = population.runs[0]
+    split = run.splits.validation
+    (slot,) = measured_slots(run)
+    with_seed, _ = losses_of(run, split)
+    with bypassed(slot):
+        without, _ = losses_of(run, split)
+    gain = without - with_seed
+    assert gain.abs().sum() > 0
+    assert measure(run, split)[2].item() == pytest.approx(float(gain.mean()), rel=1e-5)
+    assert not population.flops.after

@@ -68,6 +68,7 @@ class HostRun:
         stream = ExampleStream(count, mix_seed(seed, 2))
         self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
+        self.has_segments = knows_its_slots(host, self.model.slot_config)
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
@@ -232,6 +233,14 @@ class HostRun:
 
 def draws_random_numbers(host: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in host.modules())
+
+
+def knows_its_slots(host: nn.Module, slots: SlotConfig) -> bool:
+    """Whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared."""
+    if not isinstance(host, SegmentedHost):
+        return False
+    own = host.slot_config().modules
+    return all(own.get(slot_id) == module for slot_id, module in slots.modules.items())
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -69,9 +70,9 @@ def measure(run: HostRun, split: Split) -> Tensor:
 
 def _passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
     """Outputs of the whole network, then without each slot's seed; features before the first of them are shared."""
-    host = run.model.host
+    host = cast(SegmentedHost, run.model.host)
     with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
-        if not (isinstance(host, SegmentedHost) and slots):
+        if not (run.has_segments and slots):
             yield run.model(inputs)
             for slot in slots:
                 with bypassed(slot):

@@ -87,6 +87,8 @@ class Population:
             for seed, device in zip(seeds, self.placed, strict=True):
                 self.runs.append(self._build(seed, device))
                 self.governors.append(Governor(self.runs[-1]))
+        if self.runs and not self.runs[0].has_segments:
+            self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
 
     def _build(self, seed: int, device: torch.device) -> HostRun:
         return HostRun(self.task, self._splits[device], seed, device, self.amp)
