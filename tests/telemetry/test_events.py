@@ -19,7 +19,10 @@ from esper.telemetry.events import (
     GrowthHint,
     HostEpoch,
     HostRolledBack,
+    LedgerClosed,
+    RoundBegan,
     RoundFinished,
+    SeedMeasured,
     StageChanged,
     from_record,
     to_record,
@@ -37,8 +40,12 @@ EVENTS = [
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     GrowthHint(0, 3, "the rate is low"),
     HostRolledBack(1, 3, "training loss is nan"),
-    GrownEpoch(0, 3, 0.5, None, 0.25, 1234),
-    HostEpoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, -0.25, {"rent": -0.25}),
+    GrownEpoch(0, 3, 0.5, None, 0.25, 1234, 10**9),
+    LedgerClosed(0, 7, 1234, {"training": 1000}, {"training": 64}, {"training": 0.5}),
+    SeedMeasured(0, 3, "r0c0", "BLENDING", "norm", 0.5, 2, 48, 0.25, 0.125),
+    SeedMeasured(0, 3, "r0c0", "GERMINATED", "norm", 0.0, 0, 48, None, None),
+    HostEpoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
+    RoundBegan(2),
     RoundFinished(2, 48, 0.5, 0.75, 0.5, 1.5, {"rent": -0.5}, {"WAIT": 20, "CULL": 4}, 1, 2, 3, 0, {"lr": 0.1}, 3.5),
     AnomalyFound(2, "kl", None, 0.5, "host 1", True),
     CheckpointSaved(2, "round-000002.safetensors"),
@@ -66,7 +73,14 @@ def test_a_record_names_its_type_and_all_its_fields(event):
 def test_an_event_reads_as_one_line_with_its_numbers(event):
     text = str(event)
     assert "\n" not in text
-    when = {ArmFinished: "seed 1", RoundFinished: "round 2", AnomalyFound: "round 2", CheckpointSaved: "round 2"}
+    when = {
+        ArmFinished: "seed 1",
+        RoundFinished: "round 2",
+        AnomalyFound: "round 2",
+        CheckpointSaved: "round 2",
+        RoundBegan: "round 2",
+    }
+    when[LedgerClosed] = "host 0: 1e+03 FLOPs, at most 1,234 parameters"
     assert when.get(type(event), "epoch 3") in text
 
 

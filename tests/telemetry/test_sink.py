@@ -85,6 +85,7 @@ def test_what_ends_or_breaks_a_run_is_kept_at_every_level_but_off():
         "AnomalyFound",
         "CheckpointSaved",
         "ArmFinished",
+        "LedgerClosed",
         "HostRolledBack",
     }
     assert set(SEVERITIES.values()) == {TelemetryLevel.MINIMAL}

@@ -66,7 +66,9 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     results = grow(config)
     arm = run_arm(config.task.build(), policy, [3, 4], Settings())
     assert [timeless(result) for result in results] == [timeless(run.result) for run in arm]
-    told = [event for event in events_of(tmp_path) if event["type"] not in ("GrownEpoch", "ArmFinished")]
+    told = [
+        event for event in events_of(tmp_path) if event["type"] not in ("GrownEpoch", "ArmFinished", "LedgerClosed")
+    ]
     for host, run in enumerate(arm):
         own = [{"type": type(event).__name__, **asdict(event)} for event in run.events]
         assert json.loads(json.dumps(own)) == [event for event in told if event["host"] == host]
@@ -283,8 +285,9 @@ def test_readings_are_written_for_every_epoch_of_every_host(tmp_path):
         population.train_epoch()
         population.evaluate()
         for host, reading in enumerate(population.readings()):
+            flops = population.runs[host].ledger.flops
             expected = GrownEpoch(
-                host, epoch, reading.train_loss, reading.held_out_loss, reading.held_out_accuracy, params=114
+                host, epoch, reading.train_loss, reading.held_out_loss, reading.held_out_accuracy, 114, flops
             )
             assert events_of(config.out, "GrownEpoch")[2 * epoch + host] == {"type": "GrownEpoch", **asdict(expected)}
 

@@ -26,13 +26,13 @@ from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.runtime.twins import twin_readings
-from esper.simic.observing import epoch_signals, finite, loss_scale
+from esper.simic.observing import epoch_signals, loss_scale
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe
 from esper.tamiyo.signals import SignalTracker
-from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolledBack
+from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolledBack, finite
 
 MAX_ROLLBACKS = 3
 """The governor gives a host up at this many rollbacks in one life."""

@@ -6,6 +6,7 @@ from esper.leyline.legality import GrowthView
 from esper.runtime.host import EpochReading
 from esper.runtime.tasks import Task
 from esper.tamiyo.signals import EpochSignals
+from esper.telemetry.events import finite
 
 
 def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:
@@ -27,8 +28,3 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
 def loss_scale(task: Task) -> float:
     """The loss of guessing."""
     return -math.log(task.chance)
-
-
-def finite(value: float | None) -> float | None:
-    """None where there is no finite number."""
-    return value if value is not None and math.isfinite(value) else None

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.kasmina.changes import tell_seeds
 from esper.leyline.factored_actions import OP_NAMES
 from esper.simic.environment import GrowthVectorEnv
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
@@ -82,6 +83,8 @@ class RoundTally:
         params = run.model.total_params
         self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, params / run.model.host_params
         if self.sink.wants(TelemetryLevel.NORMAL):
+            for event in tell_seeds(host, run.epoch, run.model.get_slot_reports()):
+                self.sink.write(event)
             self.sink.write(
                 HostEpoch(
                     round=self.number,
@@ -92,6 +95,7 @@ class RoundTally:
                     held_out_accuracy=reading.last.held_out_accuracy,
                     twin_accuracy=twin.held_out_accuracy,
                     params=params,
+                    flops=run.ledger.flops,
                     reward=reward,
                     reward_parts=parts,
                 )

@@ -27,7 +27,7 @@ from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import AnomalyFound, RoundFinished
+from esper.telemetry.events import AnomalyFound, RoundBegan, RoundFinished
 from esper.telemetry.sink import Sink
 
 Watch = Callable[[RoundFinished], None]
@@ -65,6 +65,7 @@ def train_ppo_vectorized(
         rollout = build_rollout(env, agent)
         for number in range(first, config.rounds):
             started = time.perf_counter()
+            sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
             record = agent.update(rollout)
             check_health(record, number, config, sink)

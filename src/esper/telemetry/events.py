@@ -1,5 +1,6 @@
 """The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -33,6 +34,27 @@ class ContributionMeasured:
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {self.slot} contributes {self.mean:+.4f} ± {self.standard_error:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class SeedMeasured:
+    """A live seed after an epoch; a contribution of None is not measured."""
+
+    host: int
+    epoch: int
+    slot: str
+    stage: str
+    blueprint: str | None
+    alpha: float
+    age: int
+    params: int
+    contribution: float | None
+    standard_error: float | None
+
+    def __str__(self) -> str:
+        known = self.contribution is not None and self.standard_error is not None
+        gain = f"{self.contribution:+.4f} ± {self.standard_error:.4f}" if known else "not measured"
+        return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +171,33 @@ class ArmFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerClosed:
+    """What one host's life cost, phase by phase."""
+
+    host: int
+    seed: int
+    peak_params: int
+    flops: dict[str, int]
+    examples: dict[str, int]
+    seconds: dict[str, float]
+    """wall clock; the one field in which equal runs differ"""
+
+    def __str__(self) -> str:
+        whole = sum(self.flops.values())
+        return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegan:
+    """All hosts begin new lives; what follows in this file belongs to them."""
+
+    round: int
+
+    def __str__(self) -> str:
+        return f"round {self.round} begins"
+
+
+@dataclass(frozen=True, slots=True)
 class RoundFinished:
     """One round of lives and the update after it."""
 
@@ -218,6 +267,8 @@ class GrownEpoch:
     held_out_loss: float | None
     held_out_accuracy: float | None
     params: int
+    flops: int
+    """all phases, since the host's birth"""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, host {self.host}: accuracy {self.held_out_accuracy}, {self.params:,} parameters"
@@ -235,6 +286,8 @@ class HostEpoch:
     held_out_accuracy: float | None
     twin_accuracy: float | None
     params: int
+    flops: int
+    """all phases, since the host's birth"""
     reward: float
     reward_parts: dict[str, float]
 
@@ -248,9 +301,12 @@ Event = (
     | CheckpointSaved
     | GrownEpoch
     | HostEpoch
+    | LedgerClosed
+    | RoundBegan
     | RoundFinished
     | EpochMeasured
     | ContributionMeasured
+    | SeedMeasured
     | ActionTaken
     | ActionRefused
     | StageChanged
@@ -263,10 +319,16 @@ SEVERITIES: dict[type, TelemetryLevel] = {
     AnomalyFound: TelemetryLevel.MINIMAL,
     CheckpointSaved: TelemetryLevel.MINIMAL,
     ArmFinished: TelemetryLevel.MINIMAL,
+    LedgerClosed: TelemetryLevel.MINIMAL,
     HostRolledBack: TelemetryLevel.MINIMAL,
 }
 """What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def finite(value: float | None) -> float | None:
+    """None where there is no finite number: JSON has no other."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def to_record(event: Event) -> dict[str, Any]:

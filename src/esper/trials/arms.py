@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.blueprints import SHAM
-from esper.kasmina.changes import tell_changes
+from esper.kasmina.changes import tell_changes, tell_seeds
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
@@ -162,6 +162,8 @@ def live_epoch(population: Population, epoch: int) -> list[list[Event]]:
     for rollback in population.evaluate():
         happened[rollback.host].append(HostRolledBack(rollback.host, epoch, rollback.reason))
         happened[rollback.host] += tell_changes(rollback.host, epoch, rollback.changes)
+    for host, reports in enumerate(population.reports()):
+        happened[host] += tell_seeds(host, epoch, reports)
     return happened
 
 

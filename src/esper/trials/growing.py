@@ -12,14 +12,14 @@ from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
 from esper.leyline.errors import SaveError, SettingError, UnknownNameError
 from esper.runtime.devices import limited_threads, repeatable_kernels
+from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from esper.simic.checkpoints import Layout, load_policy, require_layout
-from esper.simic.observing import finite
 from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES
-from esper.telemetry.events import ArmFinished, Event, GrownEpoch, StageChanged
+from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider, act_on_epoch, live_epoch, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
@@ -171,8 +171,21 @@ def _tell(
                 held_out_loss=finite(reading.held_out_loss),
                 held_out_accuracy=finite(reading.held_out_accuracy),
                 params=run.model.total_params,
+                flops=run.ledger.flops,
             )
         )
+
+
+def _close(host: int, run: HostRun) -> LedgerClosed:
+    costs = {name: cost for name, cost in run.ledger.phases.items() if cost.examples}
+    return LedgerClosed(
+        host=host,
+        seed=run.seed,
+        peak_params=run.ledger.peak_params,
+        flops={name: cost.flops for name, cost in costs.items()},
+        examples={name: cost.examples for name, cost in costs.items()},
+        seconds={name: cost.seconds for name, cost in costs.items()},
+    )
 
 
 def _finish(config: GrowConfig, population: Population, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
@@ -200,6 +213,7 @@ def _finish(config: GrowConfig, population: Population, counts: list[dict[str, i
             export_network(run.model, config.out / NETWORKS / f"host-{host}")
         except (OSError, SafetensorError) as problem:
             raise SaveError(f"cannot write the networks: {problem}. Make room and use --resume.") from problem
+        sink.write(_close(host, run))
         sink.write(result)
         results.append(result)
     sink.commit()
