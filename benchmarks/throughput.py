@@ -174,8 +174,8 @@ def time_scores(population: Population, device: str) -> float:
     started = time.perf_counter()
     for run in population.runs:
         if isinstance(executor, GraphedExecutor):
-            with torch.cuda.stream(executor._stream(run)):
-                executor._graphs[id(run)][1]["score"].graph.replay()
+            with torch.cuda.stream(executor._lane(run).stream):
+                executor._lane(run).graphs["score"].graph.replay()
         else:
             greedy_scores(run)
     synchronize(device)
@@ -270,11 +270,13 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
             assert isinstance(executor, GraphedExecutor)
             plant(population, "conv_light")
             if not own:
-                executor._streams = dict.fromkeys(map(id, population.runs), torch.cuda.Stream())
+                shared = torch.cuda.Stream()
+                for run in population.runs:
+                    executor._lane(run).stream = shared
             executor.train(population.runs)
             for run in population.runs:
                 run.begin_epoch()
-            calls = [[executor._graphs[id(run)][1]["train 128"]] for run in population.runs]
+            calls = [[executor._lane(run).graphs["train 128"]] for run in population.runs]
             times = []
             for _ in range(options.steps):
                 synchronize(options.device)

@@ -24,7 +24,7 @@ from throughput import generated
 
 from esper.runtime.tasks import get_task, register
 from esper.simic.trainer import train_ppo_vectorized
-from esper.simic.training_config import TrainingConfig
+from esper.simic.training_config import TrainingConfig, read_setting
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import RoundFinished
 from esper.telemetry.sink import JsonlSink
@@ -73,6 +73,7 @@ def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
         changes.append(("hosts", options.hosts))
     if options.data_root:
         changes.append(("data_root", str(options.data_root)))
+    changes += [read_setting(text) for text in options.set]
     return config.with_changes(changes, "the command line")
 
 
@@ -84,8 +85,10 @@ def measure(options: argparse.Namespace) -> dict:
         rate = sum(event.ops.values()) / event.seconds
         print(f"{event}, {rate:.0f} decisions/s, ops {event.ops}", flush=True)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = str(options.keep or temporary)
         config = config_of(options, folder)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         with (
             JsonlSink(Path(folder) / "events-0.jsonl", TelemetryConfig(config.telemetry.level)) as sink,
@@ -109,6 +112,7 @@ def measure(options: argparse.Namespace) -> dict:
         "seconds": whole,
         "gpu_busy_percent": statistics.mean(busy.samples) if busy.samples else None,
         "germinated_per_life": [event.germinated / config.hosts for event in rounds],
+        "alive_per_life": [(event.germinated - event.fossilized - event.culled) / config.hosts for event in rounds],
         "fossilized_per_life": [event.fossilized / config.hosts for event in rounds],
         "mean_return": [event.mean_return for event in rounds],
         "accuracy": [event.accuracy for event in rounds],
@@ -127,7 +131,9 @@ def main() -> None:
     parser.add_argument("--hosts", type=int)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--amp", default="off")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the configuration")
     parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--keep", type=Path, help="run folder to leave behind")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True

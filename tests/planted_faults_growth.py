@@ -221,8 +221,8 @@ GROWTH_FAULTS: list[Fault] = [
     Fault(
         "every host has the first one's masks",
         ENVIRONMENT,
-        "compute_batch_masks(views)",
-        "compute_batch_masks(views[:1] * len(views))",
+        "compute_batch_masks(self.views)",
+        "compute_batch_masks(self.views[:1] * len(self.views))",
         "simic/test_environment.py::test_masks_reports_and_ledger_are_those_of_the_hosts_now",
     ),
     Fault(

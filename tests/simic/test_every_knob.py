@@ -62,6 +62,7 @@ TABLE = {
     "rounds": Knob(3, PLAYS),
     "hosts": Knob(3, PLAYS),
     "host_pool": Knob(4, PLAYS),
+    "initial_wait": Knob(0.1, PLAYS),
     "seed": Knob(1, PLAYS),
     "devices": Knob(["cuda:300"], (REFUSAL,)),
     "executor": Knob("eager", (PROCESS,)),

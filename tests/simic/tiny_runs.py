@@ -21,6 +21,7 @@ from esper.telemetry.sink import JsonlSink
 
 TINY = {
     "task": {"name": "blobs", "life": 4, "epoch_examples": 64},
+    "initial_wait": 0.25,
     "hosts": 2,
     "host_pool": 3,
     "rounds": 2,

@@ -51,58 +51,74 @@ class EagerExecutor:
 
 
 class _Captured:
-    """A captured call and the tensor it leaves its result in."""
+    """A captured call and the tensor it leaves its result in; it is right for one key only."""
 
-    def __init__(self, run: HostRun, stream: torch.cuda.Stream, call: Callable[[], Tensor | None], warm: bool):
+    def __init__(self, key: Any, lane: "_Lane", call: Callable[[], Tensor | None]):
+        self.key = key
         self.graph = torch.cuda.CUDAGraph()
-        if warm:
-            snapshot = run.snapshot()
-            sums, cursor = run.sums.clone(), run.plan.cursor.clone()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                call()
-            torch.cuda.current_stream().wait_stream(stream)
-            run.restore(snapshot)
-            run.sums.copy_(sums)
-            run.plan.cursor.copy_(cursor)
-        run.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.result = call()
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(lane.stream):
+            # not `torch.cuda.graph`: it waits for all other hosts and gives their cached memory back
+            self.graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
+            try:
+                self.result = call()
+            finally:
+                self.graph.capture_end()
+
+
+class _Lane:
+    """One host's stream, and the memory that its graphs share: they run one after the other."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[str, _Captured] = {}
+        """a stale graph stays until its successor is captured, so that the memory stays too"""
 
 
 class GraphedExecutor:
     """One graph per host and call, replayed on the host's own stream. Only a change of structure captures again."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, torch.cuda.Stream] = {}
-        self._graphs: dict[int, tuple[tuple[Any, ...], dict[str, _Captured]]] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._idle: list[_Lane] = []
         self._warmed: set[Any] = set()
 
     def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
-        """Steps of all hosts in turn; drawing one host's examples overlaps with the first step of those before it."""
-        scores, calls = [], []
-        for run in runs:
-            run.begin_epoch()
-            score = self._captured(run, "score", partial(greedy_scores, run))
-            assert score.result is not None
-            scores.append(score.result)
-            full, rest = divmod(run.examples, run.task.batch)
-            sizes = [run.task.batch] * full + [rest] * (rest > 0)
-            steps = [self._captured(run, f"train {size}", _train_call(run, size)) for size in sizes]
-            calls.append([score, *steps])
-            self._stream(run).wait_stream(torch.cuda.current_stream(run.device))
-            self._replay([run], [[score, steps[0]]])
-        self._replay(runs, [own[2:] for own in calls])
+        """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
+        ready = [run for run in runs if self._is_ready(run)]
+        changed = [run for run in runs if not self._is_ready(run)]
+        calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
+        self._replay(ready, [own[2:] for own in calls])
+        for run in changed:
+            self._begin(run, None)
+            self._captured(run, "measure", partial(measure, run, run.splits.validation))
         self._join(runs)
-        return scores
+        return [result for run in runs if (result := self._lane(run).graphs["score"].result) is not None]
+
+    def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
+        """Draw an epoch and start its first calls; returns all of them."""
+        run.begin_epoch()
+        calls = self._epoch_calls(run)
+        self._lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
+        self._replay([run], [calls[:count]])
+        return calls
+
+    def _epoch_calls(self, run: HostRun) -> list[_Captured]:
+        """The greedy score, then every step of the epoch."""
+        # captured first: what is captured later cannot write over a result that is read after it
+        score = self._captured(run, "score", partial(greedy_scores, run))
+        full, rest = divmod(run.examples, run.task.batch)
+        sizes = [run.task.batch] * full + [rest] * (rest > 0)
+        return [score, *(self._captured(run, f"train {size}", _train_call(run, size)) for size in sizes)]
 
     def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
         """Each host's calls on its stream, one of each in turn: a deep queue of one host would keep others out."""
         for row in zip_longest(*calls):
             for run, call in zip(runs, row, strict=True):
                 if call is not None:
-                    with torch.cuda.stream(self._stream(run)):
+                    with torch.cuda.stream(self._lane(run).stream):
                         call.graph.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
@@ -111,52 +127,76 @@ class GraphedExecutor:
             for run, split in zip(runs, splits, strict=True)
         ]
         for run in runs:
-            self._stream(run).wait_stream(torch.cuda.current_stream(run.device))
+            self._lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
         self._replay(runs, [[call] for call in calls])
         self._join(runs)
         return [call.result for call in calls if call.result is not None]
 
     def forget(self, run: HostRun) -> None:
-        """Drop the graphs of a host that was built anew."""
-        self._graphs.pop(id(run), None)
-        self._streams.pop(id(run), None)
+        """A host is gone; its stream and memory wait for the next one."""
+        lane = self._lanes.pop(id(run), None)
+        if lane is not None:
+            for captured in lane.graphs.values():
+                captured.key = None
+            self._idle.append(lane)
+
+    def _is_ready(self, run: HostRun) -> bool:
+        graphs = self._lane(run).graphs
+        return bool(graphs) and all(captured.key == run.topology() for captured in graphs.values())
 
     def _captured(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
-        topology = run.topology()
-        known = self._graphs.get(id(run))
-        if known is None or known[0] != topology:
-            known = (topology, {})
-            self._graphs[id(run)] = known
-        if name not in known[1]:
-            shape = (name, run.device, *_structure(run))
+        lane, key = self._lane(run), run.topology()
+        known = lane.graphs.get(name)
+        if known is None or known.key != key:
             with torch.cuda.device(run.device):
-                known[1][name] = _Captured(run, self._stream(run), call, warm=shape not in self._warmed)
-            self._warmed.add(shape)
-        return known[1][name]
+                self._warm_up(run, name, lane, call)
+                run.optimizer.zero_grad(set_to_none=True)
+                known = lane.graphs[name] = _Captured(key, lane, call)
+        return known
 
-    def _stream(self, run: HostRun) -> torch.cuda.Stream:
-        if id(run) not in self._streams:
-            self._streams[id(run)] = torch.cuda.Stream(run.device)
-        return self._streams[id(run)]
+    def _warm_up(self, run: HostRun, name: str, lane: _Lane, call: Callable[[], Tensor | None]) -> None:
+        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
+        parts = {(name, run.device, run.amp, part) for part in _parts(run)}
+        if parts <= self._warmed:
+            return
+        self._warmed |= parts
+        is_learning = name.startswith("train")
+        snapshot = run.snapshot() if is_learning else None
+        sums, cursor = run.sums.clone(), run.plan.cursor.clone()
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(lane.stream):
+            call()
+        if snapshot is not None:
+            torch.cuda.current_stream().wait_stream(lane.stream)
+            run.restore(snapshot)
+            run.sums.copy_(sums)
+            run.plan.cursor.copy_(cursor)
+
+    def _lane(self, run: HostRun) -> _Lane:
+        if id(run) not in self._lanes:
+            fitting = [lane for lane in self._idle if lane.device == run.device]
+            if fitting:
+                self._idle.remove(fitting[0])
+            self._lanes[id(run)] = fitting[0] if fitting else _Lane(run.device)
+        return self._lanes[id(run)]
 
     def _join(self, runs: Sequence[HostRun]) -> None:
         for run in runs:
-            torch.cuda.current_stream(run.device).wait_stream(self._stream(run))
+            torch.cuda.current_stream(run.device).wait_stream(self._lane(run).stream)
 
 
 def _train_call(run: HostRun, batch: int) -> Callable[[], None]:
     return lambda: run.learn(*run.plan.next_batch(batch))
 
 
-def _structure(run: HostRun) -> tuple[Any, ...]:
-    """What decides which kernels a host runs; hosts alike in this need no warm-up of their own."""
-    return tuple(
-        (
-            *((name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)),
-            (slot.state.blueprint_id, has_gate(slot.seed), slot.is_in_output) if slot.seed is not None else None,
-        )
-        for slot in run.slots
-    )
+def _parts(run: HostRun) -> set[Any]:
+    """What decides which kernels a host runs, piece by piece: the host itself and what sits in each slot."""
+    parts: set[Any] = {run.task.name}
+    for place, slot in enumerate(run.slots):
+        parts |= {(place, name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)}
+        if slot.seed is not None:
+            parts.add((place, slot.state.blueprint_id, has_gate(slot.seed), slot.is_in_output))
+    return parts
 
 
 def find_eager_only(task: Task, amp: str) -> str | None:

@@ -1,6 +1,7 @@
 """Watches one host and brings it back: NaN, collapse to guessing, exploding loss. Decides nothing about growth."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -79,17 +80,21 @@ class Governor:
         return [seed for slot in self.run.slots for seed in (*slot.fossils, slot.seed) if seed is not None]
 
     def keep(self) -> None:
-        """Remember the present as good, unless it is under suspicion. While the structure stays, this is one copy."""
+        """Remember the present as good, unless it is under suspicion."""
+        keep_together([self])
+
+    def due_copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(kept, live) tensors that are still to be copied; a new structure is kept at once and leaves none."""
         if self.bad_checks:
-            return
+            return []
         topology = self.run.topology()
         if topology == self._topology:
-            torch._foreach_copy_(list(self._good["tensors"].values()), self._live)
             self._good.update(self.run.plain_state())
-            return
+            return list(zip(self._good["tensors"].values(), self._live, strict=True))
         self._topology = topology
         self._good = self.run.snapshot()
         self._live = [value.detach() for value in self.run.tensors().values()]
+        return []
 
     def roll_back(self) -> list[SlotChange]:
         """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
@@ -106,3 +111,13 @@ class Governor:
                 changes.append(SlotChange(slot.slot_id, before, slot.state))
         self.keep()
         return changes
+
+
+def keep_together(governors: Iterable[Governor]) -> None:
+    """Let each remember its host's present: one copy per device, however many hosts."""
+    due: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for governor in governors:
+        due.setdefault(governor.run.device, []).extend(governor.due_copies())
+    for pairs in due.values():
+        if pairs:
+            torch._foreach_copy_([kept for kept, _ in pairs], [live for _, live in pairs])

@@ -79,8 +79,9 @@ class HostRun:
 
     def topology(self) -> tuple[Any, ...]:
         """Changes exactly when a captured graph of this host would be wrong."""
-        modules = tuple((id(s.seed), s.is_in_output, *(id(fossil) for fossil in s.fossils)) for s in self.slots)
-        return self.state_version, *modules
+        return self.state_version, *(
+            (id(s.seed), s.is_in_output, s.state.alpha > 0, *map(id, s.fossils)) for s in self.slots
+        )
 
     def begin_epoch(self) -> None:
         """Learning rates and examples of the next epoch go to the device."""

@@ -19,7 +19,7 @@ from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor, find_eager_only
-from esper.runtime.governor import Governor
+from esper.runtime.governor import Governor, keep_together
 from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
 from esper.runtime.measuring import SCORE_EXAMPLES, incubated_slots, measured_slots
@@ -139,7 +139,8 @@ class Population:
                 rollbacks.append(Rollback(host, problem, tuple(self.governors[host].roll_back())))
                 continue
             self._take_evidence(run, row[2:])
-            self.governors[host].keep()
+        broken = {rollback.host for rollback in rollbacks}
+        keep_together(governor for host, governor in enumerate(self.governors) if host not in broken)
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:

@@ -20,7 +20,7 @@ from esper.kasmina.changes import tell_changes
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_WAIT, FactoredAction
-from esper.leyline.legality import refusal
+from esper.leyline.legality import GrowthView, refusal
 from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
@@ -89,6 +89,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.refused = 0
         self.is_over = np.zeros(count, bool)
         self.trackers: list[SignalTracker] = []
+        self.views: list[GrowthView] = []
         self.accuracy = np.zeros(count)
         self.loss = np.zeros(count)
 
@@ -171,7 +172,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
                 op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.space
             )
             epoch, name = self._epoch(host), action.op.name
-            problem = refusal(action, self.population.runs[host].model.view())
+            problem = refusal(action, self.views[host])
             if problem is not None:
                 self.refused += 1
                 happened[host].append(ActionRefused(host, epoch, name, action.slot_id, str(problem)))
@@ -219,7 +220,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _track(self) -> None:
         """Take in the epoch's readings. A host without any stands where it stood, and so does a twin."""
-        for host, (run, view) in enumerate(zip(self.population.runs, self.population.views(), strict=True)):
+        self.views = self.population.views()
+        for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
             reading = run.reading
             assert reading is not None
             if _is_measured(reading):
@@ -228,10 +230,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self.trackers[host].update(epoch_signals(self.task, run.epoch, reading, view), view.reports)
 
     def _see(self, happened: list[list[Event]], more: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        views = self.population.views()
         info = {
-            "action_mask": compute_batch_masks(views),
-            "reports": [view.reports for view in views],
+            "action_mask": compute_batch_masks(self.views),
+            "reports": [view.reports for view in self.views],
             "ledger": [run.ledger.counts() for run in self.population.runs],
             "events": happened,
             **more,

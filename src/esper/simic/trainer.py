@@ -114,6 +114,7 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv) -> tuple[PPOAgent,
             hidden_dim=ppo.hidden_dim,
             head_dim=ppo.head_dim,
         )
+    network.lean_to_wait(config.initial_wait)
     network.to(parse_devices(config.devices)[0])
     if ppo.anneal_decisions is None:
         whole = config.rounds * config.hosts * (env.task.life - 1)

@@ -90,6 +90,8 @@ class TrainingConfig(BaseModel):
     """hosts that live side by side"""
     host_pool: int = Field(32, ge=1)
     """different hosts there are; each one's twin is computed once"""
+    initial_wait: float = Field(0.8, gt=0, lt=1)
+    """how likely an untrained policy waits where every op is possible"""
     seed: int = Field(0, ge=0)
     """decides hosts, data orders, weights and draws"""
     devices: tuple[str, ...] = Field(("cpu",), min_length=1)

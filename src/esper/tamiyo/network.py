@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
 from esper.tamiyo.distributions import (
     MaskedCategorical,
     masked_log_softmax,
@@ -309,6 +309,12 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         spec = HeadSpec.growth(num_slots, num_blueprints, num_blends, num_ops)
         super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
         self.num_slots = num_slots
+
+    @torch.no_grad()
+    def lean_to_wait(self, probability: float) -> None:
+        """Make the first op this likely where every op is possible and nothing has been learnt."""
+        bias = _layers(self.policy_heads["op"])[2].bias
+        bias[OP_WAIT] = math.log(probability / (1 - probability) * (len(bias) - 1))
 
     @property
     def slot_head(self) -> nn.Module:
