@@ -183,8 +183,8 @@ COMMANDS = [
     Fault(
         "slots need commas",
         CLI,
-        'LISTS = ("--devices", "--slots")',
-        'LISTS = ("--devices",)',
+        'LISTS = ("--devices", "--slots", ',
+        'LISTS = ("--devices", ',
         "test_cli_grow.py::test_slots_are_written_with_spaces_or_commas[r0c0 r0c2]",
     ),
     Fault(

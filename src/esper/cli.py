@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from esper import __version__
+from esper.cli_runs import add_to, parts_of
 from esper.dashboard.tables import arms_table, tasks_table
 from esper.leyline.errors import EsperError, SettingError
 
@@ -169,7 +170,7 @@ def ppo(
     if device is not None and devices:
         raise SettingError("--device and --devices both say where; give one of them.")
     named = [device] if device is not None else devices or []
-    places = [part for text in named for part in text.split(",") if part]
+    places = parts_of(named)
     given = {
         "task.name": task,
         "devices": places if named else None,
@@ -215,8 +216,14 @@ def grow(
     if resume and (out / CONFIG).exists():
         config = grow_config_of(out)
     else:
-        lives = {"name": task, "life": epochs, "budget": budget, "max_seeds": max_seeds, "slots": _parts(slots) or None}
-        places = _parts(devices) or ["cpu"]
+        lives = {
+            "name": task,
+            "life": epochs,
+            "budget": budget,
+            "max_seeds": max_seeds,
+            "slots": parts_of(slots) or None,
+        }
+        places = parts_of(devices) or ["cpu"]
         config = GrowConfig.of(
             {
                 "task": lives,
@@ -258,10 +265,6 @@ def export(
     )
 
 
-def _parts(texts: Sequence[str] | None) -> list[str]:
-    return [part for text in texts or () for part in text.split(",") if part]
-
-
 @data_app.command("fetch")
 def fetch_data(
     name: Annotated[str, typer.Argument(help="Name of a data set; `esper tasks` lists them.", show_default=False)],
@@ -288,7 +291,9 @@ def fetch_data(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-LISTS = ("--devices", "--slots")
+add_to(app)
+
+LISTS = ("--devices", "--slots", "--policies", "--static", "--rates")
 """Options that take several values, with spaces or commas."""
 
 

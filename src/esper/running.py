@@ -13,8 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
+from esper.dashboard.comparison import compared_figure
 from esper.dashboard.progress import show_rounds
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
@@ -22,7 +23,9 @@ from esper.simic.training_config import TrainingConfig, presets
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 from esper.telemetry.sink import JsonlSink
+from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing
 from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
+from esper.trials.summary import summarise, to_csv
 
 RESULTS = "results.json"
 Changes = Sequence[tuple[str, Any]]
@@ -127,6 +130,30 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
             )
             return None
         runfolder.write_json(config.out / RESULTS, {"results": [asdict(result) for result in results]})
+    return results
+
+
+def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
+    """Compare in `config.out`; what was found, or None if somebody stopped it."""
+    values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
+    with runfolder.only_writer(config.out):
+        if not resume:
+            runfolder.require_fresh(config.out)
+        elif (saved := config.out / runfolder.CONFIG).is_file() and json.loads(saved.read_text()) != values:
+            raise SettingError(f"{config.out} holds another comparison (see {saved}); choose another --out.")
+
+        def tell(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        try:
+            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
+                results = summarise(config, Comparison(config, tell, should_stop).run())
+        except StoppedComparing:
+            tell(f"stopped; finished arms are kept. Go on with the same command and --resume (--out {config.out}).")
+            return None
+        runfolder.write_json(config.out / RESULTS, results)
+        runfolder.write_atomically(config.out / "results.csv", to_csv(results["rows"]).encode())
+        runfolder.write_atomically(config.out / "figure.svg", compared_figure(results).encode())
     return results
 
 

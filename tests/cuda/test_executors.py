@@ -54,7 +54,7 @@ def text_splits(root=None):
 TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, life=12, lengths=RAMP)
 LIVES = {
     "sgd": (PHOTOS, GROWTH),
-    "partial": (replace(PHOTOS, epoch_examples=600), GROWTH),
+    "unequal": (replace(PHOTOS, epoch_examples=601), GROWTH),
     "adamw": (TEXT, TEXT_GROWTH),
 }
 
@@ -182,8 +182,8 @@ def test_only_a_change_of_structure_captures_again_and_only_for_that_host(captur
     assert counts == [first, (3, 0), (3, 0), (0, 0), (0, 0), (3, 0)]
 
 
-def test_a_last_partial_batch_has_a_graph_of_its_own(captured):
-    play(build(replace(PHOTOS, epoch_examples=600), seeds=[7]), 2)
+def test_each_size_of_step_has_a_graph_of_its_own(captured):
+    play(build(replace(PHOTOS, epoch_examples=601), seeds=[7]), 2)
     assert len(captured) == 4
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator
+from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator, step_sizes
 from esper.runtime.population import Population
 from esper.runtime.splits import TensorSplit, TokenSplit
 from runtime.lives import BLOBS, replace
@@ -98,15 +100,24 @@ def test_by_default_an_epoch_is_one_pass():
 def test_the_shared_gather_equals_each_hosts_own_batches_row_for_row(augment, examples, batch):
     split = numbered(9, padded=augment)
     together, alone = plans(split, examples, augment), plans(split, examples, augment)
-    seen = 0
+    steps = 0
     for inputs, targets in SharedBatchIterator(together, batch):
-        size = min(batch, examples - seen)
+        size = step_sizes(examples, batch)[steps]
         for host, plan in enumerate(alone):
             own_inputs, own_targets = plan.next_batch(size)
             assert torch.equal(inputs[host], own_inputs)
             assert torch.equal(targets[host], own_targets)
-        seen += size
-    assert seen == examples
+        steps += 1
+    assert steps == len(step_sizes(examples, batch))
+
+
+@given(st.integers(1, 5000), st.integers(1, 600))
+def test_steps_take_every_example_once_none_too_many_and_are_alike(examples, batch):
+    sizes = step_sizes(examples, batch)
+    assert sum(sizes) == examples
+    assert len(sizes) == -(-examples // batch)
+    assert max(sizes) <= batch
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_shared_gather_serves_texts_too():

@@ -151,8 +151,8 @@ GROWN = [
     Fault(
         "every policy is shown telemetry",
         GROWING,
-        "use_telemetry=_reads_telemetry(layout))",
-        "use_telemetry=True)",
+        "    return policy, reads_telemetry",
+        "    return policy, True",
         f"{STOPPED}[blind]",
     ),
     Fault(

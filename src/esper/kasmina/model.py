@@ -147,6 +147,15 @@ class MorphogeneticModel(nn.Module):
         slot = self._permit(LifecycleOp.FOSSILIZE, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
+    def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
+        """Make a fossil at once: part of the host from its first step on, as in a network of fixed size."""
+        self.germinate_seed(slot_id, blueprint_id, blend_id)
+        slot = self.slot(slot_id)
+        seed = slot.petrify()
+        if self.link is not None:
+            self.link.commit(slot_id, seed.parameters())
+        slot.assign(SeedState())
+
     def act(self, action: FactoredAction) -> SlotChange | None:
         """Carry out one decision; WAIT changes nothing."""
         match action.op:

@@ -9,6 +9,17 @@ from torch import Tensor
 from esper.runtime.splits import Split
 
 
+def step_sizes(examples: int, batch: int) -> list[int]:
+    """Examples in each step of an epoch: at most `batch`, and alike to one.
+
+    A last batch of what is left over may be tiny. Its gradient and its batch statistics are then mostly noise, and it
+    comes right before the measurement.
+    """
+    steps = -(-examples // batch)
+    least, more = divmod(examples, steps)
+    return [least + 1] * more + [least] * (steps - more)
+
+
 class ExampleStream:
     """Row numbers of one host, drawn from its own generator: whole permutations of the split, one after the other."""
 
@@ -79,12 +90,13 @@ class SharedBatchIterator:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = self.plans[0]
-        for start in range(0, first.examples, self.batch):
-            end = min(start + self.batch, first.examples)
+        end = 0
+        for size in step_sizes(first.examples, self.batch):
+            start, end = end, end + size
             rows = torch.cat([plan.rows[start:end] for plan in self.plans])
             offsets = None
             if first.augment:
                 offsets = torch.cat([plan.offsets[:, start:end] for plan in self.plans if plan.offsets is not None], 1)
             inputs, targets = first.split.gather(rows, offsets)
-            hosts, size = len(self.plans), end - start
+            hosts = len(self.plans)
             yield inputs.view(hosts, size, *inputs.shape[1:]), targets.view(hosts, size, *targets.shape[1:])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError
-from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.batches import SharedBatchIterator, step_sizes
 from esper.runtime.host import HostRun, draws_random_numbers
 from esper.runtime.measuring import greedy_scores, measure
 from esper.runtime.splits import Split
@@ -109,8 +109,7 @@ class GraphedExecutor:
         """The greedy score, then every step of the epoch."""
         # captured first: what is captured later cannot write over a result that is read after it
         score = self._captured(run, "score", partial(greedy_scores, run))
-        full, rest = divmod(run.examples, run.task.batch)
-        sizes = [run.task.batch] * full + [rest] * (rest > 0)
+        sizes = step_sizes(run.examples, run.task.batch)
         return [score, *(self._captured(run, f"train {size}", _train_call(run, size)) for size in sizes)]
 
     def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:

@@ -14,7 +14,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot, has_gate
 from esper.runtime.splits import Split
 
-PHASES = ("training", "shadow", "validation", "counterfactual", "score")
+PHASES = ("training", "shadow", "validation", "counterfactual", "score", "policy")
 BACKWARD = 2
 """A backward pass costs about two forward passes."""
 

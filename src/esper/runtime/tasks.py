@@ -41,6 +41,7 @@ class Task:
     """accuracy of random guessing; the governor knows a collapse by it"""
     score: Score = cross_entropy_scores
     batch: int = 128
+    """most examples per step; all steps of an epoch are alike to one example"""
     optimizer: str = "sgd"
     """sgd (nesterov momentum 0.9) or adamw"""
     lr: float = 0.1

@@ -1,15 +1,17 @@
 """One arm of a comparison: a policy's whole life on a set of host seeds, from first epoch to harvested networks."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.changes import tell_changes, tell_seeds
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import count_parameters, has_gate
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
@@ -40,13 +42,34 @@ class Settings:
     """data that is loaded already"""
 
 
+Planting = tuple[str, str, str]
+"""(slot, blueprint, blend)"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One host of a comparison: where it starts and who decides about it."""
+
+    arm: str
+    seed: int
+    policy: str | Callable[[Ground], Policy]
+    use_telemetry: bool = True
+    built_in: tuple[Planting, ...] = ()
+    """what is part of the network from its first step on"""
+    weights: Mapping[str, Tensor] | None = None
+    """a trained host to go on from; None is a fresh one"""
+
+
 @dataclass(frozen=True)
 class ArmRun:
-    """What one host seed of an arm leaves behind."""
+    """What one host of an arm leaves behind."""
 
     result: ArmFinished
     events: tuple[Event, ...]
     network: nn.Module
+    peak_params: int
+    architecture: tuple[Planting, ...]
+    """fossils, in the order of slots"""
 
 
 def run_arm(
@@ -64,9 +87,21 @@ def run_arm(
         replayed: per seed, another arm's events, for `sham` to go through without adding capacity.
         watch: is shown each epoch's events.
     """
-    started = time.perf_counter()
     if arm == SHAM:
         task = replace(task, blueprints=(SHAM,))
+    if replayed:
+        entries = [Entry(arm, seed, replay(events)) for seed, events in zip(seeds, replayed, strict=True)]
+    else:
+        entries = [Entry(arm, seed, arm) for seed in seeds]
+    return run_entries(task, entries, settings, watch=watch)
+
+
+def run_entries(
+    task: Task, entries: Sequence[Entry], settings: Settings, *, watch: Watch = lambda epoch, events: None
+) -> list[ArmRun]:
+    """Whole lives side by side in one population, each under its own policy."""
+    started = time.perf_counter()
+    seeds = [entry.seed for entry in entries]
     population = Population(
         task,
         seeds,
@@ -75,8 +110,10 @@ def run_arm(
         data_root=settings.data_root,
         splits=settings.splits,
     )
-    start_params = [run.model.host_params for run in population.runs]
-    deciders = [make_decider(population, host, arm, replayed) for host in range(len(seeds))]
+    for host, entry in enumerate(entries):
+        prepare_host(population, host, entry)
+    start_params = [run.model.total_params for run in population.runs]
+    deciders = [make_decider(population, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in seeds]
     for epoch in range(task.life):
         happened = play_epoch(population, deciders, epoch)
@@ -86,27 +123,49 @@ def run_arm(
     finals = population.final_scores()
     seconds = (time.perf_counter() - started) / len(seeds)
     runs = []
-    for host, (seed, final) in enumerate(zip(seeds, finals, strict=True)):
+    for host, (entry, final) in enumerate(zip(entries, finals, strict=True)):
         stages = [event.after for event in events[host] if isinstance(event, StageChanged)]
-        reading = population.readings()[host]
-        assert reading is not None
+        run = population.runs[host]
+        assert run.reading is not None
         result = ArmFinished(
-            arm=arm,
-            seed=seed,
+            arm=entry.arm,
+            seed=entry.seed,
             epochs=task.life,
             start_params=start_params[host],
             final_params=final.params,
-            validation_accuracy=float(reading.held_out_accuracy or 0.0),
+            validation_accuracy=float(run.reading.held_out_accuracy or 0.0),
             test_accuracy=final.accuracy,
             test_loss=final.loss,
-            flops=population.runs[host].ledger.flops,
+            flops=run.ledger.flops,
             seconds=seconds,
             germinated=stages.count("GERMINATED"),
             fossilized=stages.count("FOSSILIZED"),
             culled=stages.count("CULLED"),
         )
-        runs.append(ArmRun(result, tuple(events[host]), final.network))
+        grown = architecture_of(run.model)
+        runs.append(ArmRun(result, tuple(events[host]), final.network, run.ledger.peak_params, grown))
     return runs
+
+
+def prepare_host(population: Population, host: int, entry: Entry) -> None:
+    """Give a fresh host the weights and the fossils that it starts with."""
+    run = population.runs[host]
+    if entry.weights is not None:
+        run.model.host.load_state_dict(dict(entry.weights))
+    for planting in entry.built_in:
+        run.model.build_in(*planting)
+    run.prime()
+    run.ledger.peak_params = run.model.total_params
+    population.governors[host].keep()
+
+
+def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
+    """What was grown for good, slot by slot."""
+    return tuple(
+        (slot_id, name, "gated" if has_gate(fossil) else "linear")
+        for slot_id in model.slot_config.slot_ids
+        for name, fossil in zip(model.slot(slot_id).fossil_names, model.slot(slot_id).fossils, strict=True)
+    )
 
 
 class Decider:
@@ -115,9 +174,12 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
         self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
         self.memory: Any = None
+        self.flops = 2 * count_parameters(policy.network) if isinstance(policy, NetworkPolicy) else 0
+        """of one decision: a multiplication and an addition for each weight; rules count as free"""
 
     def decide(self, task: Task, run: HostRun, view: GrowthView, may_act: bool) -> list[int]:
         """The raw indices of this host's next action; WAIT where it may not act."""
+        started = time.perf_counter()
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
@@ -127,6 +189,8 @@ class Decider:
             self.tracker.update(epoch_signals(task, run.epoch, run.reading, view), view.reports)
             observation = observe([self.tracker], self.use_telemetry)
         actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
+        run.ledger.charge("policy", 1, self.flops)
+        run.ledger.spend("policy", time.perf_counter() - started)
         return [int(index) for index in actions[0]]
 
 
@@ -134,15 +198,12 @@ def make_decider(
     population: Population,
     host: int,
     arm: str | Callable[[Ground], Policy],
-    replayed: Sequence[Sequence[Event]] = (),
     use_telemetry: bool = True,
 ) -> Decider:
     """The policy of one host, by name or built for its ground, with nothing remembered yet."""
     run = population.runs[host]
     model = run.model
     ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life, run.seed)
-    if replayed:
-        arm = replay(replayed[host])
     policy = make_policy(arm, ground) if isinstance(arm, str) else arm(ground)
     tracker = SignalTracker(model.slot_config, loss_scale(population.task))
     return Decider(policy, tracker, use_telemetry)

@@ -11,12 +11,14 @@ from safetensors import SafetensorError
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
 from esper.leyline.errors import SaveError, SettingError, UnknownNameError
+from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from esper.simic.checkpoints import Layout, load_policy, require_layout
 from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
+from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
@@ -125,32 +127,30 @@ def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, lis
     if config.policy in RULES:
         return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
     kept = config.out / _POLICY
-    if not (is_resumed and kept.is_file()):
-        _require_fit(load_policy(Path(config.policy))[1], population, Path(config.policy))
-        write_atomically(kept, Path(config.policy).read_bytes())
-    policy, layout = load_policy(kept)
-    deciders = [
-        make_decider(population, host, lambda ground: policy, use_telemetry=_reads_telemetry(layout))
-        for host in range(config.hosts)
-    ]
-    return population, deciders
-
-
-def _reads_telemetry(layout: dict[str, Any]) -> bool:
-    return any(name.endswith(".greedy_score") for name in layout["features"])
-
-
-def _require_fit(layout: dict[str, Any], population: Population, path: Path) -> None:
     space = population.runs[0].model.space
+    if not (is_resumed and kept.is_file()):
+        load_fitting(Path(config.policy), space)
+        write_atomically(kept, Path(config.policy).read_bytes())
+    policy, use_telemetry = load_fitting(kept, space)
+    return population, [
+        make_decider(population, host, lambda ground: policy, use_telemetry) for host in range(config.hosts)
+    ]
+
+
+def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
+    """A trained policy that fits these slots and blueprints, and whether it reads telemetry; others are refused."""
+    policy, layout = load_policy(path)
+    reads_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
     own = Layout(
         slots=space.slots.slot_ids,
         blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
         blends=space.blends,
-        features=feature_names(space.slots, _reads_telemetry(layout)),
+        features=feature_names(space.slots, reads_telemetry),
         hidden_dim=layout["hidden_dim"],
         head_dim=layout["head_dim"],
     )
     require_layout(layout, own, path)
+    return policy, reads_telemetry
 
 
 def _tell(

@@ -1,0 +1,63 @@
+"""A comparison on screen: one table of arms, one of paired differences and what may be claimed. Reads plain data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
+
+from esper.dashboard.figure import Row, interval_figure
+
+CONTROLS = ("never", "sham", "random", "schedule", "start", "final", "final-equal-flops", "final-whole", "oracle")
+"""What every other arm is measured against, where it is there."""
+
+
+def arms_compared(results: Mapping[str, Any]) -> Table:
+    """One row per arm: what it reached and what it cost."""
+    table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("arm", overflow="fold", min_width=17)
+    for column in ("test accuracy", "test loss", "parameters", "FLOPs\nseconds", "planted\nkept, culled"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, arm in results["arms"].items():
+        table.add_row(
+            Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),
+            f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], 100, '.2f')}",
+            f"{arm['test_loss']['mean']:.4f}",
+            f"{arm['final_params']:,.0f}\npeak {arm['peak_params']:,.0f}",
+            f"{arm['flops']:.3g}\n{arm['seconds']:.1f} s",
+            f"{arm['germinated']:.1f}\n{arm['fossilized']:.1f}, {arm['culled']:.1f}",
+        )
+    return table
+
+
+def _interval(estimate: Mapping[str, Any], scale: float, form: str) -> str:
+    if estimate["low"] is None:
+        return "one seed"
+    return f"{scale * estimate['low']:{form}} to {scale * estimate['high']:{form}}"
+
+
+def differences(results: Mapping[str, Any]) -> Table:
+    """Every arm that is no control minus every control, paired by seed, with what the data let us say."""
+    table = Table(title="differences in test accuracy, points, paired by seed", box=SIMPLE, pad_edge=False)
+    for column in ("arm", "minus", "points", "95 %", "claim"):
+        table.add_column(column, justify="right" if column in ("points", "95 %") else "left", no_wrap=column != "arm")
+    arms = results["arms"]
+    for name in [name for name in arms if name not in CONTROLS] or list(arms):
+        for control in [control for control in CONTROLS if control in arms[name]["minus"]]:
+            found = arms[name]["minus"][control]["test_accuracy"]
+            interval = _interval(found, 100, "+.2f")
+            table.add_row(Text(name), control, f"{100 * found['mean']:+.2f}", interval, found["verdict"])
+    return table
+
+
+def compared_figure(results: Mapping[str, Any]) -> str:
+    """The arms' test accuracies as an SVG picture."""
+    rows: list[Row] = []
+    for name, arm in results["arms"].items():
+        score = arm["test_accuracy"]
+        ends = [None if score[end] is None else 100 * score[end] for end in ("low", "high")]
+        rows.append((name, 100 * score["mean"], *ends))
+    config = results["config"]
+    count = len(next(iter(results["arms"].values()))["seeds"])
+    return interval_figure(rows, f"{config['task']['name']}: test accuracy", f"per cent, 95 % interval, {count} seeds")

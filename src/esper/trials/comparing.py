@@ -1,0 +1,258 @@
+"""`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from esper.kasmina.blueprints import SHAM
+from esper.leyline.errors import SaveError, SettingError, UnknownNameError
+from esper.runtime.devices import limited_threads
+from esper.runtime.population import Population
+from esper.simic.runfolder import write_json
+from esper.simic.training_config import TaskConfig, explain
+from esper.tamiyo.rules import RULES, replay
+from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
+from esper.trials.arms import ArmRun, Entry, Planting, Settings, run_entries
+from esper.trials.growing import load_fitting
+from esper.trials.oracle import placements_of
+from esper.trials.pretraining import trained_hosts
+
+ARMS = "arms"
+ORACLE = "oracle"
+_ON_A_GPU = 64
+"""Hosts side by side where nothing else is asked for; on a CPU it is one arm at a time."""
+
+
+class CompareConfig(BaseModel):
+    """One comparison."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    task: TaskConfig = TaskConfig()
+    """what hosts are trained on, and for how long"""
+    policies: tuple[str, ...] = ("never", "sham", "random", "heuristic")
+    """rules by name, or checkpoints of `esper ppo`"""
+    static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
+    """networks of fixed size, from scratch"""
+    seeds: int = Field(10, ge=1)
+    """host seeds; every arm gets the same ones"""
+    first_seed: int = Field(0, ge=0)
+    """where host seeds begin to count"""
+    final_of: str = "heuristic"
+    """arm whose grown networks are the static final ones, and whose events sham growth replays"""
+    rates: tuple[float, ...] = Field((1.0,), min_length=1)
+    """multiples of the task's learning rate that every arm is tried with; validation chooses"""
+    pretrain: int = Field(0, ge=0)
+    """epochs that the host is trained alone before any arm begins"""
+    source: Path | None = None
+    """a finished `esper grow --policy never` whose hosts are gone on from"""
+    oracle: bool = False
+    """also try every single placement"""
+    device: str = "cpu"
+    executor: Literal["auto", "eager", "graphed"] = "auto"
+    side_by_side: int | None = Field(None, ge=1)
+    """most hosts in one population"""
+    out: Path = Path("runs/compare")
+    data_root: Path | None = None
+    threads: int | None = Field(None, ge=1)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """A checked configuration; every mistake gets one clear line."""
+        try:
+            found = cls.model_validate_json(json.dumps(values, default=str))
+        except ValidationError as problem:
+            raise SettingError("; ".join(explain(cls, problem.errors()))) from None
+        for policy in found.policies:
+            if policy not in RULES and not Path(policy).is_file():
+                raise UnknownNameError("arm", policy, RULES, "Or name a checkpoint file of `esper ppo`.")
+        grown = [policy for policy in found.policies if policy not in ("never", SHAM)]
+        needs = [name for name in (*found.static, *found.policies) if name.startswith("final") or name == SHAM]
+        if needs and found.final_of not in grown:
+            raise SettingError(
+                f"{', '.join(needs)} follow the arm {found.final_of!r}, which is not among the policies that grow "
+                f"({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
+            )
+        if "final-whole" in found.static and not (found.pretrain or found.source):
+            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain or --from.")
+        if found.pretrain and found.source:
+            raise SettingError("--pretrain and --from both say where trained hosts come from; give one of them.")
+        if any(rate <= 0 for rate in found.rates):
+            raise SettingError(f"rates are {list(found.rates)}, but must be above 0.")
+        found.task.build()
+        return found
+
+    @property
+    def host_seeds(self) -> list[int]:
+        return [self.first_seed + number for number in range(self.seeds)]
+
+
+class StoppedComparing(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; finished arms are kept."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """One arm at one rate, seed by seed, as plain data."""
+
+    arm: str
+    rate: float
+    rows: tuple[dict[str, Any], ...]
+    architectures: tuple[tuple[Planting, ...], ...]
+    events: tuple[tuple[dict[str, Any], ...], ...]
+    """what sham growth replays"""
+
+    def mean(self, name: str) -> float:
+        return sum(float(row[name]) for row in self.rows) / len(self.rows)
+
+
+class Comparison:
+    """Runs what is not on disk yet. Arms with equal settings live side by side in one population."""
+
+    def __init__(self, config: CompareConfig, tell: Callable[[str], None], should_stop: Callable[[], bool]):
+        self.config, self.tell, self.should_stop = config, tell, should_stop
+        self.task = config.task.build()
+        self.settings = Settings(config.device, config.executor, splits=self.task.load(config.data_root))
+        probe = Population(self.task, [0], [config.device], executor=config.executor, splits=self.settings.splits)
+        self.model = probe.runs[0].model
+        trained = [policy for policy in config.policies if policy not in RULES]
+        self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
+        self.done: dict[tuple[str, float], Trials] = {}
+        self.weights: dict[int, Mapping[str, Tensor]] = {}
+        self.pretrained_epochs = 0
+
+    def run(self) -> dict[tuple[str, float], Trials]:
+        """Every arm at every rate."""
+        config = self.config
+        with limited_threads(config.threads):
+            self.weights, self.pretrained_epochs = trained_hosts(
+                config.out, self.task, config.host_seeds, config.pretrain, config.source, self.settings, self.tell
+            )
+            for rate in config.rates:
+                self._side_by_side([arm for arm in config.policies if arm != SHAM], rate)
+            for rate in config.rates if SHAM in config.policies else ():
+                self._sham(rate)
+            for rate in config.rates:
+                for arm in config.static:
+                    self._static(arm, rate)
+            if config.oracle:
+                self._oracle()
+        return self.done
+
+    def best(self, arm: str) -> Trials:
+        """The arm at the rate that validation likes most; ties go to the first."""
+        known = [trials for (name, _), trials in self.done.items() if name == arm]
+        return max(known, key=lambda trials: trials.mean("validation_accuracy"))
+
+    def _side_by_side(self, arms: Sequence[str], rate: float) -> None:
+        missing = [arm for arm in arms if not self._is_known(arm, rate)]
+        most = self.config.side_by_side or (_ON_A_GPU if self.config.device.startswith("cuda") else 1)
+        count = max(1, most // self.config.seeds)
+        for start in range(0, len(missing), count):
+            part = missing[start : start + count]
+            self._live(part, rate, [self._entry(arm, seed) for arm in part for seed in self.config.host_seeds])
+
+    def _entry(self, arm: str, seed: int) -> Entry:
+        weights = self.weights.get(seed)
+        if arm in RULES:
+            return Entry(arm, seed, arm, weights=weights)
+        policy, use_telemetry = self.trained[arm]
+        return Entry(arm, seed, lambda ground: policy, use_telemetry, weights=weights)
+
+    def _sham(self, rate: float) -> None:
+        if self._is_known(SHAM, rate):
+            return
+        script = self.done[self.config.final_of, rate].events
+        entries = [
+            Entry(SHAM, seed, replay([from_record(dict(record)) for record in events]), weights=self.weights.get(seed))
+            for seed, events in zip(self.config.host_seeds, script, strict=True)
+        ]
+        self._live([SHAM], rate, entries, blueprints=(SHAM,))
+
+    def _static(self, arm: str, rate: float) -> None:
+        """A network of fixed size from scratch: the host's own, or what the named arm grew for this seed."""
+        if self._is_known(arm, rate):
+            return
+        seeds = self.config.host_seeds
+        grown = self.best(self.config.final_of) if arm != "start" else None
+        built = grown.architectures if grown else [()] * len(seeds)
+        lives = [self.task.life] * len(seeds)
+        if arm == "final-whole":
+            lives = [self.task.life + self.pretrained_epochs] * len(seeds)
+        elif grown is not None and arm == "final-equal-flops":
+            self._static("final", rate)
+            static = self.done["final", rate].rows
+            lives = [
+                max(2, round(row["flops"] * other["epochs"] / other["flops"]))
+                for row, other in zip(grown.rows, static, strict=True)
+            ]
+        entries = [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
+        self._live([arm], rate, entries, lives=lives)
+
+    def _oracle(self) -> None:
+        """Every single placement of one seed; which was best is decided by validation, over all seeds."""
+        for name, policy in placements_of(self.model, self.task.life).items():
+            arm = f"{ORACLE} {name}"
+            if not self._is_known(arm, 1.0):
+                entries = [Entry(arm, seed, policy, weights=self.weights.get(seed)) for seed in self.config.host_seeds]
+                self._live([arm], 1.0, entries)
+
+    def _live(
+        self,
+        arms: Sequence[str],
+        rate: float,
+        entries: Sequence[Entry],
+        *,
+        blueprints: tuple[str, ...] | None = None,
+        lives: Sequence[int] | None = None,
+    ) -> None:
+        """Live these lives, those of equal length together, and keep each arm's trials."""
+        self.tell(f"{', '.join(arms)}: {len(entries)} hosts, learning rate x {rate:g}")
+        lengths = list(lives or [self.task.life] * len(entries))
+        found: dict[int, ArmRun] = {}
+        for life in dict.fromkeys(lengths):
+            task = replace(self.task, lr=self.task.lr * rate, life=life)
+            task = task if blueprints is None else replace(task, blueprints=blueprints)
+            own = [index for index, length in enumerate(lengths) if length == life]
+            runs = run_entries(task, [entries[index] for index in own], self.settings, watch=self._watch)
+            found |= dict(zip(own, runs, strict=True))
+        for arm in arms:
+            runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
+            self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
+
+    def _watch(self, epoch: int, events: Sequence[Event]) -> None:
+        if self.should_stop():
+            raise StoppedComparing
+
+    # -- disk --------------------------------------------------------------------------------------------------------
+
+    def _path(self, arm: str, rate: float) -> Path:
+        slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
+        return self.config.out / ARMS / f"{slug}-{rate:g}.json"
+
+    def _keep(self, trials: Trials) -> None:
+        self.done[trials.arm, trials.rate] = trials
+        write_json(self._path(trials.arm, trials.rate), vars(trials))
+
+    def _is_known(self, arm: str, rate: float) -> bool:
+        path = self._path(arm, rate)
+        if (arm, rate) not in self.done and path.is_file():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                built = tuple(tuple(map(tuple, one)) for one in found["architectures"])
+                rows, events = tuple(found["rows"]), tuple(map(tuple, found["events"]))
+                self.done[arm, rate] = Trials(found["arm"], found["rate"], rows, built, events)
+            except (OSError, ValueError, LookupError, TypeError) as problem:
+                raise SaveError(f"{path} is damaged ({problem}). Delete it; its arm is then run again.") from problem
+        return (arm, rate) in self.done
+
+
+def _plain(run: ArmRun) -> tuple[dict[str, Any], tuple[Planting, ...], tuple[dict[str, Any], ...]]:
+    row = {**to_record(run.result), "peak_params": run.peak_params}
+    told = tuple(to_record(event) for event in run.events if isinstance(event, ActionTaken | StageChanged))
+    return row, run.architecture, told

@@ -1,0 +1,83 @@
+"""How sure a mean is: bootstrap intervals of means and of paired differences. Numbers in, numbers out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from esper.leyline.errors import SettingError
+
+DRAWS = 10_000
+CONFIDENCE = 0.95
+FEWEST = 5
+"""Values below which no claim is made."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its interval; one value alone has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @property
+    def is_above_zero(self) -> bool:
+        return self.low is not None and self.low > 0
+
+    @property
+    def is_below_zero(self) -> bool:
+        return self.high is not None and self.high < 0
+
+    @property
+    def verdict(self) -> str:
+        """What may be claimed of a difference; an interval of very few values is too narrow to claim anything by."""
+        if self.count < FEWEST:
+            return f"fewer than {FEWEST} seeds"
+        return "ahead" if self.is_above_zero else "behind" if self.is_below_zero else "unsupported"
+
+
+def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
+    """The mean and its 95 % interval, by the bootstrap with expanded percentiles.
+
+    Plain percentiles of resampled means are too narrow for the ten or so values of a comparison. They are taken as much
+    further out as Student's t lies outside the normal curve, which gives about the promised coverage and never leaves
+    the range of the data.
+    """
+    sample = np.asarray(values, np.float64)
+    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
+        raise SettingError(f"an estimate needs one or more finite numbers, got {list(values)}.")
+    mean, count = float(sample.mean()), len(sample)
+    if count < 2:
+        return Estimate(mean, None, None, count)
+    means = sample[np.random.default_rng(seed).integers(count, size=(DRAWS, count))].mean(1)
+    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Estimate(mean, float(low), float(high), count)
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight below."""
+
+    def beyond(value: float) -> float:
+        """Weight above `value`; the tail is mapped to a finite interval."""
+        grid = np.linspace(0.0, math.pi / 2, 20_001)
+        heights = np.cos(grid) ** (freedom - 1)
+        inside = grid >= math.atan(value / math.sqrt(freedom))
+        return float(heights[inside].sum() / heights.sum() / 2)
+
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > 1 - share else (low, middle)
+    return (low + high) / 2
+
+
+def compare_pairs(values: Sequence[float], others: Sequence[float], *, seed: int = 0) -> Estimate:
+    """The mean of value minus other, pair by pair, with its interval."""
+    if len(values) != len(others):
+        raise SettingError(f"{len(values)} values cannot be paired with {len(others)}.")
+    return estimate_mean([value - other for value, other in zip(values, others, strict=True)], seed=seed)
