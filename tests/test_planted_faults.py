@@ -10,6 +10,7 @@ import pytest
 
 import esper
 import planted_faults
+import planted_faults_dashboard
 import planted_faults_garden
 import planted_faults_grow
 import planted_faults_growth
@@ -25,6 +26,7 @@ PACKAGE = Path(esper.__file__).parent
 FAULTS = [
     *planted_faults.FAULTS,
     *kasmina_faults.FAULTS,
+    *planted_faults_dashboard.DASHBOARD_FAULTS,
     *planted_faults_garden.GARDEN_FAULTS,
     *planted_faults_grow.GROW_FAULTS,
     *planted_faults_growth.GROWTH_FAULTS,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -35,6 +35,10 @@ app.add_typer(data_app, name="data")
 DataRoot = Annotated[
     Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
 ]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Only kernels that repeat exactly.")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Curves for TensorBoard, in OUT/tensorboard.")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Curves for Weights & Biases, in OUT/wandb.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show the run on this terminal while it trains.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -142,8 +146,22 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
     return row
 
 
+def trackers(tensorboard: bool, wandb: bool) -> list[str]:
+    """Names of those that were asked for."""
+    return [name for name, is_wanted in (("tensorboard", tensorboard), ("wandb", wandb)) if is_wanted]
+
+
+def _watch(call: typer.Context, out: Path, resume: bool) -> NoReturn:
+    """The same call without --watch in another process, and its run on this terminal."""
+    from esper.beside import require_screen, train_beside
+
+    arguments = [argument for argument in call.obj if argument != "--watch"]
+    raise typer.Exit(train_beside(arguments, out, resume, require_screen()))
+
+
 @app.command()
 def ppo(
+    call: typer.Context,
     preset: Annotated[str | None, typer.Option(help="Configuration to start from; digits if none is named.")] = None,
     config_json: Annotated[Path | None, typer.Option(help="Configuration file, instead of a preset.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as ppo.lr=3e-4.")] = None,
@@ -159,7 +177,10 @@ def ppo(
     out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     data_root: DataRoot = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that repeat exactly.")] = False,
+    deterministic: Deterministic = False,
+    tensorboard: Tensorboard = False,
+    wandb: Wandb = False,
+    watch: Watch = False,
 ) -> None:
     """Train a growth policy by PPO over many hosts that train side by side."""
     from esper.running import assemble, run_ppo
@@ -183,15 +204,20 @@ def ppo(
         "out": None if out is None else str(out),
         "data_root": None if data_root is None else str(data_root),
         "deterministic": deterministic or None,
+        "telemetry.track": trackers(tensorboard, wandb) or None,
     }
     changes = [(key, value) for key, value in given.items() if value is not None]
     changes += [read_setting(text) for text in settings or ()]
-    if not run_ppo(assemble(preset, config_json, changes, resume), resume, Console()):
+    config = assemble(preset, config_json, changes, resume)
+    if watch:
+        _watch(call, config.out, resume)
+    if not run_ppo(config, resume, Console()):
         raise typer.Exit(130)
 
 
 @app.command()
 def grow(
+    call: typer.Context,
     task: Annotated[str, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = "digits",
     policy: Annotated[str, typer.Option(help="A rule by name, or a checkpoint of esper ppo.")] = "heuristic",
     hosts: Annotated[int, typer.Option(help="Hosts that live side by side.")] = 1,
@@ -206,7 +232,10 @@ def grow(
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/grow"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, as it was started.")] = False,
     data_root: DataRoot = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that repeat exactly.")] = False,
+    deterministic: Deterministic = False,
+    tensorboard: Tensorboard = False,
+    wandb: Wandb = False,
+    watch: Watch = False,
 ) -> None:
     """Run a policy on one or many hosts, saved after every epoch."""
     from esper.running import grow_config_of, run_grow
@@ -216,17 +245,11 @@ def grow(
     if resume and (out / CONFIG).exists():
         config = grow_config_of(out)
     else:
-        lives = {
-            "name": task,
-            "life": epochs,
-            "budget": budget,
-            "max_seeds": max_seeds,
-            "slots": parts_of(slots) or None,
-        }
+        lives = {"name": task, "life": epochs, "budget": budget, "max_seeds": max_seeds}
         places = parts_of(devices) or ["cpu"]
         config = GrowConfig.of(
             {
-                "task": lives,
+                "task": {**lives, "slots": parts_of(slots) or None},
                 "policy": policy,
                 "hosts": hosts,
                 "seed": seed,
@@ -239,6 +262,10 @@ def grow(
                 "deterministic": deterministic,
             }
         )
+    if tracked := trackers(tensorboard, wandb):
+        config = config.model_copy(update={"track": tuple(tracked)})
+    if watch:
+        _watch(call, out, resume)
     console = Console()
     results = run_grow(config, resume, console)
     if results is None:
@@ -314,7 +341,8 @@ def join_lists(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
-        app(args=join_lists(sys.argv[1:] if arguments is None else arguments))
+        given = join_lists(sys.argv[1:] if arguments is None else arguments)
+        app(args=given, obj=given)
     except EsperError as problem:
         print(f"esper: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -18,7 +18,8 @@ def parts_of(texts: list[str] | None) -> list[str]:
 
 
 def compare(
-    task: Annotated[str, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = "digits",
+    task: Annotated[str | None, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Hosts and lives as in this preset of esper ppo.")] = None,
     policies: Annotated[list[str] | None, typer.Option(help="Rules, or checkpoints of esper ppo.")] = None,
     static: Annotated[list[str] | None, typer.Option(help="start, final, final-equal-flops, final-whole.")] = None,
     seeds: Annotated[int, typer.Option(help="Host seeds; the same for every arm.")] = 10,
@@ -59,8 +60,12 @@ def compare(
         "threads": 1 if device == "cpu" else None,
     }
     options = {"seeds": seeds, "first_seed": first_seed, "final_of": final_of, "pretrain": pretrain, "oracle": oracle}
-    lives = {"name": task, "life": epochs, "budget": budget, "max_seeds": max_seeds}
-    kept = {name: value for name, value in given.items() if value}
+    lives = _lives(task, preset) | {
+        name: value
+        for name, value in (("life", epochs), ("budget", budget), ("max_seeds", max_seeds))
+        if value is not None
+    }
+    kept = {name: value for name, value in given.items() if value is not None and value != []}
     config = CompareConfig.of({"task": lives, "device": device, "out": out, **options, **kept})
     results = run_compare(config, resume, Console(stderr=as_json))
     if results is None:
@@ -71,6 +76,18 @@ def compare(
     console = Console()
     console.print(arms_compared(results), differences(results))
     console.print(f"{out}: results.json, results.csv, figure.svg", markup=False, highlight=False, soft_wrap=True)
+
+
+def _lives(task: str | None, preset: str | None) -> dict[str, object]:
+    from esper.leyline.errors import SettingError
+    from esper.simic.training_config import TrainingConfig
+
+    if preset is None:
+        return {"name": task or "digits"}
+    found = TrainingConfig.from_preset(preset).task.model_dump(mode="json")
+    if task not in (None, found["name"]):
+        raise SettingError(f"--preset {preset} is for the task {found['name']}, not {task}; give one of them.")
+    return found
 
 
 def _number(text: str) -> float:
@@ -91,7 +108,10 @@ def runs(
     from esper.dashboard.runs import find_runs, summarise
     from esper.dashboard.tables import runs_table
 
-    found = [summarise(RunReader(path)) for path in find_runs(folder)]
+    readers = [RunReader(path) for path in find_runs(folder)]
+    for reader in readers:
+        reader.refresh()
+    found = [summarise(reader) for reader in readers]
     if as_json:
         print(json.dumps([asdict(summary) for summary in found], indent=1, default=str, allow_nan=False))
     else:

@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +20,11 @@ from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
+from esper.tamiyo.rules import RULES
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 from esper.telemetry.sink import JsonlSink
+from esper.telemetry.tracking import TrackingSink, require_trackers
 from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing
 from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
 from esper.trials.summary import summarise, to_csv
@@ -74,6 +76,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     """Train in `config.out`; True if it came to its end, False if somebody stopped it."""
     config = settle(config)
+    require_trackers(config.telemetry.track)
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out):
         if not resume:
@@ -85,7 +88,8 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         try:
             with (
                 runfolder.begun(config.out, values),
-                JsonlSink(config.out / runfolder.EVENTS, telemetry) as sink,
+                JsonlSink(config.out / runfolder.EVENTS, telemetry) as disk,
+                closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
                 stop_on_signals() as should_stop,
                 show_rounds(config.rounds, console) as watch,
             ):
@@ -103,6 +107,10 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
 
 def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
     """Grow in `config.out`; a result per host, or None if somebody stopped it."""
+    require_trackers(config.track)
+    task = config.task.build()
+    settled = config.task.model_copy(update={"life": task.life, "budget": task.budget})
+    values = {"command": "grow", **config.model_copy(update={"task": settled}).model_dump(mode="json")}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out):
         if not resume:
@@ -116,8 +124,9 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 
         try:
             with (
-                runfolder.begun(config.out, {"command": "grow", **config.model_dump(mode="json")}),
-                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as sink,
+                runfolder.begun(config.out, values),
+                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as disk,
+                closing(TrackingSink(disk, config.track, config.out, values)) as sink,
                 stop_on_signals() as should_stop,
             ):
                 results = grow_hosts(config, sink=sink, resume=resume, watch=tell, should_stop=should_stop)
@@ -135,18 +144,19 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
-    values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
+    values = config.model_dump(mode="json", exclude={"out", "data_root"})
+    values["checkpoints"] = {name: runfolder.digest(Path(name)) for name in config.policies if name not in RULES}
     with runfolder.only_writer(config.out):
         if not resume:
             runfolder.require_fresh(config.out)
-        elif (saved := config.out / runfolder.CONFIG).is_file() and json.loads(saved.read_text()) != values:
+        elif (saved := config.out / runfolder.CONFIG).is_file() and _read_config(config.out, "compare") != values:
             raise SettingError(f"{config.out} holds another comparison (see {saved}); choose another --out.")
 
         def tell(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         try:
-            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
+            with runfolder.begun(config.out, {"command": "compare", **values}), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop).run())
         except StoppedComparing:
             tell(f"stopped; finished arms are kept. Go on with the same command and --resume (--out {config.out}).")
@@ -189,12 +199,12 @@ def grow_config_of(run: Path) -> GrowConfig:
     return GrowConfig.of({**_read_config(run), "out": str(run)})
 
 
-def _read_config(run: Path) -> dict[str, Any]:
+def _read_config(run: Path, command: str = "grow") -> dict[str, Any]:
     path = run / runfolder.CONFIG
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
-    if not isinstance(values, dict) or values.pop("command", None) != "grow":
-        raise SaveError(f"{run} is not a run of esper grow.")
+    if not isinstance(values, dict) or values.pop("command", None) != command:
+        raise SaveError(f"{run} is not a run of esper {command}.")
     return values

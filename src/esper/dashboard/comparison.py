@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     """One row per arm: what it reached and what it cost."""
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", overflow="fold", min_width=17)
-    for column in ("test accuracy", "test loss", "parameters", "FLOPs\nseconds", "planted\nkept, culled"):
+    for column in ("test accuracy", "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, arm in results["arms"].items():
         table.add_row(
@@ -41,7 +42,8 @@ def differences(results: Mapping[str, Any]) -> Table:
     """Every arm that is no control minus every control, paired by seed, with what the data let us say."""
     table = Table(title="differences in test accuracy, points, paired by seed", box=SIMPLE, pad_edge=False)
     for column in ("arm", "minus", "points", "95 %", "claim"):
-        table.add_column(column, justify="right" if column in ("points", "95 %") else "left", no_wrap=column != "arm")
+        side: JustifyMethod = "right" if column in ("points", "95 %") else "left"
+        table.add_column(column, justify=side, no_wrap=column != "arm", overflow="fold")
     arms = results["arms"]
     for name in [name for name in arms if name not in CONTROLS] or list(arms):
         for control in [control for control in CONTROLS if control in arms[name]["minus"]]:

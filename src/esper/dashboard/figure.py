@@ -6,6 +6,8 @@ from html import escape
 Row = tuple[str, float, float | None, float | None]
 """label, mean, lower and upper end; no ends is a single value"""
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
+_LETTERS = 20
+"""of a label that fit left of the bars; of a longer one the end is shown"""
 
 
 def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
@@ -28,7 +30,8 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         parts.append(_text(place(value), bottom + 16, f"{value:.4g}", "tick"))
     for number, (label, mean, start, end) in enumerate(rows):
         y = _TOP + _LINE * number + 8
-        parts.append(_text(12, y + 4, label, "label"))
+        fitting = label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}"
+        parts.append(_text(12, y + 4, fitting, "label"))
         if start is not None and end is not None:
             parts.append(f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="dot" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
+from esper.dashboard.runs import RunSummary
+from esper.dashboard.view import printable
 from esper.telemetry.events import ArmFinished
 
 
@@ -25,6 +28,31 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
             f"{result.seconds:.1f}",
         )
     return table
+
+
+def runs_table(summaries: Sequence[RunSummary]) -> Table:
+    """One row per run: what it is, how far it is, what it reached, and how long ago it last had something to tell."""
+    table = Table(title="runs", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("name", "task", "policy", "status"):
+        table.add_column(column, overflow="fold")
+    for column in ("rounds or\nepochs", "best\naccuracy", "parameters", "age"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for run in summaries:
+        table.add_row(
+            *(Text(printable(text)) for text in (run.name, run.task, run.policy, run.status)),
+            f"{run.done}/{run.total or '?'}",
+            "-" if run.best_accuracy is None else f"{run.best_accuracy:.2%}",
+            "-" if run.params is None else f"{run.params:,}",
+            "-" if run.age_seconds is None else ago(run.age_seconds),
+        )
+    return table
+
+
+def ago(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:

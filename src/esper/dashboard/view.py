@@ -1,20 +1,22 @@
-"""What a run looks like so far: plain data, folded from its event records one by one. No files, no drawing, no clock."""
+"""What a run looks like so far: plain data, folded from its event records one by one. No files, no drawing."""
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from esper.dashboard.series import Series as Series
+from esper.leyline.errors import EsperError
+from esper.leyline.slots import ordered_slots
+from esper.telemetry.actions import ACTION_TAKEN
+from esper.telemetry.events import EVENT_TYPES, finite, from_record
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
-
-
-class Series:
-    """Columns of numbers of equal length; NaN is not measured. A column that appears late is NaN before."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, array[float]] = {}
-        self.rows = 0
+_LONGEST_TEXT = 400
+_DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
 
 
 @dataclass
@@ -24,7 +26,7 @@ class SeedSpan:
     slot: str
     blueprint: str | None
     stages: list[tuple[str, int]] = field(default_factory=list)
-    """(stage, epoch it began), in order"""
+    """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
     end: int | None = None
     """epoch it was fossilized or culled; None is alive"""
     fate: str | None = None
@@ -46,6 +48,8 @@ class Life:
 
     host: int
     round: int
+    rank: int = 0
+    """whose file tells of it"""
     epochs: Series = field(default_factory=Series)
     """epoch, train_loss, held_out_loss, accuracy, twin_accuracy, params, flops, reward, part.NAME"""
     spans: list[SeedSpan] = field(default_factory=list)
@@ -53,6 +57,22 @@ class Life:
     """epoch, op, slot, blueprint, blend, and `refused` with the reason where it was"""
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
     """epoch, reason"""
+    unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """slot -> verdicts about a seed that has not germinated yet"""
+
+    @property
+    def was_lived(self) -> bool:
+        """Whether anything is known of it."""
+        return bool(self.epochs.rows or self.spans or self.actions or self.rollbacks or self.unborn)
+
+    def newest(self, slot: str) -> SeedSpan | None:
+        """The last seed that was planted in a slot, alive or not."""
+        return next((span for span in reversed(self.spans) if span.slot == slot), None)
+
+    def alive(self, slot: str) -> SeedSpan | None:
+        """The seed that lives in a slot now."""
+        span = self.newest(slot)
+        return span if span is not None and span.end is None else None
 
 
 @dataclass(frozen=True)
@@ -67,9 +87,12 @@ class LogLine:
     text: str
 
 
+Record = Mapping[str, Any]
+
+
 @dataclass
 class RunView:
-    """All that screens and reports draw."""
+    """All that screens and reports draw. Files of several ranks may be folded in any order between them."""
 
     kind: str
     """ppo or grow"""
@@ -84,16 +107,259 @@ class RunView:
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
     lives: dict[int, Life] = field(default_factory=dict)
     """newest life of each host"""
-    ops: Counter[str] = field(default_factory=Counter)
-    """ops of the round that is being lived, WAIT included"""
     results: list[dict[str, Any]] = field(default_factory=list)
     """ArmFinished records"""
     ledgers: list[dict[str, Any]] = field(default_factory=list)
     """LedgerClosed records"""
     anomalies: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: str | None = None
-    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     events: int = 0
     """records folded"""
     unknown: int = 0
     """records that were not understood"""
+    begun: dict[int, int] = field(default_factory=dict)
+    """rank -> the round that it lives"""
+    chosen: dict[int, Counter[str]] = field(default_factory=dict)
+    """rank -> ops chosen in that round so far"""
+    closed: tuple[int, dict[str, int]] = (-1, {})
+    """the newest finished round and its ops"""
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    """`log` without the records that wait"""
+    unread: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    """number, round and record of events that are not in words yet"""
+
+    @property
+    def ops(self) -> Counter[str]:
+        """Ops of the round that is being lived, WAIT included."""
+        number, ops = self.closed
+        if number == self.round:
+            return Counter(ops)
+        return sum((self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round), Counter())
+
+    @property
+    def log(self) -> deque[LogLine]:
+        """The newest events in words. Most fall out of it before somebody looks, so they are worded only then."""
+        while self.unread:
+            self.lines.append(self._word(*self.unread.popleft()))
+        return self.lines
+
+    def fold(self, record: Record, rank: int = 0) -> None:
+        """Take in one record; one that is not understood is only counted."""
+        kind = record.get("type")
+        try:
+            if not is_sound(record):
+                raise ValueError(kind)
+            if of_host := OF_HOST.get(kind):
+                of_host(self, self._life(record, rank), record, record["epoch"] + (self.kind == "grow"))
+            elif of_run := OF_RUN.get(kind):
+                of_run(self, record, rank)
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+            self.unknown += 1
+            record = {"type": str(kind)[:_LONGEST_TEXT]}
+        self.unread.append((self.events, self.begun.get(rank, 0), record))
+        self.events += 1
+
+    def enter(self, number: int, rank: int) -> None:
+        """All hosts of a rank begin new lives; one that was not there in its last round does not."""
+        self.begun[rank], self.chosen[rank] = number, Counter()
+        self.round = max(self.begun.values())
+        for host, life in list(self.lives.items()):
+            if life.rank == rank:
+                del self.lives[host]
+                if life.was_lived:
+                    self.lives[host] = Life(host, number, rank)
+
+    def _life(self, record: Record, rank: int) -> Life:
+        slot = record.get("slot")
+        if slot is not None and slot not in self.slots:
+            self.slots = list(ordered_slots([*self.slots, slot]))
+        if rank not in self.begun:
+            self.enter(0, rank)
+        host = record["host"]
+        if host not in self.lives:
+            self.lives[host] = Life(host, self.begun[rank], rank)
+        return self.lives[host]
+
+    def _word(self, number: int, lived: int, record: Record) -> LogLine:
+        kind, host = record["type"], record.get("host", record.get("env_id"))
+        shift = {"epoch": record["epoch"] + 1} if self.kind == "grow" and "epoch" in record else {}
+        try:
+            text = str(from_record({**record, **shift}))
+        except (EsperError, ArithmeticError):
+            text = f"{record.get('op', '')} {record.get('slot_id', '')}".strip() or "not put into words"
+        host = host if isinstance(host, int) else None
+        return LogLine(number, printable(kind), lived, host, printable(text[:_LONGEST_TEXT]))
+
+
+def printable(text: str) -> str:
+    """Text from a file or a folder's name, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+# -- which records are sound -----------------------------------------------------------------------------------------
+
+
+def _options(annotation: Any) -> set[type]:
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = {get_origin(option) or option for option in options}
+    return kinds | {int} if float in kinds else kinds
+
+
+_FIELDS = {
+    name: {"type": {str}} | {field: _options(hint) for field, hint in get_type_hints(event).items()}
+    for name, event in EVENT_TYPES.items()
+}
+_sound_shapes: set[tuple[Any, ...]] = set()
+
+
+def is_sound(record: Record) -> bool:
+    """Whether a record has the fields of its type, each with a value that may be there."""
+    kind = record.get("type")
+    shape = (kind, *record, *map(type, record.values()))  # few records differ in it, so each is looked into once
+    if shape not in _sound_shapes:
+        if kind in _DEBUG_KINDS:
+            return True
+        fields = _FIELDS.get(str(kind))
+        if fields is None or record.keys() != fields.keys():
+            return False
+        if any(type(value) not in fields[name] for name, value in record.items()):
+            return False
+        if len(_sound_shapes) < 10_000:
+            _sound_shapes.add(shape)
+    return True
+
+
+# -- one function per type ---------------------------------------------------------------------------------------------
+
+
+def _host_epoch(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    life.epochs.append(
+        epoch=epoch,
+        train_loss=record["train_loss"],
+        held_out_loss=record["held_out_loss"],
+        accuracy=record["held_out_accuracy"],
+        twin_accuracy=record.get("twin_accuracy"),
+        params=record["params"],
+        flops=record["flops"],
+        reward=record.get("reward"),
+        **{f"part.{name}": value for name, value in record.get("reward_parts", {}).items()},
+    )
+    decided = epoch - (view.kind == "ppo")  # there an action comes before the epoch that pays for it
+    if not life.actions or life.actions[-1]["epoch"] != decided:
+        view.chosen[life.rank]["WAIT"] += 1
+
+
+def _action(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    details = {name: record.get(name) for name in ("op", "slot", "blueprint", "blend")}
+    refused = {"refused": record["reason"]} if "reason" in record else {}
+    life.actions.append({"epoch": epoch, **details, **refused})
+    view.chosen[life.rank][record["op"]] += 1
+
+
+def _stage(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    slot, stage = record["slot"], record["after"]
+    span = life.newest(slot)
+    if stage in ("EMBARGOED", "RESETTING", "DORMANT"):
+        if span is not None and span.fate == "CULLED":
+            span.stages.append((stage, epoch))
+        return
+    is_end = stage in ("FOSSILIZED", "CULLED")
+    if span is None or stage == "GERMINATED" or (span.end is not None and not is_end):
+        span = _plant(life, slot, record["blueprint"])
+    span.stages.append((stage, epoch))
+    span.alpha = record["alpha"]
+    if is_end:  # a rollback culls what had been fossilized since the state that it goes back to
+        span.end, span.fate = epoch, stage
+
+
+def _plant(life: Life, slot: str, blueprint: str | None) -> SeedSpan:
+    life.spans.append(SeedSpan(slot, blueprint, verdicts=life.unborn.pop(slot, [])))
+    return life.spans[-1]
+
+
+def _gate(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    names = ("gate", "needed", "verdict", "reason")
+    verdict = {"epoch": epoch, "measured": finite(record["measured"]), **{name: record[name] for name in names}}
+    span = life.alive(record["slot"])
+    verdicts = span.verdicts if span is not None else life.unborn.setdefault(record["slot"], [])
+    verdicts.append(verdict)
+
+
+def _seed(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    span = life.alive(record["slot"])
+    if span is None:
+        span = _plant(life, record["slot"], record["blueprint"])
+        span.stages.append((record["stage"], epoch))
+    gain, error = finite(record["contribution"]), finite(record["standard_error"])
+    span.readings.append(epoch=epoch, alpha=record["alpha"], contribution=gain, standard_error=error)
+    span.alpha, span.age, span.params = record["alpha"], record["age"], record["params"]
+    span.contribution, span.standard_error = gain, error
+
+
+def _rollback(view: RunView, life: Life, record: Record, epoch: int) -> None:
+    life.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
+
+
+def _round_began(view: RunView, record: Record, rank: int) -> None:
+    view.enter(record["round"], rank)
+
+
+_NUMBERS = (
+    *("round", "decisions", "mean_return", "accuracy", "twin_accuracy", "params_share"),
+    *("germinated", "fossilized", "culled", "refused", "seconds"),
+)
+_UPDATE = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
+
+
+def _round_finished(view: RunView, record: Record, rank: int) -> None:
+    update, number = record["update"], record["round"]
+    heads = update.get("heads") or {}
+    gaps = [gap for gap in (update.get("first_ratio_gap") or {}).values() if gap is not None]
+    view.rounds.append(
+        **{name: record[name] for name in _NUMBERS},
+        **{f"part.{name}": value for name, value in record["reward_parts"].items()},
+        **{f"op.{name}": count for name, count in record["ops"].items()},
+        kl=update.get("approx_kl"),
+        **{name: update.get(name) for name in _UPDATE},
+        first_ratio_gap=max(gaps, default=None),
+        **{f"entropy.{name}": head["entropy"] for name, head in heads.items()},
+        **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},
+    )
+    view.closed = (number, dict(record["ops"]))
+    view.begun[rank] = number  # where few records are kept, nothing said that it began
+    view.chosen.setdefault(rank, Counter())
+    view.round = max(view.begun.values())
+
+
+def _checkpoint(view: RunView, record: Record, rank: int) -> None:
+    view.checkpoint = record["file"]
+
+
+def _ledger(view: RunView, record: Record, rank: int) -> None:
+    for costs in (record["flops"], record["examples"], record["seconds"]):
+        array("d", costs.values())  # refuses what is no number
+    view.ledgers.append(dict(record))
+
+
+def _keep(place: str) -> Callable[[RunView, Record, int], None]:
+    return lambda view, record, rank: getattr(view, place).append(dict(record))
+
+
+OF_HOST: dict[Any, Callable[[RunView, Life, Record, int], None]] = {
+    "HostEpoch": _host_epoch,
+    "GrownEpoch": _host_epoch,
+    "ActionTaken": _action,
+    "ActionRefused": _action,
+    "StageChanged": _stage,
+    "GateJudged": _gate,
+    "SeedMeasured": _seed,
+    "HostRolledBack": _rollback,
+}
+OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
+    "RoundBegan": _round_began,
+    "RoundFinished": _round_finished,
+    "CheckpointSaved": _checkpoint,
+    "ArmFinished": _keep("results"),
+    "LedgerClosed": _ledger,
+    "AnomalyFound": _keep("anomalies"),
+}

@@ -15,6 +15,7 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.tasks import Task, get_task
 from esper.simic.config import PPOSettings
 from esper.simic.rewards import weights_of
+from esper.telemetry.tracking import TrackerName
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -69,6 +70,8 @@ class TelemetrySettings(BaseModel):
     """off, rounds only, seeds and epochs too, every decision too"""
     escalation_rounds: int = Field(3, ge=1)
     """rounds at debug, the one that an anomaly is found in included"""
+    track: tuple[TrackerName, ...] = ()
+    """who draws curves of it as well: tensorboard, wandb; at every level"""
 
 
 class TrainingConfig(BaseModel):

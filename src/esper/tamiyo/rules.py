@@ -151,11 +151,11 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Keep what has proven itself, drop what hurts, plant where there is room. One op per epoch, in that order.
+    """Keep what has proven itself, plant where there is room. One op per epoch, in that order; ends are mechanical.
 
-    Keep: a measured contribution above one standard error after `patience` epochs of probation; the surest first.
-    Drop: a contribution below minus one standard error at `patience` measurements in a row, since one epoch's evidence
-    at a high learning rate is noisy; the worst first.
+    Keep: a measured contribution above one standard error in probation, the surest first. At a high learning rate one
+    epoch's evidence is noisy and a newborn seed often harms at first, so one good measurement counts and bad ones are
+    left to the end of probation.
     Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
     largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
     A slot that lost `attempts` seeds is left alone. Where the length of life is known, only its first part is for
@@ -163,30 +163,15 @@ class Heuristic:
     """
 
     ground: Ground
-    patience: int = 2
-    share: float = 0.5
+    share: float = 0.75
     attempts: int = 2
     planting_part: float = 0.4
     """part of a known life in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        found = {
-            index: Measurement(*evidence, examples=0)
-            for index, slot in enumerate(self.ground.space.slots.slot_ids)
-            if reports[slot].is_live and (evidence := _evidence(reports[slot])) is not None
-        }
         memory = self._count_losses(reports, memory)
-        harm = memory.get("harm", {})
-        harm = {str(i): harm.get(str(i), 0) + 1 if m.is_negative else 0 for i, m in found.items()}
-        memory = {**memory, "harm": harm}
-        waited = {i for i in found if reports[self.ground.space.slots.slot_ids[i]].epochs_in_stage >= self.patience}
-        keep = [i for i, m in found.items() if m.is_positive and i in waited and masks["slot"][OP_FOSSILIZE, i]]
-        if keep and masks["op"][OP_FOSSILIZE]:
-            return (OP_FOSSILIZE, max(keep, key=lambda i: (_sureness(found[i]), -i)), 0, 0), memory
-        drop = [i for i in found if harm[str(i)] >= self.patience and masks["slot"][OP_CULL, i]]
-        if drop and masks["op"][OP_CULL]:
-            return (OP_CULL, min(drop, key=lambda i: (found[i].mean, i)), 0, 0), memory
-        return self._plant(masks, reports, memory)
+        kept = _keep_surest(self.ground, masks, reports)
+        return (kept, memory) if kept is not None else self._plant(masks, reports, memory)
 
     def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
         """How many seeds each slot has lost: a seed was live last time and the slot is closed now."""
@@ -216,16 +201,19 @@ class Heuristic:
 class Greedy:
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
-    Blueprint and part of life for planting are chosen as `Heuristic` does; ends are left to probation. Equal scores:
-    the later slot.
+    What is kept, which blueprint and which part of life is for planting are as in `Heuristic`. Equal scores: the later
+    slot.
     """
 
     ground: Ground
-    share: float = 0.5
+    share: float = 0.75
     planting_part: float = 0.4
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        kept = _keep_surest(self.ground, masks, reports)
+        if kept is not None:
+            return kept, memory
         if self.ground.horizon is not None and memory["epoch"] >= self.planting_part * self.ground.horizon:
             return WAIT, memory
         ids = self.ground.space.slots.slot_ids
@@ -241,6 +229,19 @@ class Greedy:
             )
         slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
         return _plant_largest(self.ground, slot, places, self.share, reports), memory
+
+
+def _keep_surest(ground: Ground, masks: Masks, reports: Reports) -> Choice | None:
+    """Fossilize the seed whose contribution is surest to be positive, if there is any; ties go to the first slot."""
+    if not masks["op"][OP_FOSSILIZE]:
+        return None
+    found = {
+        index: Measurement(*evidence, examples=0)
+        for index, slot in enumerate(ground.space.slots.slot_ids)
+        if masks["slot"][OP_FOSSILIZE, index] and (evidence := _evidence(reports[slot])) is not None
+    }
+    proven = [index for index, measured in found.items() if measured.is_positive]
+    return (OP_FOSSILIZE, max(proven, key=lambda i: (_sureness(found[i]), -i)), 0, 0) if proven else None
 
 
 def _plant_largest(

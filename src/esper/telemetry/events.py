@@ -271,7 +271,7 @@ class GrownEpoch:
     """all phases, since the host's birth"""
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch}, host {self.host}: accuracy {self.held_out_accuracy}, {self.params:,} parameters"
+        return f"epoch {self.epoch}, host {self.host}: {_accuracy(self.held_out_accuracy)}, {self.params:,} parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class HostEpoch:
     reward_parts: dict[str, float]
 
     def __str__(self) -> str:
-        return f"round {self.round}, host {self.host}, epoch {self.epoch}: accuracy {self.held_out_accuracy}"
+        return f"round {self.round}, host {self.host}, epoch {self.epoch}: {_accuracy(self.held_out_accuracy)}"
 
 
 Event = (
@@ -324,6 +324,10 @@ SEVERITIES: dict[type, TelemetryLevel] = {
 }
 """What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def _accuracy(value: float | None) -> str:
+    return "accuracy not measured" if value is None else f"accuracy {value:.2%}"
 
 
 def finite(value: float | None) -> float | None:

@@ -76,7 +76,8 @@ class JsonlSink:
         self.problem: str | None = None
         self._file: TextIO | None = None
         try:
-            self._file = open(path, "a", encoding="utf-8", opener=_no_link)  # noqa: SIM115  # closed by `close`
+            # line by line, so that whoever follows the run sees what there is; closed by `close`
+            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_no_link)  # noqa: SIM115
         except OSError as problem:
             self._give_up(problem)
 

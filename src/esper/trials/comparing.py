@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
@@ -72,7 +74,7 @@ class CompareConfig(BaseModel):
             if policy not in RULES and not Path(policy).is_file():
                 raise UnknownNameError("arm", policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         grown = [policy for policy in found.policies if policy not in ("never", SHAM)]
-        needs = [name for name in (*found.static, *found.policies) if name.startswith("final") or name == SHAM]
+        needs = [name for name in found.static if name != "start"] + [SHAM] * (SHAM in found.policies)
         if needs and found.final_of not in grown:
             raise SettingError(
                 f"{', '.join(needs)} follow the arm {found.final_of!r}, which is not among the policies that grow "
@@ -120,6 +122,7 @@ class Comparison:
         self.settings = Settings(config.device, config.executor, splits=self.task.load(config.data_root))
         probe = Population(self.task, [0], [config.device], executor=config.executor, splits=self.settings.splits)
         self.model = probe.runs[0].model
+        self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if policy not in RULES]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
         self.done: dict[tuple[str, float], Trials] = {}
@@ -131,7 +134,14 @@ class Comparison:
         config = self.config
         with limited_threads(config.threads):
             self.weights, self.pretrained_epochs = trained_hosts(
-                config.out, self.task, config.host_seeds, config.pretrain, config.source, self.settings, self.tell
+                config.out,
+                self.task,
+                config.host_seeds,
+                config.pretrain,
+                config.source,
+                self.settings,
+                self.tell,
+                self._watch,
             )
             for rate in config.rates:
                 self._side_by_side([arm for arm in config.policies if arm != SHAM], rate)
@@ -150,9 +160,8 @@ class Comparison:
         return max(known, key=lambda trials: trials.mean("validation_accuracy"))
 
     def _side_by_side(self, arms: Sequence[str], rate: float) -> None:
-        missing = [arm for arm in arms if not self._is_known(arm, rate)]
-        most = self.config.side_by_side or (_ON_A_GPU if self.config.device.startswith("cuda") else 1)
-        count = max(1, most // self.config.seeds)
+        missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
+        count = max(1, self.most // self.config.seeds)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
             self._live(part, rate, [self._entry(arm, seed) for arm in part for seed in self.config.host_seeds])
@@ -196,11 +205,11 @@ class Comparison:
 
     def _oracle(self) -> None:
         """Every single placement of one seed; which was best is decided by validation, over all seeds."""
-        for name, policy in placements_of(self.model, self.task.life).items():
+        for (name, policy), rate in product(placements_of(self.model, self.task.life).items(), self.config.rates):
             arm = f"{ORACLE} {name}"
-            if not self._is_known(arm, 1.0):
+            if not self._is_known(arm, rate):
                 entries = [Entry(arm, seed, policy, weights=self.weights.get(seed)) for seed in self.config.host_seeds]
-                self._live([arm], 1.0, entries)
+                self._live([arm], rate, entries)
 
     def _live(
         self,
@@ -219,8 +228,9 @@ class Comparison:
             task = replace(self.task, lr=self.task.lr * rate, life=life)
             task = task if blueprints is None else replace(task, blueprints=blueprints)
             own = [index for index, length in enumerate(lengths) if length == life]
-            runs = run_entries(task, [entries[index] for index in own], self.settings, watch=self._watch)
-            found |= dict(zip(own, runs, strict=True))
+            for part in (own[start : start + self.most] for start in range(0, len(own), self.most)):
+                runs = run_entries(task, [entries[index] for index in part], self.settings, watch=self._watch)
+                found |= dict(zip(part, runs, strict=True))
         for arm in arms:
             runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
             self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
@@ -233,6 +243,8 @@ class Comparison:
 
     def _path(self, arm: str, rate: float) -> Path:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
+        if slug != arm:  # other names may look the same
+            slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
         return self.config.out / ARMS / f"{slug}-{rate:g}.json"
 
     def _keep(self, trials: Trials) -> None:

@@ -23,6 +23,7 @@ from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
 from esper.telemetry.sink import Sink
+from esper.telemetry.tracking import TrackerName
 from esper.trials.arms import Decider, act_on_epoch, live_epoch, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
 
@@ -61,6 +62,8 @@ class GrowConfig(BaseModel):
     """only kernels that give the same result twice"""
     telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
     """how much is written down"""
+    track: tuple[TrackerName, ...] = ()
+    """who draws curves of it as well: tensorboard, wandb; at every level"""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:

@@ -12,9 +12,9 @@ from torch import Tensor
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import Task, get_task
 from esper.simic.runfolder import CONFIG, write_atomically
-from esper.trials.arms import Settings
+from esper.trials.arms import Settings, Watch
 from esper.trials.growing import NETWORKS
 
 FOLDER = "pretrained"
@@ -28,6 +28,7 @@ def trained_hosts(
     source: Path | None,
     settings: Settings,
     tell: Callable[[str], None],
+    watch: Watch,
 ) -> tuple[dict[int, Mapping[str, Tensor]], int]:
     """Each seed's weights and the epochs they cost; none where arms begin from scratch."""
     if source is not None:
@@ -41,7 +42,8 @@ def trained_hosts(
         hosts = Population(
             replace(task, life=epochs), missing, [settings.device], executor=settings.executor, splits=settings.splits
         )
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            watch(epoch, ())
             hosts.train_epoch()
         for seed, run in zip(missing, hosts.runs, strict=True):
             state = {name: value.cpu().contiguous() for name, value in run.model.host.state_dict().items()}
@@ -54,7 +56,7 @@ def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Ma
     try:
         config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
         policy, name, hosts = config["policy"], config["task"]["name"], int(config["hosts"])
-        life = int(config["task"]["life"] or task.life)
+        life = int(config["task"]["life"] or get_task(name).life)
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise SaveError(f"--from {run} is not a run of esper grow ({problem}).") from problem
     if policy != "never" or name != task.name or hosts < len(seeds):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -59,6 +60,7 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     return Estimate(mean, float(low), float(high), count)
 
 
+@cache
 def student_quantile(share: float, freedom: int) -> float:
     """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight below."""
 

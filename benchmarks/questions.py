@@ -1,0 +1,125 @@
+"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command, hardware and date.
+
+    python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
+    python benchmarks/questions.py --list
+
+Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into docs/results.md. `--work DIR`
+keeps finished arms, so that an interrupted question goes on.
+"""
+
+import argparse
+import datetime
+import json
+import tempfile
+from pathlib import Path
+
+from growth import hardware
+
+from esper.trials.comparing import CompareConfig, Comparison
+from esper.trials.summary import summarise
+
+RESULTS = Path(__file__).parent / "results"
+ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
+TRAINED = "runs/controller/checkpoints/best.safetensors"
+
+QUESTIONS = {
+    "q1-cifar10": {
+        "asks": "From scratch, 20 epochs: growing against the same parameters and the same FLOPs in a static net.",
+        "task": {"name": "cifar10", "life": 20},
+        "policies": ["never", "sham", "heuristic", "greedy"],
+        "static": ["final", "final-equal-flops"],
+        "rates": [1.0, 2.0],
+    },
+    "q2-cifar10": {
+        "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
+        "task": {"name": "cifar10", "life": 10},
+        "policies": ALL,
+        "static": ["final", "final-whole"],
+        "pretrain": 20,
+    },
+    "budget-cifar10": {
+        "asks": "From a host trained for 15 epochs, 8 more, at most 1.3 x its parameters: is the place worth choosing?",
+        "task": {"name": "cifar10", "life": 8, "budget": 1.3},
+        "policies": ["never", "random", "schedule", "heuristic", "greedy"],
+        "pretrain": 15,
+    },
+    "q1-digits": {
+        "asks": "From scratch, 40 epochs: growing against the same parameters and the same FLOPs in a static net.",
+        "task": {"name": "digits", "life": 40},
+        "policies": ALL,
+        "static": ["start", "final", "final-equal-flops"],
+        "rates": [1.0, 2.0],
+    },
+    "q2-digits": {
+        "asks": "From a host trained for 30 epochs, 15 more: growing against kept training, sham, and from scratch.",
+        "task": {"name": "digits", "life": 15},
+        "policies": ALL,
+        "static": ["final", "final-whole"],
+        "pretrain": 30,
+    },
+    "q2-fashion_mnist": {
+        "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
+        "task": {"name": "fashion_mnist", "life": 10},
+        "policies": ALL,
+        "static": ["final", "final-whole"],
+        "pretrain": 20,
+    },
+    "controller-cifar10": {
+        "asks": "Short lives as in the preset: a policy of `esper ppo --preset cifar10` on unseen host seeds.",
+        "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=QUESTIONS, nargs="?")
+    parser.add_argument("--list", action="store_true", help="print the questions and leave")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--checkpoint", type=Path, help=f"the trained policy, instead of {TRAINED}")
+    parser.add_argument("--work", type=Path, help="folder for finished arms")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.list or options.question is None:
+        for name, question in QUESTIONS.items():
+            print(f"{name}: {question['asks']}")
+        return
+    asked = dict(QUESTIONS[options.question])
+    asks = asked.pop("asks")
+    named = {TRAINED: str(options.checkpoint)} if options.checkpoint else {}
+    asked["policies"] = [named.get(policy, policy) for policy in asked["policies"]]
+    with tempfile.TemporaryDirectory() as temporary:
+        Path(options.work or temporary).mkdir(parents=True, exist_ok=True)
+        where = {"out": str(options.work or temporary), "data_root": options.data_root, "device": options.device}
+        threads = {"threads": 1} if options.device == "cpu" else {}
+        config = CompareConfig.of({**asked, **where, **threads, "seeds": options.seeds})
+        found = summarise(config, Comparison(config, lambda line: print(line, flush=True), lambda: False).run())
+    command = f"python benchmarks/questions.py {options.question} --seeds {options.seeds} --device {options.device}"
+    record = {
+        "question": options.question,
+        "asks": asks,
+        "command": command,
+        "hardware": hardware(options.device),
+        "date": datetime.date.today().isoformat(),
+        **_named(found, named),
+    }
+    path = options.out / f"question_{options.question}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    for arm, row in record["arms"].items():
+        score = row["test_accuracy"]
+        print(f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, {100 * score['high']:.2f}]")
+
+
+def _named(found: dict, named: dict[str, str]) -> dict:
+    """The results with the checkpoint's place on this machine replaced by what it is."""
+    text = json.dumps(found)
+    for path in named.values():
+        text = text.replace(json.dumps(path), json.dumps("trained"))
+    return json.loads(text.replace(json.dumps(TRAINED), json.dumps("trained")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""A run view as plain data for the page and the report: small, finite, thinned. No files, no HTTP."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, sqrt
+from statistics import mean, stdev
+from typing import Any
+
+from esper.dashboard.reader import RunReader
+from esper.dashboard.runs import summarise
+from esper.dashboard.view import Life, RunView, SeedSpan, Series
+
+POINTS = 400
+"""Rows of a chart; more than a screen can tell apart."""
+MOST_SPANS = 400
+MOST_ROWS = 200
+_LONGEST_TEXT, _DEEPEST = 2000, 16
+CONTROL = "never"
+_TRAINING = ("name", "epoch_examples", "held_out", "batch")
+"""Settings of a task that a host feels even if nothing grows."""
+
+
+def encode(value: Any) -> str:
+    """JSON of what `plain` makes of a value."""
+    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as JSON has it: no infinities, seven digits, no endless text or depth."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(name)[:_LONGEST_TEXT]: plain(item, depth + 1) for name, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [plain(item, depth + 1) for item in value]
+    return str(value)[:_LONGEST_TEXT]
+
+
+def header(reader: RunReader) -> dict[str, Any]:
+    """What stands above a run."""
+    view = reader.view
+    known = asdict(summarise(reader))
+    del known["path"]
+    lived = max((int(life.epochs.last("epoch") or 0) for life in view.lives.values()), default=0)
+    told = view.config.get("task", {}).get("life")
+    grown, twin = view.rounds.last("accuracy"), view.rounds.last("twin_accuracy")
+    return known | {
+        "round": view.round,
+        "hosts": sorted(view.lives),
+        "slots": view.slots,
+        "life": told if type(told) is int else lived,
+        "over_twin": None if grown is None or twin is None else grown - twin,
+        "unknown": view.unknown,
+    }
+
+
+def life_data(life: Life, points: int = POINTS) -> dict[str, Any]:
+    """One life: curves, spans with the evidence of their gates, and how much was left out."""
+    spans = life.spans[-MOST_SPANS:]
+    share = max(24, 8 * points // max(1, len(spans)))
+    return {
+        "host": life.host,
+        "round": life.round,
+        "epochs": life.epochs.thinned(points),
+        "spans": [_span_data(span, min(points, share)) for span in spans],
+        "spans_left_out": len(life.spans) - len(spans),
+        "actions": len(life.actions),
+        "rollbacks": life.rollbacks[-MOST_ROWS:],
+    }
+
+
+def _span_data(span: SeedSpan, points: int) -> dict[str, Any]:
+    return {**vars(span), "readings": span.readings.thinned(points), "verdicts": span.verdicts[-MOST_ROWS:]}
+
+
+def rest(view: RunView) -> dict[str, Any]:
+    """What does not change with every epoch."""
+    return {
+        "config": view.config,
+        "results": view.results[-MOST_ROWS:],
+        "ledgers": view.ledgers[-MOST_ROWS:],
+        "anomalies": view.anomalies[-MOST_ROWS:],
+    }
+
+
+@dataclass
+class Sent:
+    """What one client has been told."""
+
+    view: RunView | None = None
+    events: int = -1
+    status: str = ""
+    rounds: int = -1
+    line: int = -1
+    rest: tuple[int, ...] = ()
+
+
+def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
+    """What a client that looks at a host does not know yet, if anything; a new client knows nothing."""
+    view, status = reader.view, reader.status()
+    if view is sent.view and (view.events, status) == (sent.events, sent.status):
+        return None
+    is_whole = view is not sent.view
+    if is_whole:  # a view that was folded anew has other numbers
+        sent.view, sent.rounds, sent.line, sent.rest = view, -1, -1, ()
+    message: dict[str, Any] = {"whole": is_whole, "header": header(reader)}
+    lines = [asdict(line) for line in view.log if line.number > sent.line][-MOST_ROWS:]
+    counts = (len(view.results), len(view.ledgers), len(view.anomalies))
+    if life := view.lives.get(host) or next(iter(view.lives.values()), None):
+        message["life"] = life_data(life)
+    if view.rounds.rows != sent.rounds:
+        message["rounds"] = view.rounds.thinned(POINTS)
+    if lines:
+        message["log"] = lines
+        sent.line = lines[-1]["number"]
+    if is_whole or counts != sent.rest:
+        message["rest"] = rest(view)
+    sent.events, sent.status, sent.rounds, sent.rest = view.events, status, view.rounds.rows, counts
+    return message
+
+
+def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]:
+    """What two runs are compared by: rounds (PPO), or the mean over hosts epoch by epoch (grow)."""
+    if view.kind == "ppo":
+        return view.rounds.thinned(points)
+    columns = ("accuracy", "held_out_loss", "params")
+    rows: dict[float, dict[str, list[float]]] = {}
+    for life in view.lives.values():
+        for name in columns:
+            for epoch, value in zip(life.epochs.column("epoch"), life.epochs.column(name), strict=True):
+                if isfinite(value):
+                    rows.setdefault(epoch, {}).setdefault(name, []).append(value)
+    series = Series()
+    for epoch in sorted(rows):
+        series.append(epoch=epoch, **{name: mean(values) for name, values in rows[epoch].items()})
+    return series.thinned(points)
+
+
+@dataclass
+class Arm:
+    """What the lives of one run, or of several that differ in nothing but their hosts, reached under a policy."""
+
+    policy: str
+    task: str
+    epochs: float | None
+    measure: str
+    """which examples the accuracy is of"""
+    own: str
+    training: str
+    """equal where a host that never grows would be trained alike"""
+    accuracy: dict[int, float] = field(default_factory=dict)
+    """by host seed (grow) or host (PPO)"""
+    twins: dict[int, float] = field(default_factory=dict)
+    params: list[float] = field(default_factory=list)
+
+
+def arms_of(view: RunView, run: str) -> list[Arm]:
+    """A run's results on test examples (grow), or its newest finished round (PPO)."""
+    task = view.config.get("task", {})
+    if view.kind == "ppo":
+        return [_taught(view, run, str(task.get("name")))] if view.rounds.rows else []
+    arms = []
+    for result in view.results:
+        policy, epochs = result["arm"], result["epochs"]
+        own = json.dumps([policy, task, epochs], sort_keys=True)
+        training = json.dumps([*(task.get(name) for name in _TRAINING), epochs])
+        arm = Arm(policy, str(task.get("name")), epochs, "test", own, training)
+        if isfinite(result["test_accuracy"]):
+            arm.accuracy[result["seed"]] = result["test_accuracy"]
+            arm.params.append(result["final_params"])
+            arms.append(arm)
+    return arms
+
+
+def _taught(view: RunView, run: str, task: str) -> Arm:
+    """Life by life as long as the finished round is the newest, else its means."""
+    arm = Arm(f"ppo ({run})", task, None, "held-out", f"ppo {run}", "")
+    for host, life in view.lives.items() if view.closed[0] == view.round else ():
+        grown, twin, params = (life.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
+        if grown is not None and twin is not None and params is not None:
+            arm.accuracy[host], arm.twins[host] = grown, twin
+            arm.params.append(params)
+            arm.epochs = life.epochs.last("epoch")
+    if not arm.accuracy:
+        arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
+    return arm
+
+
+def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
+    """Accuracy per policy, and by how much it is over `never` on the same host seeds, or over each life's own twin."""
+    joined: dict[str, Arm] = {}
+    for arm in arms:
+        whole = joined.setdefault(arm.own, replace(arm, accuracy={}, params=[]))
+        whole.accuracy |= arm.accuracy
+        whole.params += arm.params
+    control = {arm.training: arm.accuracy for arm in joined.values() if arm.policy == CONTROL}
+    return [_standing(arm, {} if arm.policy == CONTROL else control.get(arm.training, {})) for arm in joined.values()]
+
+
+def _standing(arm: Arm, control: dict[int, float]) -> dict[str, Any]:
+    values, known = list(arm.accuracy.values()), arm.twins or control
+    gains = [value - known[seed] for seed, value in arm.accuracy.items() if seed in known]
+    return {
+        **{name: getattr(arm, name) for name in ("policy", "task", "epochs", "measure")},
+        "lives": len(values),
+        "mean": mean(values),
+        "spread": stdev(values) if len(values) > 1 else None,
+        "control": "its twin" if arm.twins else CONTROL,
+        "gain": mean(gains) if gains else None,
+        "error": stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else None,
+        "params": mean(arm.params) if arm.params else None,
+    }

@@ -1,0 +1,88 @@
+"""The runs in a folder, and each of them in one line. No drawing."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.dashboard.reader import RunReader, event_files
+from esper.leyline.errors import SaveError
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in a list; None is not known yet."""
+
+    name: str
+    path: Path
+    kind: str
+    """ppo or grow"""
+    task: str
+    policy: str
+    status: str
+    """running, finished, stopped or damaged"""
+    done: int
+    total: int
+    """rounds (PPO) or epochs (grow); a total of 0 is not written down"""
+    best_accuracy: float | None
+    """held-out: the best round's mean (PPO), the best host's last (grow)"""
+    params: int | None
+    """of that host (grow), mean of the newest lives (PPO)"""
+    age_seconds: float | None
+    """since the last event"""
+    events: int
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like what a training command leaves behind; a link does not."""
+    config = folder / "config.json"
+    return not folder.is_symlink() and config.is_file() and not config.is_symlink() and bool(event_files(folder))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders in a folder, by name; or the folder itself where it is one."""
+    try:
+        if is_run(folder):
+            return [folder]
+        return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+    except OSError as problem:
+        raise SaveError(
+            f"cannot list the runs in {folder}: {problem.strerror}. Name the folder they are in."
+        ) from problem
+
+
+def summarise(reader: RunReader) -> RunSummary:
+    """A run in one line, as far as its reader has come."""
+    view = reader.view
+    done, total = reader.progress()
+    accuracy, params = _best_grown(reader) if view.kind == "grow" else _best_round(reader)
+    times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
+    return RunSummary(
+        name=reader.folder.resolve().name,
+        path=reader.folder,
+        kind=view.kind,
+        task=str(view.config.get("task", {}).get("name", "")),
+        policy=str(view.config.get("policy", "")) if view.kind == "grow" else "ppo",
+        status=reader.status(),
+        done=done,
+        total=total,
+        best_accuracy=accuracy,
+        params=params,
+        age_seconds=max(0.0, time.time() - max(times)) if times else None,
+        events=view.events,
+    )
+
+
+def _best_grown(reader: RunReader) -> tuple[float | None, int | None]:
+    view = reader.view
+    found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
+    if not found:
+        last = [(life.epochs.last("accuracy"), life.epochs.last("params")) for life in view.lives.values()]
+        found = [(accuracy, int(params)) for accuracy, params in last if accuracy is not None and params is not None]
+    return max(found, default=(None, None))
+
+
+def _best_round(reader: RunReader) -> tuple[float | None, int | None]:
+    view = reader.view
+    sizes = [size for life in view.lives.values() if (size := life.epochs.last("params")) is not None]
+    best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
+    return best, round(sum(sizes) / len(sizes)) if sizes else None

@@ -1,0 +1,262 @@
+"""`esper watch`: a run on a terminal, followed while it goes on. Reads and places; what is drawn is in `drawing`."""
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.text import Text
+
+from esper.dashboard import drawing
+from esper.dashboard.drawing import Moment, Picture
+from esper.dashboard.reader import RunReader
+from esper.dashboard.runs import summarise
+from esper.leyline.errors import EsperError, SettingError
+
+try:
+    from textual import work
+    from textual.app import App, ComposeResult
+    from textual.binding import Binding
+    from textual.color import Color
+    from textual.containers import Horizontal, VerticalScroll
+    from textual.filter import LineFilter
+    from textual.screen import ModalScreen
+    from textual.widget import Widget
+    from textual.widgets import Footer, Input, Static
+except ModuleNotFoundError as missing:
+    raise SettingError("esper watch needs textual: pip install 'esper-lite[tui]'") from missing
+
+SECONDS_BETWEEN_READINGS = 0.25
+HELP = """\
+n, p        next, previous host
+space       pause: reading stops and the picture stands; nothing is lost,
+            the next press catches up
+/           filter events: all words must be in the line, such as
+            cull r5 h3 (round 5, host 3); Enter keeps it, Escape drops it
+a           draw with ASCII characters only, or not
+tab, arrows choose a panel and scroll it
+q           quit; the run goes on
+
+alpha is a seed's share of the output. contribution is the held-out loss
+without the slot minus with it, ± one standard error. fossils are seeds
+that are part of the host now. The twin is the same host left alone."""
+
+
+class InAscii(LineFilter):
+    """Replaces all that is not ASCII, borders and scroll bars included, cell by cell."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(drawing.to_ascii(text), style, control) for text, style, control in segments]
+
+
+class Panel(VerticalScroll):
+    """A titled part of the picture; scrolls where it is too small for its lines."""
+
+    def __init__(self, name: str, draw: Callable[[Moment, int, int], Picture]):
+        super().__init__(id=name)
+        self.draw = draw
+        self.shown: Picture | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static()
+
+    def on_resize(self) -> None:
+        assert isinstance(self.app, WatchApp)
+        self.app.redraw()
+
+    def show(self, moment: Moment) -> None:
+        """Draw the moment, unless it looks as before."""
+        size = self.scrollable_content_region.size
+        picture = self.draw(moment, size.width, size.height)
+        if picture != self.shown:
+            self.shown = picture
+            self.border_title = Text(picture[0])
+            self.query_one(Static).update(picture[1])
+
+
+class Help(ModalScreen[None]):
+    """Keys and words."""
+
+    BINDINGS: ClassVar = [("escape,question_mark,q,space,enter", "dismiss", "back")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as box:
+            box.border_title = "help (Escape goes back)"
+            yield Static(Text(HELP))
+
+
+class WatchApp(App[None]):
+    """One run, all panels."""
+
+    CSS = """
+    Panel { border-top: solid $primary; border-title-color: $foreground; padding: 0 1; height: auto; }
+    Panel { scrollbar-size-vertical: 1; }
+    Panel Static { text-wrap: nowrap; text-overflow: ellipsis; }
+    Panel:focus { border-top: heavy $accent; border-title-style: bold reverse; }
+    Screen { overflow-y: auto; }
+    #header { border: none; height: 2; dock: top; }
+    #chain { max-height: 7; }
+    #life, #rounds { height: 4; }
+    #rounds { display: none; }
+    #curves, #numbers { height: auto; }
+    #ops, #reward, #health { height: 6; }
+    #ops { width: 22; }
+    #reward { width: 30; }
+    #log { height: 1fr; min-height: 4; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter.is-open { display: block; }
+    .-tall #chain { max-height: 25%; }
+    .-tall #curves { layout: vertical; }
+    .-tall #life, .-tall #rounds { display: block; height: 12; }
+    .-tall.-wide Panel { border: round $primary; }
+    .-tall.-wide Panel:focus { border: heavy $accent; }
+    .-tall.-wide #header { border: none; padding: 0 2; }
+    .-tall.-wide #curves { layout: horizontal; }
+    .-tall.-wide #life, .-tall.-wide #rounds { height: 17; width: 1fr; }
+    .-tall.-wide #ops, .-tall.-wide #reward, .-tall.-wide #health { height: 11; }
+    .-wide #ops { width: 1fr; }
+    .-wide #reward, .-wide #health { width: 2fr; }
+    Screen.is-grown #rounds, Screen.is-grown #reward, Screen.is-grown #health { display: none; }
+    Screen.is-grown #ops { width: 1fr; height: auto; }
+    Help { align: center middle; }
+    Help VerticalScroll { width: 78; height: auto; max-height: 100%; border: round $accent; padding: 0 1; }
+    """
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
+    TITLE = "esper watch"
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "#log"
+    BINDINGS: ClassVar = [
+        ("n", "choose_host(1)", "next host"),
+        ("p", "choose_host(-1)", "previous"),
+        ("space", "pause", "pause"),
+        ("slash", "filter", "filter"),
+        Binding("escape", "drop_filter", "drop filter", show=False),
+        ("a", "ascii", "ASCII"),
+        ("question_mark,h", "help", "help"),
+        ("q", "quit", "quit"),
+    ]
+
+    def __init__(self, reader: RunReader, is_ascii: bool = False):
+        super().__init__()
+        self.reader = reader
+        self.in_ascii = InAscii(enabled=is_ascii)
+        self.summary = summarise(reader)
+        self.seen: deque[tuple[float, int]] = deque(maxlen=8)
+        self.host = 0
+        self.wanted, self.note = "", "reading"
+        self.is_paused = self.is_reading = self.is_late = False
+
+    def compose(self) -> ComposeResult:
+        yield Panel("header", drawing.draw_header)
+        yield Panel("chain", lambda moment, width, _: drawing.draw_chain(moment, width, self.size.height))
+        with Horizontal(id="curves"):
+            yield Panel("life", drawing.draw_life)
+            yield Panel("rounds", drawing.draw_rounds)
+        with Horizontal(id="numbers"):
+            yield Panel("ops", drawing.draw_ops)
+            yield Panel("reward", drawing.draw_reward)
+            yield Panel("health", drawing.draw_health)
+        yield Panel("log", drawing.draw_log)
+        yield Input(placeholder="filter events: words that a line must have; Enter keeps, Escape drops it", id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#header").can_focus = False
+        self.query_one("#log").anchor()  # stays at its end until somebody scrolls back
+        self.screen.set_class(self.reader.view.kind != "ppo", "is-grown")
+        self.call_after_refresh(self.follow)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *([self.in_ascii] if self.in_ascii.enabled else [])]
+
+    @work
+    async def follow(self) -> None:
+        """Read on in a thread, so that keys never wait, and draw when that is done."""
+        self.redraw()
+        while True:
+            if not self.is_paused:
+                self.is_reading = True
+                is_new = await asyncio.to_thread(self.read)
+                self.is_reading = False
+                if not self.seen or self.seen[-1][1] != self.summary.done:
+                    self.seen.append((time.monotonic(), self.summary.done))
+                if is_new or self.is_late:
+                    self.redraw()
+            await asyncio.sleep(SECONDS_BETWEEN_READINGS)
+
+    def read(self) -> bool:
+        """Take in what the folder has; whether that is anything new."""
+        before, news = (self.summary.status, self.note), 0
+        try:
+            news = self.reader.refresh()
+            self.summary, self.note = summarise(self.reader), self.reader.problem or ""
+        except (OSError, EsperError) as problem:
+            self.note = str(problem)
+        return news > 0 or before != (self.summary.status, self.note)
+
+    def redraw(self) -> None:
+        """Draw what was read; while the view changes the picture stands, and is drawn right after."""
+        self.is_late = self.is_reading
+        if self.is_late:
+            return
+        view = self.reader.view
+        hosts = sorted(view.lives)
+        life = view.lives[hosts[self.host % len(hosts)]] if hosts else None
+        moment = Moment(view, self.summary, life, self.seen, self.wanted, self.is_paused, self.note)
+        for panel in self.query(Panel):
+            if panel.display:
+                panel.show(moment)
+
+    def action_choose_host(self, by: int) -> None:
+        self.host += by
+        self.redraw()
+
+    def action_pause(self) -> None:
+        self.is_paused = not self.is_paused
+        self.redraw()
+
+    def action_ascii(self) -> None:
+        self.in_ascii.enabled = not self.in_ascii.enabled
+        for widget in self.screen.walk_children(Widget):
+            widget.refresh()
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_filter(self) -> None:
+        box = self.query_one(Input)
+        box.add_class("is-open")
+        box.focus()
+
+    def action_drop_filter(self) -> None:
+        self.query_one(Input).value = ""
+        self.on_input_submitted()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.wanted = event.value
+        self.redraw()
+
+    def on_input_submitted(self) -> None:
+        self.query_one(Input).remove_class("is-open")
+        self.query_one("#log").focus()
+
+
+def speaks_utf8() -> bool:
+    """Whether the terminal understands more than ASCII, by the locale, or by what Python writes to it."""
+    named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), None)
+    written = sys.__stderr__.encoding if sys.__stderr__ else ""
+    return "utf" in (named or written).lower()
+
+
+def watch(folder: Path) -> None:
+    """Follow the run in a folder until somebody quits."""
+    app = WatchApp(RunReader(folder), is_ascii=not speaks_utf8())
+    if not (sys.__stdin__ and sys.__stdin__.isatty()):
+        raise SettingError("esper watch needs a terminal to draw on; `esper runs` prints without one.")
+    app.run()

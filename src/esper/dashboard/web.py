@@ -1,0 +1,235 @@
+"""The page's server: runs as JSON and as a stream, to readers only. Where it listens is in `server`."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anyio import Lock, to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from esper.dashboard.payload import Sent, arms_of, curves, encode, header, life_data, news, standings
+from esper.dashboard.reader import RunReader
+from esper.dashboard.runs import find_runs
+from esper.leyline.errors import EsperError
+
+STATIC = Path(__file__).parent / "static"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
+"""Seconds between looks at a run that is running, at one that is not, and between signs of life."""
+MOST_COMPARED = 12
+Answer = TypeVar("Answer")
+
+
+class Guard:
+    """Lets through who reads, under a name of ours, with the token if there is one; adds the headers to all answers."""
+
+    def __init__(self, app: ASGIApp, token: str | None, allowed_hosts: Collection[str]):
+        self.app, self.token, self.allowed_hosts = app, token, {name.lower() for name in allowed_hosts}
+        self.cookie = "esper-" + sha256((token or "").encode()).hexdigest()[:8]  # ports share cookies, tokens do not
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        is_new = self._is_right(request.query_params.get("token")) and request.url.path == "/"
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if is_new:
+                    headers.append("set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/")
+            await send(message)
+
+        app = self.app if (refusal := self._refuse(request, is_new)) is None else refusal
+        await app(scope, receive, send_guarded)
+
+    def _refuse(self, request: Request, is_new: bool) -> Response | None:
+        if not self._is_ours(request.headers.get("host", "")):
+            return PlainTextResponse("This server does not answer under that name.", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("There is nothing to change here.", 405, {"allow": "GET, HEAD"})
+        if self.token is None or is_new or self._is_right(request.cookies.get(self.cookie)):
+            return None
+        return PlainTextResponse("Open the address that esper serve has printed: it holds the token.", 401)
+
+    def _is_right(self, given: str | None) -> bool:
+        return self.token is not None and secrets.compare_digest((given or "").encode(), self.token.encode())
+
+    def _is_ours(self, host: str) -> bool:
+        """Only names that we go by: another one was made to point here by somebody else's page."""
+        name = re.sub(r":\d+$", "", host.lower())
+        return name in self.allowed_hosts or (self.token is not None and _is_address(name))
+
+
+def _is_address(name: str) -> bool:  # nobody can make a number point elsewhere
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return False
+
+
+class Feed:
+    """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.reader: RunReader | None = None
+        self.lock, self.looked = Lock(), -1.0
+        self.glance: asyncio.Task[str] | None = None
+
+    async def ask(self, question: Callable[[RunReader], Answer]) -> Answer:
+        async with self.lock:
+            return await to_thread.run_sync(self._answer, question)
+
+    def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
+        if self.reader is None:
+            self.reader = RunReader(self.folder)
+        if time.monotonic() - self.looked > TICK / 2:
+            self.reader.refresh()
+            self.looked = time.monotonic()
+        return question(self.reader)
+
+    def summary(self) -> "asyncio.Task[str]":
+        """Goes on beyond the request that asked, so that a long run is read once."""
+        if self.glance is None or self.glance.done():
+            self.glance = asyncio.create_task(self.ask(lambda reader: encode(header(reader))))
+        return self.glance
+
+
+class Site:
+    """The runs of a folder, and the answers about them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        self.feeds: dict[Path, Feed] = {}
+        self.is_closing: Callable[[], bool] = lambda: False
+
+    async def open(self) -> dict[str, Feed]:
+        """The runs that are there now, by name; what is no run folder has none."""
+        paths = await to_thread.run_sync(find_runs, self.folder)
+        self.feeds = {path: self.feeds.get(path) or Feed(path) for path in paths}
+        return {path.name: feed for path, feed in self.feeds.items()}
+
+    async def find(self, name: str) -> Feed:
+        feed = (await self.open()).get(name)
+        if feed is None:
+            raise HTTPException(404, "There is no run of that name.")
+        return feed
+
+    async def page(self, request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def runs(self, request: Request) -> Response:
+        """All runs, within a second; those that are still being read say so."""
+        glances = {name: feed.summary() for name, feed in (await self.open()).items()}
+        if glances:
+            await asyncio.wait(glances.values(), timeout=1.0)
+        rows = [_row(name, glance) for name, glance in glances.items()]
+        return _json('{"runs":[' + ",".join(rows) + "]}")
+
+    async def run(self, request: Request) -> Response:
+        feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
+        return _json(await feed.ask(lambda reader: encode(news(reader, host, Sent()))))
+
+    async def life(self, request: Request) -> Response:
+        feed, host, round_ = (
+            await self.find(request.path_params["name"]),
+            _whole(request, "host"),
+            _whole(request, "round"),
+        )
+        found = await feed.ask(lambda reader: (life := reader.life(round_, host)) and encode(life_data(life)))
+        if not found:
+            raise HTTPException(404, f"Host {host} has no life in round {round_}.")
+        return _json(found)
+
+    async def compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
+        feeds = [await self.find(name) for name in names]
+        found = [
+            await feed.ask(lambda reader: (_side(reader), arms_of(reader.view, reader.folder.name))) for feed in feeds
+        ]
+        rows = standings(arm for _, arms in found for arm in arms)
+        return _json(encode({"runs": [side for side, _ in found], "standings": rows}))
+
+    async def stream(self, request: Request) -> Response:
+        feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
+        return StreamingResponse(self._follow(feed, host), media_type="text/event-stream")
+
+    async def _follow(self, feed: Feed, host: int) -> AsyncIterator[str]:
+        sent, told = Sent(), time.monotonic()
+        while not self.is_closing():
+            message = await feed.ask(lambda reader: (new := news(reader, host, sent)) and encode(new))
+            if message or time.monotonic() - told > HEARTBEAT:
+                told = time.monotonic()
+                yield f"data: {message}\n\n" if message else ": still here\n\n"
+            await asyncio.sleep(TICK if sent.status == "running" else IDLE_TICK)
+
+
+def _side(reader: RunReader) -> dict[str, Any]:
+    return {"header": header(reader), "curves": curves(reader.view)}
+
+
+def _row(name: str, glance: "asyncio.Task[str]") -> str:
+    if glance.done() and glance.exception() is None:
+        return glance.result()
+    return encode({"name": name, "status": "damaged" if glance.done() else "being read"})
+
+
+def _json(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
+def _whole(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise HTTPException(400, f"{name} must be a whole number.")
+    return int(text)
+
+
+async def _tell(request: Request, problem: Exception) -> Response:
+    return PlainTextResponse(f"This run cannot be read: {type(problem).__name__}.", 404)
+
+
+def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[str] = LOCAL_HOSTS) -> Starlette:
+    """The application; `app.state.site` holds the runs."""
+    site = Site(folder)
+    routes = [
+        Route("/", site.page),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/api/runs", site.runs),
+        Route("/api/runs/{name}", site.run),
+        Route("/api/runs/{name}/life", site.life),
+        Route("/api/runs/{name}/stream", site.stream),
+        Route("/api/compare", site.compare),
+    ]
+    guard = Middleware(Guard, token=token, allowed_hosts=allowed_hosts)
+    handlers: dict[Any, Any] = {EsperError: _tell, OSError: _tell}
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    app.state.site = site
+    return app

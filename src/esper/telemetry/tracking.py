@@ -1,0 +1,158 @@
+"""Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk. Their failures stop nobody.
+
+A resumed run tracks its last step again. TensorBoard is told to forget what it has from that step on; for Weights &
+Biases it is another run of the same name and group, since an offline one cannot be gone on with.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from esper.leyline.errors import SettingError
+from esper.telemetry.events import ArmFinished, Event, GrownEpoch, RoundFinished
+from esper.telemetry.sink import Sink
+
+TrackerName = Literal["tensorboard", "wandb"]
+_LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}
+"""Fields that say which event or decision it is; they make no curve."""
+
+
+def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
+    """The step of an event and its numbers by name; None where it is not tracked."""
+    match event:
+        case RoundFinished():
+            step, place = event.round, "round"
+        case GrownEpoch():
+            step, place = event.epoch, f"host-{event.host}"
+        case ArmFinished():
+            step, place = event.epochs, f"result/seed-{event.seed}"
+        case _:
+            return None
+    return step, dict(_numbers(asdict(event), place))
+
+
+def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and name not in _LABELS:
+            yield from _numbers(value, name if place == "round" else f"{place}/{name}")
+        elif isinstance(value, int | float) and name not in _LABELS:
+            yield f"{place}/{name}", float(value)
+
+
+class Tracker(Protocol):
+    """Draws curves of what it is given."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `tensorboard` of the run folder."""
+
+    def __init__(self, run: Path, config: Mapping[str, Any]):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = run / "tensorboard"
+        self.has_past = folder.exists()
+        self.file = EventFileWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        if self.has_past:
+            self.file.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+            self.has_past = False
+        summary = Summary(value=[scalar_pb(name, value).value[0] for name, value in values.items()])
+        self.file.add_event(Event(step=step, wall_time=time.time(), summary=summary))
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Wandb:
+    """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it at once."""
+
+    def __init__(self, run: Path, config: Mapping[str, Any]):
+        import wandb
+
+        name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
+        self.run = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+TRACKERS: dict[TrackerName, type[TensorBoard] | type[Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+
+
+def require_trackers(names: Sequence[TrackerName]) -> None:
+    """Refuse trackers whose package is missing."""
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as missing:
+            raise SettingError(f"tracking with {name} needs its package: pip install 'esper-lite[track]'") from missing
+
+
+class TrackingSink:
+    """Passes all on to a sink, and numbers to trackers. They open with the first event: a refused start leaves none.
+
+    Args:
+        names: trackers that are wanted, whatever the level of the records on disk.
+        run: folder that they write to.
+        config: what they note beside the numbers.
+    """
+
+    def __init__(self, sink: Sink, names: Sequence[TrackerName], run: Path, config: Mapping[str, Any]):
+        self.sink, self.telemetry = sink, sink.telemetry
+        self.rewind, self.wants, self.commit, self.write_record = (
+            sink.rewind,
+            sink.wants,
+            sink.commit,
+            sink.write_record,
+        )
+        self._run, self._config = run, config
+        self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
+
+    def write(self, event: Event) -> None:
+        self.sink.write(event)
+        found = scalars_of(event) if self._trackers else None
+        for name, tracker in tuple(self._trackers.items()):
+            if tracker is None or found is not None:
+                with self._giving_up_on(name):
+                    tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config)
+                    if found is not None:
+                        tracker.log(*found)
+
+    @contextmanager
+    def _giving_up_on(self, name: TrackerName) -> Iterator[None]:
+        """Whatever fails inside is told, and the tracker is not asked again."""
+        try:
+            yield
+        except Exception as problem:
+            self._trackers.pop(name)
+            said = " ".join(str(problem).split())
+            print(
+                f"esper: {name} failed ({said or type(problem).__name__}). Training goes on without it.",
+                file=sys.stderr,
+            )
+
+    def close(self) -> None:
+        """End what was opened; the sink itself stays open."""
+        for name, tracker in tuple(self._trackers.items()):
+            if tracker is not None:
+                with self._giving_up_on(name):
+                    tracker.close()

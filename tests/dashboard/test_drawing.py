@@ -1,0 +1,318 @@
+"""What a terminal shows of a run, line by line, without a terminal."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from esper.dashboard import drawing
+from esper.dashboard.drawing import Moment, bar, choose_lines, resample, spark, to_ascii
+from esper.dashboard.runs import RunSummary
+from esper.dashboard.view import RunView
+from esper.telemetry import events
+
+CONFIG = {"task": {"name": "digits", "life": 4}, "rounds": 4, "hosts": 2}
+UPDATE = {
+    "approx_kl": 0.0123,
+    "clip_fraction": 0.25,
+    "explained_variance": 0.5,
+    "first_ratio_gap": {"op": 1e-7, "joint": 2e-7},
+    "heads": {name: {"entropy": 0.75, "clip_fraction": 0.1} for name in ("op", "slot", "blueprint", "blend")},
+}
+PANELS = [value for name, value in vars(drawing).items() if name.startswith("draw_") and name != "draw_curves"]
+
+
+def stage(host, epoch, slot, before, after, alpha=0.0, blueprint="conv_small"):
+    return events.StageChanged(host, epoch, slot, before, after, blueprint, alpha)
+
+
+def measured(host, epoch, slot, stage, age, blueprint="conv_small", gain=0.0456, error=0.0078):
+    return events.SeedMeasured(host, epoch, slot, stage, blueprint, 0.75, age, 97, gain, error)
+
+
+def host_epoch(number, host, epoch, reward=0.5):
+    parts = {"accuracy_beyond_twin": reward, "rent": -0.125}
+    return events.HostEpoch(
+        round=number,
+        host=host,
+        epoch=epoch,
+        train_loss=2.0 / epoch,
+        held_out_loss=2.5 / epoch,
+        held_out_accuracy=0.2 * epoch,
+        twin_accuracy=0.1 * epoch,
+        params=500 + host,
+        flops=1000 * epoch,
+        reward=reward - 0.125,
+        reward_parts=parts,
+    )
+
+
+def round_events(number):
+    """Two hosts: one fossilizes a seed in r0c0 and tries another in r0c1, the other culls."""
+    return [
+        events.RoundBegan(number),
+        events.ActionTaken(0, 1, "GERMINATE", "r0c0", "conv_small", "linear"),
+        stage(0, 1, "r0c0", "DORMANT", "GERMINATED"),
+        stage(0, 1, "r0c0", "GERMINATED", "BLENDING", 0.75),
+        measured(0, 2, "r0c0", "BLENDING", 1),
+        host_epoch(number, 0, 2),
+        events.ActionTaken(1, 1, "GERMINATE", "r0c0", "depthwise", "linear"),
+        stage(1, 1, "r0c0", "DORMANT", "GERMINATED", blueprint="depthwise"),
+        host_epoch(number, 1, 2),
+        stage(0, 2, "r0c0", "BLENDING", "PROBATIONARY", 1.0),
+        stage(0, 2, "r0c0", "PROBATIONARY", "FOSSILIZED", 1.0),
+        stage(0, 2, "r0c0", "FOSSILIZED", "DORMANT"),
+        host_epoch(number, 0, 3),
+        events.ActionTaken(1, 2, "CULL", "r0c0", None, None),
+        stage(1, 2, "r0c0", "GERMINATED", "CULLED", blueprint="depthwise"),
+        stage(1, 2, "r0c0", "CULLED", "EMBARGOED", blueprint="depthwise"),
+        host_epoch(number, 1, 3),
+        stage(0, 3, "r0c1", "DORMANT", "GERMINATED", blueprint="inverted_bottleneck"),
+        stage(0, 3, "r0c1", "GERMINATED", "BLENDING", 0.75, "inverted_bottleneck"),
+        measured(0, 4, "r0c1", "BLENDING", 1, "inverted_bottleneck"),
+        host_epoch(number, 0, 4),
+        host_epoch(number, 1, 4),
+    ]
+
+
+def round_end(number, seconds=10.0):
+    return events.RoundFinished(
+        round=number,
+        decisions=6 * (number + 1),
+        mean_return=0.25 * number,
+        accuracy=0.8,
+        twin_accuracy=0.4,
+        params_share=1.5,
+        reward_parts={"accuracy_beyond_twin": 0.625, "rent": -0.25},
+        ops={"WAIT": 3, "GERMINATE": 2, "CULL": 1, "FOSSILIZE": 0},
+        germinated=2,
+        fossilized=1,
+        culled=1,
+        refused=0,
+        update=UPDATE,
+        seconds=seconds,
+    )
+
+
+def grown_epochs(count):
+    return [events.GrownEpoch(0, epoch, None, 1.0, 0.5, 438, 1000) for epoch in range(count)]
+
+
+def moment_of(happened, host=0, kind="ppo", **changes):
+    view = RunView(kind, CONFIG)
+    for event in happened:
+        view.fold(events.to_record(event))
+    assert view.unknown == 0
+    done = view.rounds.rows if kind == "ppo" else 3
+    summary = RunSummary("first", Path("first"), kind, "digits", kind, "running", done, 4, 0.8, 500, 1.0, view.events)
+    return Moment(view, summary, view.lives.get(host), **changes)
+
+
+WHOLE = [*round_events(0), round_end(0), *round_events(1), round_end(1, seconds=20.0), *round_events(2)]
+
+
+def text_of(draw, moment, width=78, height=24):
+    return draw(moment, width, height)[1].plain
+
+
+# -- strokes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_spark_rises_from_one_eighth_to_full_and_is_blank_where_nothing_is_measured():
+    assert spark([0.0, 0.5, math.nan, 1.0], 4) == ["▁▅ █"]
+
+
+def test_a_tall_spark_stacks_full_cells():
+    assert spark([0.0, 1.0], 2, height=2) == [" █", "▁█"]
+
+
+def test_a_flat_curve_stands_in_the_middle():
+    assert spark([3.0, 3.0], 2) == ["▅▅"]
+
+
+def test_numbers_whose_difference_is_no_number_are_drawn():
+    assert spark([-1.7e308, 0.0, 1.7e308], 3) == ["▁▅█"]
+
+
+def test_many_values_become_means_of_neighbours_and_few_are_repeated():
+    assert resample([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
+    assert resample([1.0, 3.0], 4) == [1.0, 1.0, 3.0, 3.0]
+
+
+finite = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.lists(finite, max_size=40), st.integers(0, 30), st.integers(1, 4))
+def test_a_spark_fills_its_place_exactly_whatever_it_is_given(values, width, height):
+    assert [len(line) for line in spark(values, width, height)] == [width] * height
+
+
+@given(finite, st.integers(1, 30))
+def test_a_bar_fills_its_place_exactly_and_shows_the_least_bit(share, width):
+    assert len(bar(share, width)) == width
+    assert ("█" in bar(share, width)) == (share > 0)
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Z"))) | st.text("▁▂█░→↓ ±·…─│╭┏x"))
+def test_ascii_takes_exactly_as_many_cells(text):
+    assert to_ascii(text).isascii()
+    assert len(to_ascii(text)) == cell_len(text)
+
+
+def test_a_plus_minus_is_readable_in_ascii():
+    assert to_ascii("+0.0456 ± 0.0078") == "+0.0456 +-0.0078"
+
+
+# -- the chain of slots ------------------------------------------------------------------------------------------------
+
+
+def test_a_fossil_leaves_its_slot_open_and_is_counted():
+    first, second = drawing.slots_now(moment_of(WHOLE).view, moment_of(WHOLE).life)
+    assert (first.name, first.stage, first.seed, first.fossils) == ("r0c0", "DORMANT", None, 1)
+    assert (second.name, second.stage, second.fossils) == ("r0c1", "BLENDING", 0)
+    assert second.seed.blueprint == "inverted_bottleneck"
+
+
+def test_an_empty_slot_says_what_became_of_its_seed():
+    moment = moment_of(WHOLE, host=1)
+    slot = drawing.slots_now(moment.view, moment.life)[0]
+    assert (slot.stage, slot.past) == ("EMBARGOED", "depthwise: culled at epoch 2")
+
+
+@pytest.mark.parametrize(("width", "height"), [(78, 24), (196, 60)])
+def test_the_chain_goes_from_input_to_output_and_tells_all_about_a_seed(width, height):
+    text = text_of(drawing.draw_chain, moment_of(WHOLE), width, height)
+    assert ("┌" in text) == (height == 60)
+    for fact in ("BLENDING", "0.75", "█", "░", "+0.0456 ± 0.0078", "inverted_bo"):
+        assert fact in text
+    words = text.split()
+    order = ["input", "r0c0", "r0c1", "output"]
+    if height == 24:
+        assert sorted(order, key=words.index) == order
+        assert words[words.index("0.0078") + 1] == "1"  # its age
+    else:
+        middle = text.splitlines()[3]
+        assert middle.startswith("input ─→ │")
+        assert middle.endswith("─→ output")
+        assert "age 1" in text
+
+
+def test_a_seed_without_evidence_says_so():
+    happened = [*round_events(0), measured(0, 4, "r0c1", "BLENDING", 1, gain=None, error=None)]
+    assert "not measured" in text_of(drawing.draw_chain, moment_of(happened))
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rest_takes_as_long_as_the_newest_rounds():
+    assert drawing.seconds_left(moment_of(WHOLE)) == 2 * 15.0
+
+
+def test_without_rounds_the_pace_that_was_seen_counts():
+    moment = moment_of(grown_epochs(3), kind="grow")
+    assert drawing.seconds_left(moment) is None
+    assert drawing.seconds_left(replace(moment, seen=[(100.0, 1), (104.0, 3)])) == 2.0
+
+
+def test_a_run_that_does_not_say_how_long_it_is_has_no_eta():
+    moment = moment_of(grown_epochs(3), kind="grow", seen=[(100.0, 1), (104.0, 3)])
+    moment = replace(moment, summary=replace(moment.summary, total=0))
+    assert "3 of ? epochs · ETA not known" in text_of(drawing.draw_header, moment)
+
+
+def test_the_header_has_name_task_policy_status_progress_and_eta():
+    text = text_of(drawing.draw_header, moment_of(WHOLE))
+    for fact in ("first", "digits", "ppo", "▶ running", " 50% ", "2 of 4 rounds", "ETA 0:30"):
+        assert fact in text
+
+
+def test_accuracy_of_host_and_twin_share_one_scale():
+    text = text_of(drawing.draw_life, moment_of(WHOLE), height=3)
+    grown, twin, loss = text.splitlines()
+    assert grown.startswith("accuracy grown   80.00%")
+    assert twin.startswith("accuracy twin    40.00%")
+    assert grown.endswith("20.00% to 80.00%")
+    assert twin.endswith("20.00% to 80.00%")
+    assert "0.6250" in loss
+
+
+def test_a_host_without_a_twin_has_no_curve_for_one():
+    text = text_of(drawing.draw_life, moment_of(grown_epochs(3), kind="grow"))
+    assert "accuracy grown" in text
+    assert "twin" not in text
+
+
+def test_ops_are_those_of_the_round_that_is_lived():
+    title, text = drawing.draw_ops(moment_of(WHOLE), 30, 5)
+    counts = {line.split()[0]: int(line.split()[1]) for line in text.plain.splitlines()}
+    assert counts == {"WAIT": 3, "GERMINATE": 2, "CULL": 1, "FOSSILIZE": 0}
+    assert "6 decisions" in title
+
+
+@pytest.mark.parametrize(("width", "height"), [(28, 5), (80, 9)])
+def test_reward_parts_are_summed_over_the_life(width, height):
+    title, text = drawing.draw_reward(moment_of(WHOLE), width, height)
+    assert "+1.500" in text.plain
+    assert "-0.375" in text.plain
+    assert "sum +1.125" in title
+    assert ("-0.250" in text.plain) == (width == 80)  # the last round's mean
+
+
+@pytest.mark.parametrize(("width", "height"), [(26, 5), (80, 9)])
+def test_the_health_of_an_update_fits_both_sizes(width, height):
+    lines = text_of(drawing.draw_health, moment_of(WHOLE), width, height).splitlines()
+    assert len(lines) <= height
+    text = " ".join(" ".join(lines).split())
+    for fact in ("KL 0.0123", "clip 0.25", "explained variance 0.50", "first ratio gap 2.0e-07", "entropy op 0.75"):
+        assert fact in text
+    for head in ("slot", "blueprint", "blend"):
+        assert f"{head} 0.75" in text
+
+
+def test_an_anomaly_is_named():
+    anomaly = events.AnomalyFound(1, "ratio_explosion", 9.0, 5.0, "", True)
+    title, text = drawing.draw_health(moment_of([*WHOLE, anomaly]), 80, 9)
+    assert "1 anomaly!" in title
+    assert "! round 1: ratio_explosion is 9.0" in text.plain
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_wants_all_its_words_in_kind_text_or_place():
+    log = moment_of(WHOLE).view.log
+    assert {line.kind for line in choose_lines(log, "ACTION")} == {"ActionTaken"}
+    assert [(line.round, line.host) for line in choose_lines(log, "actiontaken CULL r2")] == [(2, 1)]
+    assert choose_lines(log, "") == list(log)
+    assert choose_lines(log, "nowhere") == []
+
+
+def test_text_from_events_is_neither_markup_nor_a_command_to_the_terminal():
+    happened = [*WHOLE, events.HostRolledBack(0, 3, "[bold red]x[/] [/nothing]\x1b[2J\nnext")]
+    last = text_of(drawing.draw_log, moment_of(happened)).splitlines()[-1]
+    assert "[bold red]x[/] [/nothing]" in last
+    assert last.isprintable()
+
+
+# -- all panels --------------------------------------------------------------------------------------------------------
+
+MOMENTS = [moment_of([]), moment_of(WHOLE), moment_of(WHOLE, host=1, wanted="cull"), moment_of([events.RoundBegan(0)])]
+MOMENTS += [moment_of(grown_epochs(3), kind="grow", is_paused=True), moment_of([], kind="grow", note="reading")]
+
+
+@given(st.sampled_from(MOMENTS), st.integers(0, 220), st.integers(0, 70))
+def test_every_panel_can_be_drawn_at_every_size(moment, width, height):
+    for draw in PANELS:
+        draw(moment, width, height)
+
+
+@pytest.mark.parametrize("draw", [panel for panel in PANELS if panel is not drawing.draw_log])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("width", "height"), [(78, 24), (196, 60)])
+def test_no_line_is_wider_than_its_panel(draw, moment, width, height):
+    assert max(cell_len(line) for line in text_of(draw, moment, width, height).splitlines()) <= width

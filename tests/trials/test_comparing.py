@@ -1,0 +1,394 @@
+"""`esper compare`: paired arms that do not know of each other, rates chosen by validation, stopped and gone on."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
+from esper.runtime.host import HostRun
+from esper.runtime.tasks import get_task
+from esper.tamiyo.learned import NetworkPolicy
+from esper.telemetry.events import to_record
+from esper.trials import arms, comparing
+from esper.trials.comparing import ARMS, CompareConfig, Comparison, StoppedComparing, Trials
+from trials import grown_runs
+from trials.grown_runs import asked_at, grow
+from trials.test_arms import same
+from trials.test_growing import trained
+
+TINY = {"task": {"name": "blobs", "life": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
+POLICIES = ("never", "sham", "random", "heuristic")
+STATIC = ("start", "final", "final-equal-flops")
+LR = get_task("blobs").lr
+
+
+def configured(out, **changes):
+    """A small comparison; `changes` are keys, those of the task with `task__` in front."""
+    task = {key.removeprefix("task__"): value for key, value in changes.items() if key.startswith("task__")}
+    rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
+    return CompareConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
+
+
+def compare(config, should_stop=lambda: False):
+    """Every arm's trials, by arm and rate."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    return Comparison(config, lambda line: None, should_stop).run()
+
+
+def timeless(trials):
+    """All that is kept of an arm but the wall clock; hosts are numbered by their place in a population, so not that."""
+    events = [[{**event, "host": 0} for event in own] for own in trials.events]
+    return [{**row, "seconds": 0} for row in trials.rows], trials.architectures, events
+
+
+def all_timeless(done):
+    return {key: timeless(trials) for key, trials in done.items()}
+
+
+@contextmanager
+def logged():
+    """What is lived meanwhile: each life's data order and learning rates, what it leaves, who lives beside it."""
+    log = SimpleNamespace(epochs={}, left={}, sizes=[], ledgers={})
+    prepare, begin, live = arms.prepare_host, HostRun.begin_epoch, comparing.run_entries
+
+    def prepared(population, host, entry):
+        prepare(population, host, entry)
+        run, key = population.runs[host], (entry.arm, population.task.lr, entry.seed)
+        run.log = log.epochs[key] = []
+        log.ledgers[key] = run.ledger
+
+    def begun(run):
+        begin(run)
+        if hasattr(run, "log"):
+            run.log.append((run.plan.rows.tolist(), run.optimizer.param_groups[run.link.home]["lr"]))
+
+    def lived(task, entries, settings, **options):
+        log.sizes.append(len(entries))
+        runs = live(task, entries, settings, **options)
+        log.left |= {(entry.arm, task.lr, entry.seed): run for entry, run in zip(entries, runs, strict=True)}
+        return runs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arms, "prepare_host", prepared)
+        patch.setattr(HostRun, "begin_epoch", begun)
+        patch.setattr(comparing, "run_entries", lived)
+        yield log
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A policy that plants much."""
+    return str(trained(tmp_path_factory.mktemp("ppo"), initial_wait=0.05, seed=2))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A comparison that nobody disturbed."""
+    config = configured(tmp_path_factory.mktemp("whole"), policies=POLICIES, static=STATIC)
+    with logged() as log:
+        done = compare(config)
+    return SimpleNamespace(config=config, done=done, log=log)
+
+
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_arm_of_a_seed_sees_the_same_data_at_the_same_rates(whole):
+    plans = {seed: whole.log.epochs["never", LR, seed] for seed in range(3)}
+    assert len({str(plan) for plan in plans.values()}) == 3, "seeds have orders of their own"
+    for arm, seed in ((arm, seed) for arm in (*POLICIES, "start", "final") for seed in plans):
+        assert whole.log.epochs[arm, LR, seed] == plans[seed], (arm, seed)
+
+
+def test_a_longer_or_shorter_life_begins_with_the_same_data(whole):
+    for seed in range(3):
+        mine, others = (whole.log.epochs[arm, LR, seed] for arm in ("final-equal-flops", "never"))
+        assert len(mine) != len(others)
+        for (rows, _), (other, _) in zip(mine, others, strict=False):
+            assert rows == other
+
+
+def test_the_host_alone_as_policy_as_sham_and_as_static_net_is_one_network_to_the_bit(whole):
+    for seed in range(3):
+        never, sham, start = (whole.log.left[arm, LR, seed] for arm in ("never", "sham", "start"))
+        assert same(never, sham)
+        assert same(never, start)
+    scores = [[(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] for arm in STATIC]
+    for arm in ("never", "sham"):
+        assert [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] == scores[0]
+
+
+def test_sham_growth_goes_through_the_events_of_the_named_arm(whole):
+    def planted(arm):
+        return [
+            [(event["epoch"], event["slot"]) for event in own if event.get("op") == "GERMINATE"]
+            for own in whole.done[arm, 1.0].events
+        ]
+
+    assert planted("sham") == planted("heuristic") != planted("random")
+    assert all(planted("sham"))
+
+
+def test_rows_are_in_the_order_of_seeds(whole):
+    assert {tuple(row["seed"] for row in trials.rows) for trials in whole.done.values()} == {(0, 1, 2)}
+    assert all(row["arm"] == arm for (arm, _), trials in whole.done.items() for row in trials.rows)
+
+
+@pytest.mark.parametrize("arm", ["heuristic", "random"])
+def test_an_arm_is_the_same_whichever_other_arms_run(arm, whole, tmp_path):
+    (alone,) = compare(configured(tmp_path, policies=[arm])).values()
+    assert timeless(alone) == timeless(whole.done[arm, 1.0])
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 9), (2, [2, 1] * 3), (7, [6, 3]), (9, [9])])
+def test_an_arm_is_the_same_however_many_hosts_live_side_by_side(most, sizes, whole, tmp_path):
+    with logged() as log:
+        done = compare(configured(tmp_path, policies=["never", "random", "heuristic"], side_by_side=most))
+    assert log.sizes == sizes
+    for key, trials in done.items():
+        assert timeless(trials) == timeless(whole.done[key])
+
+
+def test_more_seeds_change_nothing_for_the_others(whole, tmp_path):
+    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, seeds=2, first_seed=1))
+    for key, trials in done.items():
+        expected = [part[1:] for part in timeless(whole.done[key])]
+        assert [list(part) for part in timeless(trials)] == [list(part) for part in expected]
+
+
+def test_an_arm_that_is_named_twice_is_one_arm(whole, tmp_path):
+    done = compare(configured(tmp_path, policies=["random", "never", "random"], side_by_side=9))
+    assert timeless(done["random", 1.0]) == timeless(whole.done["random", 1.0])
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory):
+    """Every kind of arm at two rates, at one of which nothing can be learned."""
+    few = {"task__slots": ["r0c1"], "task__blueprints": ["mlp"], "seeds": 2, "oracle": True}
+    folder = tmp_path_factory.mktemp("rated")
+    config = configured(folder, policies=POLICIES, static=STATIC, rates=[1e-6, 1.0], **few)
+    with logged() as log:
+        comparison = Comparison(config, lambda line: None, lambda: False)
+        comparison.run()
+    return SimpleNamespace(comparison=comparison, done=comparison.done, log=log)
+
+
+def test_every_arm_is_tried_at_every_rate(rated):
+    names = {arm for arm, _ in rated.done}
+    assert {*POLICIES, *STATIC} < names
+    assert any(name.startswith("oracle ") for name in names)
+    assert set(rated.done) == {(name, rate) for name in names for rate in (1e-6, 1.0)}
+
+
+def test_a_rate_is_a_multiple_of_the_tasks(rated):
+    for arm, rate in rated.done:
+        assert rated.log.epochs[arm, LR * rate, 0][0][1] == LR * rate
+
+
+def test_the_better_rate_is_the_one_that_validation_likes():
+    """Test scores say the opposite; nobody asks them."""
+
+    def trials(rate, validation, test):
+        return Trials("greedy", rate, ({"validation_accuracy": validation, "test_accuracy": test},), ((),), ((),))
+
+    known = [trials(0.5, 0.8, 0.99), trials(1.0, 0.9, 0.1), trials(2.0, 0.9, 0.5)]
+    other = Trials("never", 1.0, ({"validation_accuracy": 1.0, "test_accuracy": 1.0},), ((),), ((),))
+    done = {(one.arm, one.rate): one for one in [*known, other]}
+    assert Comparison.best(SimpleNamespace(done=done), "greedy") is known[1]
+
+
+def test_final_networks_are_those_of_the_rate_that_validation_chose(rated):
+    idle, chosen = (rated.done["heuristic", rate].architectures for rate in (1e-6, 1.0))
+    assert rated.comparison.best("heuristic").rate == 1.0
+    assert idle != chosen
+    for arm in ("final", "final-equal-flops"):
+        assert all(rated.done[arm, rate].architectures == chosen for rate in (1e-6, 1.0))
+
+
+def test_sham_growth_replays_its_own_rate(rated):
+    for rate in (1e-6, 1.0):
+        planted = [
+            [
+                [event["epoch"] for event in own if event.get("op") == "GERMINATE"]
+                for own in rated.done[arm, rate].events
+            ]
+            for arm in ("heuristic", "sham")
+        ]
+        assert planted[0] == planted[1]
+    assert rated.done["sham", 1e-6].events != rated.done["sham", 1.0].events
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_life_cost_is_in_its_row(whole):
+    for (arm, _), trials in whole.done.items():
+        for row in trials.rows:
+            ledger = whole.log.ledgers[arm, LR, row["seed"]]
+            assert row["flops"] == sum(cost.flops for cost in ledger.phases.values())
+            assert row["peak_params"] == ledger.peak_params >= row["final_params"]
+            assert ledger.phases["policy"].seconds > 0
+            assert row["seconds"] >= ledger.phases["policy"].seconds
+    grown = whole.log.ledgers["heuristic", LR, 0].phases
+    assert grown["counterfactual"].flops > 0
+    assert grown["counterfactual"].seconds > 0
+
+
+def test_the_decisions_of_a_trained_policy_are_paid_for(checkpoint, whole, tmp_path, monkeypatch):
+    """One that only waits costs its network's passes more than the host alone."""
+    decide = NetworkPolicy.decide
+
+    def wait(self, *seen):
+        actions, memory = decide(self, *seen)
+        return 0 * actions, memory
+
+    monkeypatch.setattr(NetworkPolicy, "decide", wait)
+    with logged() as log:
+        (trials,) = compare(configured(tmp_path, policies=[checkpoint])).values()
+    for row, alone in zip(trials.rows, whole.done["never", 1.0].rows, strict=True):
+        policy = log.ledgers[checkpoint, LR, row["seed"]].phases["policy"]
+        assert row["test_loss"] == alone["test_loss"]
+        assert row["flops"] - alone["flops"] == policy.flops > 0
+        assert policy.examples == row["epochs"]
+
+
+def test_a_trained_policy_does_in_its_arm_what_it_does_in_a_run_of_its_own(checkpoint, tmp_path):
+    done = compare(configured(tmp_path / "compared", policies=["never", checkpoint], side_by_side=6))
+    rows, _, _ = timeless(done[checkpoint, 1.0])
+    results = grow(grown_runs.configured(tmp_path / "grown", policy=checkpoint, hosts=3, task__held_out=64))
+    own = [
+        {**to_record(replace(result, seconds=0)), "peak_params": row["peak_params"]}
+        for result, row in zip(results, rows, strict=True)
+    ]
+    assert rows == own
+    assert all(row["germinated"] for row in rows), "chosen so that it does something"
+
+
+# -- stopped and gone on -----------------------------------------------------------------------------------------------
+
+
+def changed_times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / ARMS).iterdir()}
+
+
+def test_stopped_in_the_middle_and_gone_on_it_ends_the_same_and_no_arm_runs_twice(whole, tmp_path):
+    config = configured(tmp_path, policies=POLICIES, static=STATIC)
+    kept = {}
+    for calls in (1, 10, 13, 22):
+        with pytest.raises(StoppedComparing):
+            compare(config, asked_at(calls))
+        found = changed_times(tmp_path) if (tmp_path / ARMS).exists() else {}
+        assert kept.items() <= found.items(), "what is finished is left alone"
+        kept = found
+    assert 2 < len(kept) < 7
+    with logged() as log:
+        done = compare(config)
+    assert kept.items() <= changed_times(tmp_path).items()
+    assert len({arm for arm, _, _ in log.left}) == 7 - len(kept)
+    assert list(done) == list(whole.done)
+    assert all_timeless(done) == all_timeless(whole.done)
+
+
+def test_what_is_finished_is_read_and_not_run_again(whole):
+    with logged() as log:
+        assert compare(whole.config) == whole.done
+    assert log.sizes == []
+
+
+@pytest.mark.parametrize("content", [b'{"arm": "never"', b"[]", b"{}", b"\xff\xfe", b'{"arm": 1, "rate": 1}'], ids=str)
+def test_a_damaged_arm_is_named_and_run_again_once_it_is_deleted(content, whole, tmp_path):
+    config = configured(tmp_path, policies=["never"])
+    path = tmp_path / ARMS / "never-1.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(SaveError) as refusal:
+        compare(config)
+    assert f"{path} is damaged" in str(refusal.value)
+    assert "Delete it" in str(refusal.value)
+    path.unlink()
+    assert timeless(compare(config)["never", 1.0]) == timeless(whole.done["never", 1.0])
+
+
+def test_an_arm_on_disk_is_json_without_nan(whole):
+    for path in (whole.config.out / ARMS).iterdir():
+        json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
+    """Two policies in files that differ in a sign only."""
+    (tmp_path / "a").mkdir()
+    policies = [str(tmp_path / name) for name in ("a/b.st", "a_b.st")]
+    for path in policies:
+        with open(path, "wb") as file, open(checkpoint, "rb") as source:
+            file.write(source.read())
+    config = configured(tmp_path / "run", policies=policies, task__life=2)
+    done = compare(config)
+    assert compare(config) == done
+    assert [row["arm"] for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [policies[1]] * 3
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 0}, "seeds is 0"),
+        ({"first_seed": -1}, "first_seed is -1"),
+        ({"side_by_side": 0}, "side_by_side is 0"),
+        ({"policies": ["heuristik"]}, "unknown arm 'heuristik'. Did you mean 'heuristic'?"),
+        ({"policies": ["no/such.safetensors"]}, "Or name a checkpoint file of `esper ppo`."),
+        ({"static": ["finel"]}, "'final', 'final-equal-flops' or 'final-whole'"),
+        ({"policies": ["never", "sham"]}, "sham follow the arm 'heuristic', which is not among the policies that grow"),
+        ({"policies": ["sham", "heuristic"], "final_of": "sham"}, "follow the arm 'sham'"),
+        ({"policies": ["never"], "static": ["final"], "final_of": "never"}, "final follow the arm 'never'"),
+        ({"policies": ["random"], "static": ["final"]}, "(random). Add it, or name another with --final-of."),
+        ({"static": ["final-whole"]}, "it needs --pretrain or --from."),
+        ({"pretrain": 2, "source": "run"}, "--pretrain and --from both say"),
+        ({"rates": []}, "rates is []"),
+        ({"rates": [1, 0]}, "must be above 0"),
+        ({"rates": [-1]}, "must be above 0"),
+        ({"rates": [float("nan")]}, "finite number"),
+        ({"task__name": "blob"}, "unknown task 'blob'. Did you mean 'blobs'?"),
+        ({"task__life": 1}, "task.life is 1"),
+        ({"polices": ["never"]}, "unknown key 'polices'. Did you mean 'policies'?"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_with_the_way_out(changes, words, tmp_path):
+    with pytest.raises(EsperError) as refusal:
+        configured(tmp_path, **changes)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("final.safetensors", "wb") as file, open(checkpoint, "rb") as source:
+        file.write(source.read())
+    configured(tmp_path / "run", policies=["never", "final.safetensors"], static=["start"])
+
+
+def test_a_policy_for_another_layout_is_refused_before_anything_runs(checkpoint, tmp_path):
+    config = configured(tmp_path / "run", policies=["never", checkpoint], task__blueprints=["mlp"])
+    with logged() as log, pytest.raises(CheckpointMismatchError, match="blueprints"):
+        compare(config)
+    assert log.sizes == []
+
+
+def test_a_configuration_comes_back_from_json(tmp_path):
+    config = configured(tmp_path, policies=POLICIES, static=STATIC, rates=[0.5, 1], pretrain=3, oracle=True)
+    assert CompareConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
+
+
+def test_threads_are_as_before_afterwards(tmp_path):
+    before = torch.get_num_threads()
+    compare(configured(tmp_path, policies=["never"], task__life=2, threads=2))
+    assert torch.get_num_threads() == before
