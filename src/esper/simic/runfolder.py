@@ -4,15 +4,17 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from esper.leyline.errors import EsperError, SaveError
 
 EVENTS, CONFIG, MANIFEST, CHECKPOINTS, TWINS = "events-0.jsonl", "config.json", "manifest.json", "checkpoints", "twins"
 _LOCK = "lock"
+_TRIES = 10
 
 
 @contextmanager
@@ -27,12 +29,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"cannot write to the run folder {folder}: {problem.strerror}. Choose another --out."
         ) from problem
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            raise SaveError(
-                f"another process is writing to {folder}. Wait for it, stop it, or choose another --out."
-            ) from problem
+        if not _take(lock):
+            raise SaveError(f"another process is writing to {folder}. Wait for it, stop it, or choose another --out.")
         try:
             yield
         finally:
@@ -41,6 +39,17 @@ def only_writer(folder: Path) -> Iterator[None]:
                     (folder / _LOCK).unlink()
                     if is_new:
                         folder.rmdir()
+
+
+def _take(lock: TextIO) -> bool:
+    """Hold the lock, unless a writer has it. Whoever looks at a run touches it for an instant: that is waited for."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.02)
+    return False
 
 
 def require_fresh(folder: Path) -> None:

@@ -1,0 +1,129 @@
+"""Writes docs/results.md and its figures from benchmarks/results/question_*.json: python docs/make_results.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from esper.dashboard.comparison import CONTROLS, compared_figure
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "results.md"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+ORDER = (
+    ("Growing from scratch", ("q1-cifar10", "q1-digits")),
+    ("Growing a trained host", ("q2-cifar10", "q2-fashion_mnist", "q2-digits")),
+    ("Does the choice of place and kind matter?", ("budget-cifar10",)),
+    ("A first trained controller", ("controller-cifar10",)),
+)
+BARS = (
+    ("q2-cifar10", "heuristic", "never", 3.0, "at 3 x the host's parameters, at least +3.0 points over kept training"),
+    ("budget-cifar10", "heuristic", "random", 0.0, "under 1.3 x the host's parameters, ahead of random placement"),
+    ("budget-cifar10", "greedy", "random", 0.0, "under 1.3 x the host's parameters, ahead of random placement"),
+    ("q1-cifar10", "heuristic", "final-equal-flops", -0.5, "lower end of the interval above -0.5 points"),
+)
+INTRODUCTION = """# Results
+
+<!-- written by docs/make_results.py from benchmarks/results; change neither by hand -->
+
+Growth policies against fair controls, by `esper compare`. All arms of a question have the same host seeds, orders of
+data and learning-rate plans, so differences are paired by seed; decisions see validation data only, and the test
+split is read once, by the harvested network. Intervals are 95 % bootstrap intervals over host seeds (expanded
+percentiles). They cover host seeds and data orders, not the choice of the task, and nothing is corrected for looking
+at several differences.
+
+**never** is the host left alone, **sham** all events of the heuristic without capacity, **random** legal places and
+kinds at fixed times, **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
+gradient score. **start** is the host from scratch; **final** the network that the heuristic grew, from scratch with
+as many epochs as growth had; **final-equal-flops** the same with as many FLOPs, counterfactuals and all;
+**final-whole** the same for pretraining and growth together. FLOPs and seconds are per life, measuring and policy
+included, pretraining not.
+"""
+
+
+def points(estimate: dict[str, Any], sign: str = "") -> str:
+    if estimate["low"] is None:
+        return f"{100 * estimate['mean']:{sign}.2f}"
+    low, high = 100 * estimate["low"], 100 * estimate["high"]
+    return f"{100 * estimate['mean']:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"
+
+
+def arms_of(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| arm | test accuracy, % | loss | parameters | peak | FLOPs | s | planted, kept, culled |",
+        "|" + "---|" * 8,
+    ]
+    for name, arm in found["arms"].items():
+        seeds = f"{arm['germinated']:.1f}, {arm['fossilized']:.1f}, {arm['culled']:.1f}"
+        label = name if arm["rate"] == 1 else f"{name} (rate x {arm['rate']:g})"
+        lines.append(
+            f"| {label} | {points(arm['test_accuracy'])} | {arm['test_loss']['mean']:.4f} | "
+            f"{arm['final_params']:,.0f} | {arm['peak_params']:,.0f} | {arm['flops']:.3g} | "
+            f"{arm['seconds']:.1f} | {seeds} |"
+        )
+    return lines
+
+
+def differences_of(found: dict[str, Any]) -> list[str]:
+    lines = ["| arm | minus | points | claim |", "|---|---|---|---|"]
+    for name in [name for name in found["arms"] if name not in CONTROLS]:
+        minus = found["arms"][name]["minus"]
+        for other in [other for other in found["arms"] if other in minus]:
+            difference = minus[other]["test_accuracy"]
+            lines.append(f"| {name} | {other} | {points(difference, '+')} | {difference['verdict']} |")
+    return lines
+
+
+def bars_of(known: dict[str, dict[str, Any]]) -> list[str]:
+    """What the project set out to reach, and what was measured; what was not measured is left out and named so."""
+    lines = ["| question | goal | measured | reached |", "|---|---|---|---|"]
+    for question, arm, control, least, text in BARS:
+        found = known.get(question, {}).get("arms", {}).get(arm, {}).get("minus", {}).get(control)
+        if found is None:
+            lines.append(f"| {question} | {arm}: {text} | not measured | |")
+            continue
+        difference = found["test_accuracy"]
+        value = difference["mean"] if question == "q2-cifar10" else difference["low"]
+        reached = "yes" if 100 * value > least else "no"
+        lines.append(f"| {question} | {arm}: {text} | {points(difference, '+')} | {reached} |")
+    return lines
+
+
+def section_of(name: str, found: dict[str, Any]) -> list[str]:
+    count = len(next(iter(found["arms"].values()))["seeds"])
+    return [
+        f"### {name}",
+        "",
+        found["asks"],
+        "",
+        f"{found['hardware']}, {found['date']}, {count} host seeds: `{found['command']}`",
+        "",
+        f"![{name}](pictures/question_{name}.svg)",
+        "",
+        *arms_of(found),
+        "",
+        *differences_of(found),
+        "",
+    ]
+
+
+def render(known: dict[str, dict[str, Any]]) -> str:
+    lines = [INTRODUCTION, "## Goals", "", *bars_of(known), ""]
+    for title, names in ORDER:
+        here = [name for name in names if name in known]
+        if here:
+            lines += [f"## {title}", ""]
+        for name in here:
+            lines += section_of(name, known[name])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def load() -> dict[str, dict[str, Any]]:
+    paths = {path.stem.removeprefix("question_"): path for path in sorted(RESULTS.glob("question_*.json"))}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
+
+
+if __name__ == "__main__":
+    found = load()
+    PAGE.write_text(render(found), encoding="utf-8")
+    for name, record in found.items():
+        (DOCS / "pictures" / f"question_{name}.svg").write_text(compared_figure(record), encoding="utf-8")

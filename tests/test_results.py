@@ -1,0 +1,38 @@
+"""What docs/results.md says is what the committed results say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
+KNOWN = SCRIPT["load"]()
+
+
+def test_the_page_is_the_one_that_the_committed_results_make():
+    assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["render"](KNOWN), "run: python docs/make_results.py"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_figure_is_the_one_that_its_results_make(name):
+    picture = ROOT / "docs" / "pictures" / f"question_{name}.svg"
+    assert picture.read_text(encoding="utf-8") == SCRIPT["compared_figure"](KNOWN[name]), "run: docs/make_results.py"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_summaries_follow_from_the_rows_beside_them(name):
+    """Means in a committed result are those of its own lives, at the rate that validation chose."""
+    found = KNOWN[name]
+    for label, arm in found["arms"].items():
+        rows = [row for row in found["rows"] if row["arm"] == arm["arm"] and row["rate"] == arm["rate"]]
+        assert [row["seed"] for row in rows] == arm["seeds"], label
+        mean = sum(row["test_accuracy"] for row in rows) / len(rows)
+        assert arm["test_accuracy"]["mean"] == pytest.approx(mean, abs=1e-12)
+        assert f"{100 * mean:.2f}" in SCRIPT["PAGE"].read_text(encoding="utf-8")
+
+
+def test_results_name_no_place_on_a_machine():
+    for found in KNOWN.values():
+        assert re.search(r"/(tmp|home|root|work)/", str(found)) is None
