@@ -242,7 +242,7 @@ GROWTH_FAULTS: list[Fault] = [
     Fault(
         "what became of a planting is not told",
         ENVIRONMENT,
-        "happened[host] += tell_changes(host, self._epoch(host), changes)",
+        "happened[host] += tell_changes(self.first + host, self._epoch(host), changes)",
         "assert changes is not None",
         "simic/test_environment.py::test_what_was_done_and_what_came_of_it_are_told",
     ),
@@ -340,8 +340,8 @@ GROWTH_FAULTS: list[Fault] = [
     Fault(
         "a rollback is not told",
         ENVIRONMENT,
-        "            happened[host].append(HostRolledBack(host, epoch, rollback.reason))\n",
-        "            assert HostRolledBack(host, epoch, rollback.reason)\n",
+        "            happened[host].append(HostRolledBack(self.first + host, epoch, rollback.reason))\n",
+        "            assert HostRolledBack(self.first + host, epoch, rollback.reason)\n",
         "simic/test_breakdowns.py::test_a_poisoned_host_is_brought_back_and_fined_alone",
     ),
     Fault(

@@ -234,15 +234,15 @@ NETWORK_FAULTS = [
     Fault(
         "the deterministic mode draws",
         NETWORK,
-        "choice = drawn.mode() if deterministic else drawn.sample(generator)",
-        "choice = drawn.sample(generator)",
+        "choice = drawn.mode() if deterministic else drawn.sample(generator, own)",
+        "choice = drawn.sample(generator, own)",
         "tamiyo/test_network.py::test_the_deterministic_mode_takes_the_likeliest_and_draws_nothing",
     ),
     Fault(
         "the network draws without its generator",
         NETWORK,
-        "drawn.sample(generator)",
-        "drawn.sample()",
+        "drawn.sample(generator, own)",
+        "drawn.sample(None, own)",
         "tamiyo/test_network.py::test_draws_differ_but_repeat_with_the_generator",
     ),
     Fault(

@@ -96,22 +96,22 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "the executor is not asked for",
         TRAINER,
-        "executor=config.executor",
-        'executor="auto"',
+        '"executor": config.executor',
+        '"executor": "auto"',
         "simic/test_every_knob.py::test_every_leaf_is_read_and_changes_what_it_says[executor]",
     ),
     Fault(
         "hosts compute as they like",
         TRAINER,
-        "amp=config.amp",
-        'amp="off"',
+        '"amp": config.amp',
+        '"amp": "off"',
         "simic/test_every_knob.py::test_every_leaf_is_read_and_changes_what_it_says[amp]",
     ),
     Fault(
         "the data folder is not read",
         TRAINER,
-        "data_root=config.data_root",
-        "data_root=None",
+        '"data_root": config.data_root',
+        '"data_root": None',
         "simic/test_every_knob.py::test_every_leaf_is_read_and_changes_what_it_says[data_root]",
     ),
     Fault(
@@ -145,15 +145,15 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "every round has the same hosts",
         TRAINER,
-        'options={"lives": number * env.num_envs}',
-        'options={"lives": 0}',
+        'options={"lives": number * rollout.total + env.first}',
+        'options={"lives": env.first}',
         "simic/test_trainer.py::test_every_round_has_other_hosts_in_turn",
     ),
     Fault(
         "lives go on counting from the round before",
         TRAINER,
-        'options={"lives": number * env.num_envs}',
-        "options={}",
+        'env.reset(seed=env.seed, options={"lives": number * rollout.total + env.first})',
+        "env.reset()",
         "simic/test_trainer.py::test_every_round_has_other_hosts_in_turn",
     ),
     Fault(
@@ -180,8 +180,8 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "a stop waits for the round",
         TRAINER,
-        "        if should_stop():\n",
-        "        if should_stop() and rollout.length == rollout.steps:\n",
+        "        if agent.team.any(should_stop()):\n",
+        "        if agent.team.any(should_stop()) and rollout.length == rollout.steps:\n",
         "simic/test_trainer.py::test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved",
     ),
     Fault(
@@ -215,8 +215,8 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "what a run goes on with is not noted",
         TRAINER,
-        'config.model_dump(mode="json"))  # what it goes on with',
-        'config.model_dump(mode="json", exclude={"telemetry"}))',
+        'runfolder.CONFIG, config.model_dump(mode="json"))',
+        'runfolder.CONFIG, config.model_dump(mode="json", exclude={"telemetry"}))',
         "test_cli_ppo.py::test_resuming_notes_what_it_goes_on_with",
     ),
     Fault(
@@ -229,7 +229,7 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "reward parts are sums and not means",
         TALLY,
-        "name: value / self.env.num_envs for",
+        "name: value / hosts for",
         "name: value for",
         "simic/test_trainer.py::test_reward_parts_add_up_to_the_reward_and_to_the_mean_return",
     ),

@@ -49,7 +49,7 @@ def configured(monkeypatch):
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
-WIRING = {"--preset", "--config-json", "--set", "--resume"}
+WIRING = {"--preset", "--config-json", "--set", "--resume", "--watch"}
 REACHES = {
     "--task": ("task.name", ["blobs"], "blobs"),
     "--device": ("devices", ["cuda:3"], ("cuda:3",)),
@@ -63,6 +63,8 @@ REACHES = {
     "--out": ("out", ["runs/x"], "runs/x"),
     "--data-root": ("data_root", ["data"], "data"),
     "--deterministic": ("deterministic", [], True),
+    "--tensorboard": ("telemetry.track", [], ("tensorboard",)),
+    "--wandb": ("telemetry.track", [], ("wandb",)),
 }
 
 
@@ -365,7 +367,7 @@ def test_data_that_is_damaged_is_one_line(monkeypatch, capsys, tmp_path):
 
 
 def test_a_run_that_was_stopped_is_exit_code_130(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
+    monkeypatch.setattr(running, "stop_on_signals", lambda patient: nullcontext(lambda: True))
     code, out, err = call(capsys, *command(tmp_path / "run"))
     assert (code, err) == (130, "")
     assert out.splitlines()[-1] == (

@@ -20,11 +20,13 @@ import planted_faults_runtime
 import planted_faults_signals
 import planted_faults_training
 from kasmina import planted_faults as kasmina_faults
+from trials import planted_faults_compare
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
 FAULTS = [
     *planted_faults.FAULTS,
+    *planted_faults_compare.FAULTS,
     *kasmina_faults.FAULTS,
     *planted_faults_dashboard.DASHBOARD_FAULTS,
     *planted_faults_garden.GARDEN_FAULTS,

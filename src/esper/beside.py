@@ -1,21 +1,22 @@
 """`--watch`: training in a process of its own, and a screen on it in this one. Neither trains nor draws."""
 
+import math
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, STDOUT, Popen
 from tempfile import TemporaryFile
 
 from esper.leyline.errors import SettingError
-from esper.simic import runfolder
+from esper.simic.runfolder import CONFIG, EVENTS, only_writer, require_fresh
 
-PATIENCE = 1.0
-"""Seconds after its first words in which a run that is refused says so; no screen is shown for it."""
+PATIENCE = 5.0
+"""Most seconds from a run's configuration to the screen; the first event brings it at once, a refusal not at all."""
 
 
 def require_screen() -> Callable[[Path], None]:
@@ -29,50 +30,50 @@ def require_screen() -> Callable[[Path], None]:
 
 def train_beside(arguments: Sequence[str], out: Path, resume: bool, show: Callable[[Path], None]) -> int:
     """Call `esper` with the arguments and show its run folder meanwhile; returns its exit code."""
-    with runfolder.only_writer(out):  # refused here, where it is not mistaken for the run that is there
+    with only_writer(out):  # refused here, where it is not mistaken for the run that is there
         if not resume:
-            runfolder.require_fresh(out)
+            require_fresh(out)
     command = [sys.executable, "-P", "-m", "esper", *arguments]
     env = {**os.environ, "COLUMNS": str(shutil.get_terminal_size().columns)}
-    with (
-        TemporaryFile() as said,  # a session of its own, so that Ctrl-C reaches the child once: through us
-        Popen(command, stdin=DEVNULL, stdout=said, stderr=STDOUT, env=env, start_new_session=True) as child,
-        _signals_passed_to(child),
-    ):
-        while child.poll() is None and not ((out / runfolder.CONFIG).exists() and os.fstat(said.fileno()).st_size):
-            time.sleep(0.05)
-        with suppress(TimeoutExpired):
-            child.wait(PATIENCE)
-        if child.returncode is None:
+    print(f"Starting the run in {out}; the screen comes with its first event.", flush=True)
+    with ExitStack() as ending:
+        said = ending.enter_context(TemporaryFile())
+        child = ending.enter_context(  # in a session of its own, so that Ctrl-C reaches it once: through us
+            Popen(command, stdin=DEVNULL, stdout=said, stderr=STDOUT, env=env, start_new_session=True)
+        )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it finishes its epoch, saves, says how to go on
+            ending.callback(signal.signal, number, signal.signal(number, lambda *_: child.terminate()))
+        if _has_begun(child, out, said.fileno()):
             try:
                 show(out)
             except Exception as problem:  # a broken screen must not leave training unattended
                 print(f"esper: the screen failed: {problem}", file=sys.stderr)
             if child.poll() is None:
-                print(f"The screen is closed, training goes on; Ctrl-C ends it in order. Again: esper watch {out}")
+                print(f"Training goes on to its end, or to Ctrl-C, which saves first. Again: esper watch {out}")
         return _follow(child, said.fileno())
+
+
+def _has_begun(child: Popen[bytes], out: Path, said: int) -> bool:
+    """Wait for the run's first event, or for `PATIENCE`; False if it ended instead."""
+    begun, deadline = time.time(), math.inf
+    while child.poll() is None and time.time() < deadline:
+        with suppress(FileNotFoundError):
+            if deadline == math.inf and (out / CONFIG).stat() and os.fstat(said).st_size:
+                deadline = time.time() + PATIENCE
+            if (events := (out / EVENTS).stat()).st_size and events.st_mtime >= begun:
+                break
+        time.sleep(0.05)
+    return child.poll() is None
 
 
 def _follow(child: Popen[bytes], said: int) -> int:
     """Print what the child has said and says; its exit code, as a shell counts."""
-    place = 0
-    while True:
+    place, is_over = 0, False
+    while not is_over:
         is_over = child.poll() is not None
         sys.stdout.flush()
         while text := os.pread(said, 2**16, place):  # leaves alone where the child writes
             place += sys.stdout.buffer.write(text)
-        if is_over:
-            return child.returncode if child.returncode >= 0 else 128 - child.returncode
-        time.sleep(0.1)
-
-
-@contextmanager
-def _signals_passed_to(child: Popen[bytes]) -> Iterator[None]:
-    """Whoever asks us to end asks the child: it finishes its epoch, saves, and says how to go on."""
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: child.terminate()) for number in asking}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        time.sleep(0 if is_over else 0.1)
+    sys.stdout.flush()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode

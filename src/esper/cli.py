@@ -184,12 +184,15 @@ def ppo(
 ) -> None:
     """Train a growth policy by PPO over many hosts that train side by side."""
     from esper.running import assemble, run_ppo
+    from esper.simic.team import is_launched
     from esper.simic.training_config import read_setting
 
     if preset is not None and config_json is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     if device is not None and devices:
         raise SettingError("--device and --devices both say where; give one of them.")
+    if (device is not None or devices) and is_launched():
+        raise SettingError("under torchrun every rank has a device of its own; leave --device and --devices out.")
     named = [device] if device is not None else devices or []
     places = parts_of(named)
     given = {

@@ -4,25 +4,28 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from esper import __version__
 from esper.dashboard.comparison import compared_figure
 from esper.dashboard.progress import show_rounds
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
+from esper.simic.team import Team, code_digest, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
 from esper.tamiyo.rules import RULES
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, RankTimed, StageChanged
 from esper.telemetry.sink import JsonlSink
 from esper.telemetry.tracking import TrackingSink, require_trackers
 from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing
@@ -56,12 +59,15 @@ def settle(config: TrainingConfig) -> TrainingConfig:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask for an orderly end; a second one ends at once."""
+def stop_on_signals(patient: bool = False) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask for an orderly end; a second one ends at once, unless `patient`.
+
+    torchrun passes on what the terminal has sent already, so its ranks get everything twice.
+    """
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if asked and not patient:
             raise KeyboardInterrupt
         asked.append(number)
 
@@ -74,35 +80,76 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
-    """Train in `config.out`; True if it came to its end, False if somebody stopped it."""
-    config = settle(config)
+    """Train in `config.out`, alone or as one rank of a team; True if it came to its end, False if it was stopped."""
     require_trackers(config.telemetry.track)
-    places = map_hosts(config.hosts, parse_devices(config.devices))
-    with runfolder.only_writer(config.out):
-        if not resume:
-            runfolder.require_fresh(config.out)
+    with joined_team(config.devices[0].startswith("cuda")) as team, ExitStack() as stack:
+        if team.size > 1:
+            resume = resume or was_restarted()
+            console = console if team.rank == 0 else Console(quiet=True)
+            config = config.with_changes([("devices", [str(team.device)])], "torchrun")
+        config = settle(config)
         values = config.model_dump(mode="json")
-        console.print("configuration: " + json.dumps(values), markup=False, highlight=False, soft_wrap=True)
-        console.print(describe_map(places), markup=False, highlight=False)
+        with team.together():
+            _require_one_device(config, team)
+            if team.rank == 0:
+                stack.enter_context(runfolder.only_writer(config.out))
+                if not resume:
+                    runfolder.require_fresh(config.out)
+        facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
+        team.require_same({name: value for name, value in facts.items() if name != "devices"})
+        _tell_start(config, values, team, console)
+        track = config.telemetry.track if team.rank == 0 else ()
         telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
         try:
             with (
-                runfolder.begun(config.out, values),
-                JsonlSink(config.out / runfolder.EVENTS, telemetry) as disk,
-                closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
-                stop_on_signals() as should_stop,
+                runfolder.begun(config.out, values) if team.rank == 0 else nullcontext(),
+                JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
+                closing(TrackingSink(disk, track, config.out, values)) as sink,
+                stop_on_signals(patient=team.size > 1) as should_stop,
                 show_rounds(config.rounds, console) as watch,
             ):
-                train_ppo_vectorized(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop)
+                train_ppo_vectorized(
+                    config,
+                    sink=sink,
+                    resume=resume,
+                    watch=watch,
+                    watch_ranks=lambda ranks: _tell_ranks(ranks, console),
+                    should_stop=should_stop,
+                    team=team,
+                )
         except InterruptedTraining as stop:
-            console.print(
-                f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            done = f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume"
+            console.print(done, markup=False, highlight=False, soft_wrap=True)
             return False
     return True
+
+
+def _require_one_device(config: TrainingConfig, team: Team) -> None:
+    if team.size > 1 and len(config.devices) > 1:
+        raise SettingError(
+            f"a rank has one device, but devices are {list(config.devices)}; leave --devices to torchrun."
+        )
+
+
+def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
+    console.print("configuration: " + json.dumps(values), markup=False, highlight=False, soft_wrap=True)
+    if team.size == 1:
+        places = describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
+        console.print(places, markup=False, highlight=False)
+        return
+    here = team.share(config.hosts)
+    for rank, text in enumerate(team.gather(f"hosts {here.start} to {here.stop - 1} on {team.device}")):
+        console.print(f"rank {rank}: {text}", markup=False, highlight=False)
+
+
+def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:
+    """Each rank's speed and the one that all wait for, where there are several."""
+    if len(ranks) > 1:
+        speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f}" for rank in ranks)
+        slowest = max(ranks, key=lambda rank: rank.seconds)
+        share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
+        line = f"lives/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
@@ -144,19 +191,19 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
-    values = config.model_dump(mode="json", exclude={"out", "data_root"})
+    values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     values["checkpoints"] = {name: runfolder.digest(Path(name)) for name in config.policies if name not in RULES}
     with runfolder.only_writer(config.out):
         if not resume:
             runfolder.require_fresh(config.out)
-        elif (saved := config.out / runfolder.CONFIG).is_file() and _read_config(config.out, "compare") != values:
-            raise SettingError(f"{config.out} holds another comparison (see {saved}); choose another --out.")
+        elif (saved := config.out / runfolder.CONFIG).is_file() and _read_json(config.out) != values:
+            raise SettingError(f"{config.out} was begun with other settings (see {saved}); choose another --out.")
 
         def tell(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         try:
-            with runfolder.begun(config.out, {"command": "compare", **values}), stop_on_signals() as should_stop:
+            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop).run())
         except StoppedComparing:
             tell(f"stopped; finished arms are kept. Go on with the same command and --resume (--out {config.out}).")
@@ -199,12 +246,16 @@ def grow_config_of(run: Path) -> GrowConfig:
     return GrowConfig.of({**_read_config(run), "out": str(run)})
 
 
-def _read_config(run: Path, command: str = "grow") -> dict[str, Any]:
+def _read_config(run: Path) -> dict[str, Any]:
+    values = _read_json(run)
+    if not isinstance(values, dict) or values.pop("command", None) != "grow":
+        raise SaveError(f"{run} is not a run of esper grow.")
+    return values
+
+
+def _read_json(run: Path) -> Any:
     path = run / runfolder.CONFIG
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
-    if not isinstance(values, dict) or values.pop("command", None) != command:
-        raise SaveError(f"{run} is not a run of esper {command}.")
-    return values

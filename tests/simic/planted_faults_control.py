@@ -31,17 +31,18 @@ CONTROL = [
     Fault(
         "35: the divergence is averaged over filler",
         LOSSES,
-        "return each.sum() / valid.sum().clamp(min=1)",
+        "return each.sum() / (valid.sum().clamp(min=1) if count is None else count)",
         "return each.mean()",
         LOSS + "the_divergence_is_the_mean_of_r_minus_one_minus_log_r",
     ),
     Fault(
         "35: the minibatch that goes too far still takes its step",
         AGENT,
-        "        norm = None\n"
-        "        if config.target_kl is None or not bool(policy.kl > KL_SLACK * config.target_kl):\n" + STEP,
+        "        norm, kl = None, self.team.sum(policy.kl)\n"
+        "        if config.target_kl is None or not bool(kl > KL_SLACK * config.target_kl):\n" + STEP,
         STEP.replace("            ", "        ")
-        + "        if config.target_kl is not None and bool(policy.kl > KL_SLACK * config.target_kl):\n"
+        + "        kl = self.team.sum(policy.kl)\n"
+        + "        if config.target_kl is not None and bool(kl > KL_SLACK * config.target_kl):\n"
         + "            norm = None\n",
         UPDATE + "the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update",
     ),
@@ -62,15 +63,15 @@ CONTROL = [
     Fault(
         "37: schedules go by updates",
         AGENT,
-        "self.decisions += int(rollout.valid.sum())",
+        "self.decisions += int(pool(rollout.valid.sum()))",
         "self.decisions += 1",
         UPDATE + "rate_and_bonus_fall_in_a_straight_line_by_decisions_to_their_floors",
     ),
     Fault(
         "37: schedules stand still when an update is cut short",
         AGENT,
-        "self.decisions += int(rollout.valid.sum())",
-        "self.decisions += 0 if stopped is not None else int(rollout.valid.sum())",
+        "self.decisions += int(pool(rollout.valid.sum()))",
+        "self.decisions += 0 if stopped is not None else int(pool(rollout.valid.sum()))",
         UPDATE + "schedules_do_not_depend_on_updates_that_were_cut_short",
     ),
     Fault(
@@ -224,8 +225,8 @@ CONTROL = [
     Fault(
         "explained variance is the share that is left",
         ROLLOUT,
-        "return 1.0 - float((returns - values).var(unbiased=False)) / spread",
-        "return float((returns - values).var(unbiased=False)) / spread",
+        "return 1.0 - missed / spread if",
+        "return missed / spread if",
         RETURNS + "explained_variance_is_the_share_of_the_returns_that_the_values_knew",
     ),
     Fault(

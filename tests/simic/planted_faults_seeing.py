@@ -44,8 +44,8 @@ SEEN_AGAIN = [
     Fault(
         "1: the first disagreement is named by the wrong end of the list",
         TRACING,
-        "iter(RatioExplosionDiagnostic.of(traces[0].log_ratios, traces[0].rows, names, 1.0).worst), None",
-        "iter(RatioExplosionDiagnostic.of(traces[0].log_ratios, traces[0].rows, names, 1.0).worst[::-1]), None",
+        "RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, names, 1.0).worst)",
+        "RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, names, 1.0).worst[::-1])",
         RECONSTRUCTION + "a_stored_probability_that_is_a_hundredth_off_is_an_anomaly_that_names_it",
     ),
     Fault(
@@ -165,8 +165,8 @@ SEEN_AGAIN = [
     Fault(
         "13: log-probabilities are stored in half precision",
         ROLLOUT,
-        "self.log_probs = torch.zeros(*shape, heads, device=device)",
-        "self.log_probs = torch.zeros(*shape, heads, dtype=torch.bfloat16, device=device)",
+        "self.log_probs = like.new_zeros(*shape, heads)",
+        "self.log_probs = like.new_zeros(*shape, heads, dtype=torch.bfloat16)",
         RECONSTRUCTION + "before_any_step_every_ratio_of_chained_heads_is_one",
     ),
 ]
@@ -182,15 +182,15 @@ HEADS = [
     Fault(
         "23: a rare head is divided by all steps",
         LOSSES,
-        "per_head = surrogate.sum((1, 2)) / is_relevant.sum((1, 2)).clamp(min=1)",
-        "per_head = surrogate.sum((1, 2)) / valid.sum().clamp(min=1)",
+        "per_head = surrogate.sum((1, 2)) / counts.relevant",
+        "per_head = surrogate.sum((1, 2)) / counts.valid",
         LOSS + "a_head_is_divided_by_the_steps_it_took_part_in",
     ),
     Fault(
         "23: a head that nobody used is 0 / 0",
         LOSSES,
-        "per_head = surrogate.sum((1, 2)) / is_relevant.sum((1, 2)).clamp(min=1)",
-        "per_head = surrogate.sum((1, 2)) / is_relevant.sum((1, 2))",
+        "pool(own).clamp(min=1).split(",
+        "pool(own).split(",
         LOSS + "a_head_that_nobody_used_costs_nothing",
     ),
     Fault(
@@ -238,8 +238,8 @@ HEADS = [
     Fault(
         "27: the entropy bonus is paid only where the op was taken",
         AGENT,
-        "entropies = mean_entropy(entropy, is_open, rows.valid)",
-        "entropies = mean_entropy(entropy, is_open & relevant, rows.valid)",
+        "mean_entropy(entropy, is_open, rows.valid, counts.open)",
+        "mean_entropy(entropy, is_open & relevant, rows.valid, counts.open)",
         UPDATE + "a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus",
     ),
     Fault(

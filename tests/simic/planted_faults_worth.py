@@ -150,15 +150,15 @@ WORTH = [
     Fault(
         "32: advantages are normalised over filler too",
         ROLLOUT,
-        "chosen = advantages[valid]",
-        "chosen = advantages.flatten()",
+        "_moments(advantages[valid], pool)",
+        "_moments(advantages.flatten(), pool)",
         RETURNS + "advantages_are_normalised_over_valid_steps_only",
     ),
     Fault(
         "32: equal advantages are divided by zero",
         ROLLOUT,
-        "(chosen.std(unbiased=False) + 1e-8)",
-        "chosen.std(unbiased=False)",
+        "(variance.sqrt() + 1e-8)",
+        "variance.sqrt()",
         RETURNS + "equal_advantages_are_zero_and_finite",
     ),
     Fault(
@@ -186,22 +186,22 @@ WORTH = [
     Fault(
         "33: the value's loss grows with the rewards",
         AGENT,
-        "scale = self.network.return_stats.std.float()",
+        "scale = self.network.return_stats.std.to(values.dtype)",
         "scale = torch.ones(1)",
         UPDATE + "rewards_a_hundred_times_as_large_give_the_same_gradients",
     ),
     Fault(
         "33: old values follow the new ones",
         AGENT,
-        "value_loss(said.values, rows.values, returns,",
-        "value_loss(said.values, said.values.detach(), returns,",
+        "value_loss(values, rows.values, returns,",
+        "value_loss(values, values.detach(), returns,",
         UPDATE + "every_pass_sees_the_same_normalised_advantages_and_the_same_old_values",
     ),
     Fault(
         "34: new statistics of returns move every value",
         AGENT,
-        "self.network.update_return_stats(_finite(returns[rollout.valid][:, None]))",
-        "self.network.return_stats.update(_finite(returns[rollout.valid][:, None]))",
+        "self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)",
+        "self.network.return_stats.update(_finite(returns[rollout.valid][:, None]), pool)",
         UPDATE + "new_statistics_of_returns_change_no_value",
     ),
     Fault(

@@ -92,7 +92,7 @@ def test_a_learner_that_has_not_learned_yet_comes_back_too(learned, tmp_path):
 def test_the_file_is_plain_tensors_and_json(saved, learned):
     with safe_open(saved, "pt") as file:
         plain = json.loads(file.metadata()["esper"])
-    assert plain["format"] == 1
+    assert plain["format"] == 2
     assert plain["layout"] == learned[3].plain()
     assert plain["counters"] == {"decisions": 6, "updates": 1}
     names = set(load_file(saved))
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
 @pytest.mark.parametrize(("how", "found"), [("a list", None), ("another format", 99)])
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
-    with pytest.raises(SaveError, match=f"has format {found}; this version reads format 1"):
+    with pytest.raises(SaveError, match=f"has format {found}; this version reads format 2"):
         read_checkpoint(saved)
 
 

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from rich.console import Console
 
+from esper import running
 from esper.leyline.errors import EsperError
 from esper.runtime import population
 from esper.simic.training_config import leaves
-from simic.tiny_runs import checkpoints_in, events_of, tiny, train
+from simic.tiny_runs import checkpoints_in, events_of, tiny
 
 WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL = "weights", "events", "files", "process", "refusal"
 LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
@@ -59,6 +61,7 @@ TABLE = {
     "ppo.compile": Knob("eager", (PROCESS,)),
     "telemetry.level": Knob("minimal", (EVENTS,)),
     "telemetry.escalation_rounds": Knob(1, (EVENTS,), LOUD),
+    "telemetry.track": Knob(["tensorboard"], (FILES,)),
     "rounds": Knob(3, PLAYS),
     "hosts": Knob(3, PLAYS),
     "host_pool": Knob(4, PLAYS),
@@ -111,20 +114,29 @@ def facets_of(config):
     def look(event):
         seen["repeatable"] = torch.are_deterministic_algorithms_enabled()
 
+    def train(*args, train=running.train_ppo_vectorized, **options):
+        agents.append(train(*args, **{**options, "watch": look}))
+
+    agents = []
     torch._dynamo.reset()
     graphs = torch._dynamo.utils.counters["stats"]
     graphs.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "choose_executor", choose)
         patch.setattr(torch, "set_num_threads", seen["threads"].append)  # more than there are cores takes minutes
+        patch.setattr(running, "train_ppo_vectorized", train)
         try:
-            agent = train(config, watch=look)
+            running.run_ppo(config, False, Console(quiet=True))
         except EsperError as problem:
             return {REFUSAL: f"{type(problem).__name__}: {problem}"}
     seen["graphs"] = graphs["unique_graphs"] > 0
     return {
-        WEIGHTS: {name: value.tolist() for name, value in agent.network.state_dict().items()},
+        WEIGHTS: {name: value.tolist() for name, value in agents[0].network.state_dict().items()},
         EVENTS: events_of(config.out),
-        FILES: (config.out.name if config.out.name == "elsewhere" else "", checkpoints_in(config.out)),
+        FILES: (
+            config.out.name if config.out.name == "elsewhere" else "",
+            checkpoints_in(config.out),
+            sorted(path.name for path in config.out.iterdir()),
+        ),
         PROCESS: seen,
     }

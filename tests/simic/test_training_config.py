@@ -50,7 +50,8 @@ def test_an_unknown_key_at_any_depth_is_refused_with_the_nearest_known_one(value
 
 def test_a_key_like_no_other_is_refused_with_the_keys_of_its_section():
     text = refusal({"telemetry": {"zzzzzzzzz": 1}})
-    assert text == "here: unknown key 'telemetry.zzzzzzzzz'. Known: telemetry.level, telemetry.escalation_rounds."
+    known = "telemetry.level, telemetry.escalation_rounds, telemetry.track"
+    assert text == f"here: unknown key 'telemetry.zzzzzzzzz'. Known: {known}."
     assert refusal({"zzz": 1}).endswith("task, reward, ppo, telemetry.")
 
 

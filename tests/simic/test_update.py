@@ -131,7 +131,7 @@ def test_every_pass_sees_the_same_normalised_advantages_and_the_same_old_values(
     value_calls, value_spy = watched(agent, "value_loss")
     monkeypatch.setattr(agent_module, "value_loss", value_spy)
     dealt, deal = [], agent._deal
-    agent._deal = lambda rows: dealt.extend(parts := deal(rows)) or parts
+    agent._deal = lambda *rows: dealt.extend(parts := deal(*rows)) or parts
     agent.update(rollout)
     expected = (raw - raw.mean()) / raw.std(unbiased=False)
     assert len(dealt) == len(policy_calls) == 6
@@ -181,7 +181,7 @@ def test_new_statistics_of_returns_change_no_value():
     rollout = growth_rollout(agent, reward=lambda draws: 50 + 10 * draws)
     rollout.log_probs -= 1.0  # no step is taken, so that only the statistics can change anything
     states, hidden = torch.randn(4, 5), agent.network.get_initial_hidden(4)
-    agent.network.observation_stats.update = lambda rows: None
+    agent.network.observation_stats.update = lambda rows, pool: None
     before = agent.network.look(states, hidden)
     assert agent.update(rollout).steps == 0
     assert agent.network.return_stats.mean > 10
@@ -207,8 +207,8 @@ def test_the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update(place
     rollout = shifted_rollout(agent, dealt[place])
     steps = []
     agent.optimizer.register_step_post_hook(lambda *_: steps.append(bytes_of(agent.network)))
-    agent.network.update_return_stats = lambda returns: None
-    agent.network.observation_stats.update = lambda rows: None
+    agent.network.update_return_stats = lambda returns, pool: None
+    agent.network.observation_stats.update = lambda rows, pool: None
     untrained = bytes_of(agent.network)
     record = agent.update(rollout)
     assert record.steps == len(steps) == place
@@ -306,7 +306,7 @@ def test_a_reward_that_is_not_a_number_changes_nothing_and_is_counted():
     rollout = player.play(8)
     rollout.rewards[:] = torch.nan
     frozen = agent.network.observation_stats.state_dict()
-    agent.network.observation_stats.update = lambda rows: None
+    agent.network.observation_stats.update = lambda rows, pool: None
     record = agent.update(rollout)
     assert (record.steps, record.skipped_steps) == (0, 6)
     assert (bytes_of(agent.network), optimizer_bytes(agent)) == before

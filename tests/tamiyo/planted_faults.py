@@ -42,14 +42,14 @@ PART_FAULTS = [
     Fault(
         "logits keep the precision of autocast",
         DRAWING,
-        "    logits = logits.float()\n",
+        "    logits = at_least_single(logits)\n",
         "",
         "tamiyo/test_distributions.py::test_log_probabilities_are_float32_under_autocast",
     ),
     Fault(
         "entropy is divided by that of all choices",
         DRAWING,
-        "valid.clamp(min=2).float().log()",
+        "valid.clamp(min=2).to(log_probs.dtype).log()",
         "math.log(mask.shape[-1])",
         "tamiyo/test_distributions.py::test_even_logits_have_the_entropy_of_the_number_of_valid_entries",
     ),

@@ -1,4 +1,4 @@
-"""The greedy policy: the highest score is planted, nothing else says where; in made-up reports and in whole lives."""
+"""The greedy policy: what is proven is kept, the highest score is planted; in made-up reports and in whole lives."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import torch
 from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.leyline import SeedStage
 from esper.leyline.errors import MeasurementError
-from esper.leyline.factored_actions import OP_GERMINATE
+from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.runtime.population import Population
 from esper.tamiyo import RULES, Greedy, Ground, Heuristic, RulePolicy, compute_action_masks, make_policy
 from esper.tamiyo.masks import build_slot_states
@@ -88,14 +88,14 @@ def test_a_slot_for_which_only_a_sham_is_left_does_not_compete():
     assert choose(scored(0.1, 0.2, 0.9), costs=costs)[:2] == (OP_GERMINATE, 1)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("share", [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.5}, {"share": 1.0}])
 def test_what_is_planted_is_what_the_heuristic_would_plant_there(share):
-    for room in (30, 300, 3000):
+    for room in range(30, 3000, 30):
         ground = replace(GROUND, host_params=1000, budget=1000 + room)
         reports = scored(0.1, 0.2, 0.9)
         greedy, heuristic = (
             rule.choose(masks_of(reports), reports, {"epoch": 0, "host": 0})[0]
-            for rule in (Greedy(ground, share=share), Heuristic(ground, share=share))
+            for rule in (Greedy(ground, **share), Heuristic(ground, **share))
         )
         assert greedy == heuristic
 
@@ -117,6 +117,26 @@ def test_after_its_part_of_life_it_asks_for_no_scores():
 
 def test_in_a_life_of_unknown_length_it_plants_at_any_time():
     assert choose(scored(0.1, 0.2, 0.3), epoch=10_000)[:2] == (OP_GERMINATE, 2)
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+PROVEN = {"counterfactual_contribution": 0.3, "counterfactual_standard_error": 0.1, "stage": SeedStage.PROBATIONARY}
+
+
+def test_a_proven_seed_is_kept_before_the_highest_score_is_planted():
+    assert choose(scored(0.1, 0.2, 0.9, r0c0=PROVEN)) == (OP_FOSSILIZE, 0, 0, 0)
+
+
+def test_keeping_asks_for_no_scores():
+    assert choose(scored(None, None, None, r0c1=PROVEN)) == (OP_FOSSILIZE, 1, 0, 0)
+
+
+@pytest.mark.parametrize("mean", [0.05, -0.3])
+def test_an_unclear_or_harmful_seed_is_left_alone_and_planting_goes_on(mean):
+    unproven = {**PROVEN, "counterfactual_contribution": mean}
+    assert choose(scored(0.1, 0.9, 0.2, r0c2=unproven))[:2] == (OP_GERMINATE, 1)
 
 
 # -- scores that are not there -----------------------------------------------------------------------------------------
@@ -151,20 +171,29 @@ class Recorded:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_in_a_population_every_seed_goes_to_the_open_slot_with_the_highest_score(task):
+def test_in_a_population_what_is_proven_is_kept_and_the_open_slot_with_the_highest_score_planted(task):
     population = Population(TASKS[task], [1])
     decider = make_decider(population, 0, "greedy")
     decider.policy = Recorded(decider.policy, [])
     for epoch in range(6):
         play_epoch(population, [decider], epoch)
-    plantings = [(masks, reports, choice) for masks, reports, choice in decider.policy.seen if choice != WAIT]
-    assert plantings
-    for masks, reports, (op, slot, *_) in plantings:
+    assert {choice[0] for *_, choice in decider.policy.seen} >= {OP_GERMINATE, OP_FOSSILIZE}
+    for masks, reports, choice in decider.policy.seen:
         scores = [report.metrics.greedy_score for report in reports.values()]
-        open_slots = masks["slot"][0, OP_GERMINATE].nonzero()[0]
-        assert op == OP_GERMINATE
-        assert slot == max(open_slots, key=lambda s: scores[s])
+        open_slots = masks["slot"][0, OP_GERMINATE].nonzero()[0] if masks["op"][0, OP_GERMINATE] else []
+        sureness = {index: value for index, value in enumerate(map(sureness_of, reports.values())) if value > 1}
+        if sureness:
+            assert choice == (OP_FOSSILIZE, max(sureness, key=sureness.get), 0, 0)
+        elif choice != WAIT:
+            assert choice[:2] == (OP_GERMINATE, max(open_slots, key=lambda s: scores[s]))
         assert all(score > 0 for score in scores)
+
+
+def sureness_of(report):
+    """Standard errors above zero of a seed on probation; 0 for all others."""
+    if report.stage is not SeedStage.PROBATIONARY:
+        return 0.0
+    return report.metrics.counterfactual_contribution / report.metrics.counterfactual_standard_error
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +209,13 @@ def test_an_arm_of_greedy_hosts_leads_seeds_to_their_ends(arm):
         assert run.result.germinated > 0
 
 
-def test_an_arm_of_greedy_hosts_plants_nothing_but_real_seeds_in_its_part_of_life_and_budget(arm):
+def test_an_arm_of_greedy_hosts_keeps_and_plants_nothing_but_real_seeds_in_its_part_of_life_and_budget(arm):
     for run in arm:
         taken = [event for event in run.events if isinstance(event, ActionTaken)]
-        assert {event.op for event in taken} == {"GERMINATE"}
-        assert "sham" not in {event.blueprint for event in taken}
-        assert max(event.epoch for event in taken) < 4
+        planted = [event for event in taken if event.op == "GERMINATE"]
+        assert {event.op for event in taken} == {"GERMINATE", "FOSSILIZE"}
+        assert "sham" not in {event.blueprint for event in planted}
+        assert max(event.epoch for event in planted) < 4
         assert run.result.final_params <= IMAGES.budget * run.result.start_params
 
 

@@ -1,9 +1,12 @@
 """Rules of thumb and controls: what they choose from given masks and reports, and how ties are broken."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.leyline import SeedMetrics, SeedStage, SeedStateReport
@@ -11,6 +14,7 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import (
     RULES,
+    Greedy,
     Ground,
     Heuristic,
     Never,
@@ -29,15 +33,18 @@ BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
 WAIT = (0, 0, 0, 0)
 
 
-@pytest.fixture(scope="module")
-def ground():
-    return ground_of()
-
-
 def ground_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
     return Ground(model.space, model.costs, model.host_params, model.budget, horizon)
+
+
+GROUND = ground_of()
+
+
+@pytest.fixture
+def ground():
+    return GROUND
 
 
 def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0, score=1.0):
@@ -193,12 +200,13 @@ def test_the_heuristic_plants_the_largest_blueprint_within_its_share():
         assert ground.space.blueprint_ids[blueprint] == expected
 
 
-def test_the_heuristics_share_is_of_the_room_that_is_left():
-    small = price(ground_of(), 2, "conv_small")
-    roomy = ground_of(budget=100_000)
-    tight = Ground(roomy.space, roomy.costs, 1000, 1000 + 2 * small)
-    wider = Ground(roomy.space, roomy.costs, 1000, 1000 + 2 * small - 1)
-    chosen = [g.space.blueprint_ids[choose(Heuristic(g), g)[2]] for g in (tight, wider)]
+@pytest.mark.parametrize("live", [0, 40])
+def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(ground, live):
+    small = price(ground, 2, "conv_small")
+    least = 1000 + live + math.ceil(small / 0.75)
+    reports = reports_of(r0c0={"stage": SeedStage.BLENDING, "params": live})
+    grounds = [Ground(ground.space, ground.costs, 1000, budget) for budget in (least, least - 1)]
+    chosen = [g.space.blueprint_ids[choose(Heuristic(g), g, reports)[2]] for g in grounds]
     assert chosen == ["conv_small", "norm"]
 
 
@@ -207,45 +215,6 @@ def test_the_heuristic_never_plants_a_sham(ground):
     reports = reports_of()
     masks = compute_action_masks(build_slot_states(reports), 0, None, space=ground.space, costs=only_sham)
     assert Heuristic(ground).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
-
-
-def test_the_heuristic_keeps_the_surest_seed(ground):
-    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
-    reports = reports_of(r0c0={**good, "error": 0.1}, r0c1={**good, "error": 0.05}, r0c2={**good, "error": 0.2})
-    assert choose(Heuristic(ground), ground, reports) == (OP_FOSSILIZE, 1, 0, 0)
-
-
-def test_equally_sure_seeds_are_kept_from_the_first_slot_on(ground):
-    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
-    assert choose(Heuristic(ground), ground, reports_of(r0c1=good, r0c2=good))[:2] == (OP_FOSSILIZE, 1)
-
-
-def test_the_heuristic_culls_the_worst_seed(ground):
-    bad = {"stage": SeedStage.PROBATIONARY, "error": 0.01}
-    reports = reports_of(r0c0={**bad, "mean": -0.1}, r0c1={**bad, "mean": -0.3}, r0c2={**bad, "mean": -0.2})
-    assert lives(Heuristic(ground), ground, 2, reports) == [WAIT, (OP_CULL, 1, 0, 0)]
-
-
-def test_one_bad_epoch_between_good_ones_is_no_reason_to_cull(ground):
-    rule, memory, chosen = Heuristic(ground), {"epoch": 0, "host": 0}, []
-    for mean in (-0.3, 0.05, -0.3, 0.05, -0.3, -0.3):
-        seeds = {slot: {"stage": SeedStage.PROBATIONARY, "mean": mean} for slot in ("r0c0", "r0c1", "r0c2")}
-        choice, memory = rule.choose(masks_for(ground, reports_of(**seeds)), reports_of(**seeds), memory)
-        chosen.append(choice[0])
-    assert chosen == [0, 0, 0, 0, 0, OP_CULL]
-
-
-def test_keeping_comes_before_culling_and_culling_before_planting(ground):
-    bad = {"stage": SeedStage.PROBATIONARY, "mean": -0.3}
-    assert lives(Heuristic(ground), ground, 2, reports_of(r0c0=bad))[1][0] == OP_CULL
-    good = {"stage": SeedStage.PROBATIONARY, "mean": 0.3}
-    assert lives(Heuristic(ground), ground, 2, reports_of(r0c0=bad, r0c1=good))[1][:2] == (OP_FOSSILIZE, 1)
-
-
-@pytest.mark.parametrize("options", [{"mean": 0.05}, {"mean": -0.05}, {"mean": 0.3, "epochs": 1}, {"mean": None}])
-def test_a_seed_without_clear_evidence_or_time_is_left_alone(ground, options):
-    reports = reports_of(**{slot: {"stage": SeedStage.PROBATIONARY, **options} for slot in ("r0c0", "r0c1", "r0c2")})
-    assert choose(Heuristic(ground), ground, reports) == WAIT
 
 
 def test_in_a_known_life_only_the_first_part_is_for_planting():
@@ -271,6 +240,92 @@ def test_a_kept_seed_does_not_count_as_lost(ground):
         reports = reports_of(r0c2=options)
         _, memory = rule.choose(masks_for(ground, reports), reports, memory)
     assert memory["lost"] == {}
+
+
+# -- what heuristic and greedy keep ------------------------------------------------------------------------------------
+
+both = pytest.mark.parametrize("kind", [Heuristic, Greedy])
+ALL = ("r0c0", "r0c1", "r0c2")
+
+
+def on_probation(mean, error=0.1, **options):
+    return {"stage": SeedStage.PROBATIONARY, "mean": mean, "error": error, **options}
+
+
+@both
+@pytest.mark.parametrize("surest", [0, 1, 2])
+def test_the_surest_seed_is_kept_first_not_the_one_that_helps_most(ground, kind, surest):
+    seeds = [on_probation(0.9, 0.5), on_probation(0.3, 0.1), on_probation(0.4, 0.2)]
+    seeds[surest] = on_probation(0.2, 0.02)
+    assert choose(kind(ground), ground, reports_of(**dict(zip(ALL, seeds, strict=True)))) == (
+        OP_FOSSILIZE,
+        surest,
+        0,
+        0,
+    )
+
+
+@both
+@pytest.mark.parametrize("sure", [(0, 1, 2), (0, 2), (1, 2)])
+def test_equally_sure_seeds_are_kept_from_the_first_slot_on(ground, kind, sure):
+    reports = reports_of(**{ALL[slot]: on_probation(0.3) for slot in sure})
+    assert choose(kind(ground), ground, reports) == (OP_FOSSILIZE, sure[0], 0, 0)
+
+
+@both
+@pytest.mark.parametrize("mean", [0.1, 0.05, 0.0, -0.05, -0.3, None])
+def test_a_seed_without_a_clear_gain_is_neither_kept_nor_culled(ground, kind, mean):
+    reports = reports_of(**dict.fromkeys(ALL, on_probation(mean)))
+    assert lives(kind(ground), ground, 6, reports) == [WAIT] * 6
+
+
+@both
+def test_one_good_measurement_is_enough_whatever_came_before(ground, kind):
+    rule, memory, chosen = kind(ground), {"epoch": 0, "host": 0}, []
+    for epochs, mean in enumerate((-0.3, -0.3, 0.05, 0.11), start=1):
+        reports = reports_of(**dict.fromkeys(ALL, on_probation(mean, epochs=epochs)))
+        choice, memory = rule.choose(masks_for(ground, reports), reports, memory)
+        chosen.append(choice)
+    assert chosen == [WAIT, WAIT, WAIT, (OP_FOSSILIZE, 0, 0, 0)]
+    newest = reports_of(**dict.fromkeys(ALL, on_probation(0.11, epochs=1)))
+    assert choose(kind(ground), ground, newest) == (OP_FOSSILIZE, 0, 0, 0)
+
+
+@both
+def test_keeping_comes_before_planting_and_harm_does_not(ground, kind):
+    assert choose(kind(ground), ground, reports_of(r0c0=on_probation(0.3))) == (OP_FOSSILIZE, 0, 0, 0)
+    assert choose(kind(ground), ground, reports_of(r0c0=on_probation(-0.3)))[:2] == (OP_GERMINATE, 2)
+
+
+@both
+def test_when_the_time_for_planting_is_over_seeds_are_still_kept(kind):
+    ground = ground_of(horizon=4)
+    assert lives(kind(ground), ground, 4, reports_of(r0c1=on_probation(0.3)))[-1] == (OP_FOSSILIZE, 1, 0, 0)
+
+
+@both
+@pytest.mark.parametrize("stage", [SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING])
+def test_a_seed_is_not_kept_before_its_probation(ground, kind, stage):
+    early = {**on_probation(0.3), "stage": stage}
+    assert choose(kind(ground), ground, reports_of(r0c0=early, r0c1=on_probation(0.05), r0c2=early)) == WAIT
+
+
+evidence = st.tuples(st.sampled_from([None, -0.3, -0.1, 0.0, 0.1, 0.2, 0.4]), st.sampled_from([0.0, 0.1, 0.2]))
+seeds = st.tuples(st.sampled_from(SeedStage), evidence)
+
+
+@both
+@given(drawn=st.tuples(seeds, seeds, seeds))
+def test_whatever_the_evidence_the_surest_proven_seed_is_kept_and_no_seed_is_culled(kind, drawn):
+    lived = {slot: on_probation(*found) | {"stage": stage} for slot, (stage, found) in zip(ALL, drawn, strict=True)}
+    best, expected = 1.0, None
+    for slot, (stage, (mean, error)) in enumerate(drawn):
+        sureness = -1.0 if mean is None else mean / max(error, 1e-12)
+        if stage is SeedStage.PROBATIONARY and sureness > best:
+            best, expected = sureness, slot
+    op, slot, *_ = choose(kind(GROUND), GROUND, reports_of(**lived))
+    assert (slot if op == OP_FOSSILIZE else None) == expected
+    assert op != OP_CULL
 
 
 # -- sham --------------------------------------------------------------------------------------------------------------

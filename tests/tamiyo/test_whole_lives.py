@@ -1,4 +1,4 @@
-"""Policies in real training: whole lives on three kinds of host, harm culled, sham growth without effect."""
+"""Policies in real training: whole lives on three kinds of host, harm left to probation, sham growth without effect."""
 
 import copy
 
@@ -10,7 +10,7 @@ from esper.garden import Garden
 from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host, build_transformer_host
 from esper.leyline import StageLengths
 from esper.tamiyo import Heuristic, RulePolicy, Sham, script_of
-from esper.telemetry.events import ActionTaken, StageChanged
+from esper.telemetry.events import ActionTaken, ContributionMeasured, StageChanged
 
 LIFE = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
 
@@ -45,6 +45,7 @@ HOSTS = {
         tokens,
     ),
 }
+every_policy = pytest.mark.parametrize("policy", ["heuristic", "greedy"])
 every_host = pytest.mark.parametrize(("host", "data"), HOSTS.values(), ids=HOSTS.keys())
 
 
@@ -92,19 +93,46 @@ def test_every_action_of_the_heuristic_is_carried_out(host, data):
     assert [event for event in garden.history if isinstance(event, ActionTaken)]
 
 
-def test_the_heuristic_culls_a_seed_that_does_harm():
+@every_policy
+def test_a_seed_that_does_harm_is_left_to_the_end_of_its_probation(policy):
     """A seed that an adversary scrambles every epoch."""
     host, data = HOSTS["mlp"]
-    garden = grow(host(), data, "heuristic", 1, lengths=StageLengths(probation=9), blueprints=["mlp"])
+    lengths = StageLengths(probation=4)
+    garden = grow(host(), data, policy, 1, lengths=lengths, blueprints=["mlp"], max_seeds=1)
     held_out = data(2)
     for _ in range(5):
         for slot in garden.model.slots.values():
             if slot.seed is not None:
                 nn.init.normal_(slot.seed.scale, std=30.0, generator=draw(1))
         garden.step(lambda: losses(garden.model, held_out))
-    culls = [event for event in garden.history if isinstance(event, ActionTaken) and event.op == "CULL"]
-    assert culls
-    assert "CULLED" in stages(garden, culls[0].slot)
+    measured = [event for event in garden.history if isinstance(event, ContributionMeasured)]
+    assert len(measured) == lengths.ramp + lengths.probation
+    assert all(event.mean < -event.standard_error for event in measured)
+    (planted,) = [event for event in garden.history if isinstance(event, ActionTaken)]
+    assert planted.op == "GERMINATE"
+    assert stages(garden, planted.slot) == ["GERMINATED", "BLENDING", "PROBATIONARY", "CULLED"]
+
+
+@every_policy
+@every_host
+def test_a_seed_is_kept_at_its_first_measurement_above_one_standard_error(host, data, policy):
+    garden = grow(host(), data, policy, 12, lengths=StageLengths(probation=9), budget=20_000)
+    on_probation, kept = set(), []
+    for epoch in range(12):
+        events = [event for event in garden.history if event.epoch == epoch]
+        proven = {
+            event.slot: event.mean / event.standard_error
+            for event in events
+            if isinstance(event, ContributionMeasured) and event.slot in on_probation
+            if event.mean > event.standard_error
+        }
+        taken = [event.slot for event in events if isinstance(event, ActionTaken) and event.op == "FOSSILIZE"]
+        assert taken == ([max(proven, key=proven.get)] if proven else [])
+        kept += taken
+        for event in events:
+            if isinstance(event, StageChanged):
+                on_probation = on_probation - {event.slot} | ({event.slot} if event.after == "PROBATIONARY" else set())
+    assert kept
 
 
 @pytest.mark.parametrize("ramp", [1, 3])

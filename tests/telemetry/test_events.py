@@ -20,6 +20,7 @@ from esper.telemetry.events import (
     HostEpoch,
     HostRolledBack,
     LedgerClosed,
+    RankTimed,
     RoundBegan,
     RoundFinished,
     SeedMeasured,
@@ -45,6 +46,7 @@ EVENTS = [
     SeedMeasured(0, 3, "r0c0", "BLENDING", "norm", 0.5, 2, 48, 0.25, 0.125),
     SeedMeasured(0, 3, "r0c0", "GERMINATED", "norm", 0.0, 0, 48, None, None),
     HostEpoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
+    RankTimed(2, 1, 4, 3.5),
     RoundBegan(2),
     RoundFinished(2, 48, 0.5, 0.75, 0.5, 1.5, {"rent": -0.5}, {"WAIT": 20, "CULL": 4}, 1, 2, 3, 0, {"lr": 0.1}, 3.5),
     AnomalyFound(2, "kl", None, 0.5, "host 1", True),
@@ -80,6 +82,7 @@ def test_an_event_reads_as_one_line_with_its_numbers(event):
         CheckpointSaved: "round 2",
         RoundBegan: "round 2",
     }
+    when[RankTimed] = "round 2"
     when[LedgerClosed] = "host 0: 1e+03 FLOPs, at most 1,234 parameters"
     assert when.get(type(event), "epoch 3") in text
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SettingError
@@ -46,6 +47,12 @@ def grown(host, epoch, accuracy=0.5):
 
 
 RESULT = ArmFinished("heuristic", 3, 8, 100, 150, 0.75, 0.5, 1.25, 9000, 2.5, 2, 1, 0)
+
+
+@pytest.fixture(autouse=True)
+def _files_in_order(monkeypatch):
+    """Of one second TensorBoard sorts files by a counter as text; no process that resumes a run counts to ten in it."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 # -- what is tracked ---------------------------------------------------------------------------------------------------

@@ -388,7 +388,11 @@ def test_a_configuration_comes_back_from_json(tmp_path):
     assert CompareConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
 
-def test_threads_are_as_before_afterwards(tmp_path):
-    before = torch.get_num_threads()
-    compare(configured(tmp_path, policies=["never"], task__life=2, threads=2))
-    assert torch.get_num_threads() == before
+def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):
+    seen = set()
+    torch.set_num_threads(2)
+    try:
+        compare(configured(tmp_path, policies=["never"], task__life=2), lambda: seen.add(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(1)

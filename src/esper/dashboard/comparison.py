@@ -17,9 +17,9 @@ CONTROLS = ("never", "sham", "random", "schedule", "start", "final", "final-equa
 def arms_compared(results: Mapping[str, Any]) -> Table:
     """One row per arm: what it reached and what it cost."""
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("arm", overflow="fold", min_width=17)
+    table.add_column("arm", overflow="fold")
     for column in ("test accuracy", "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", overflow="fold")
     for name, arm in results["arms"].items():
         table.add_row(
             Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),

@@ -10,9 +10,10 @@ from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import UpdateRecord
-from esper.simic.losses import mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import Counts, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
+from esper.simic.team import Team
 from esper.simic.tracing import MinibatchTrace, summarise
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
@@ -26,6 +27,7 @@ class PPOAgent:
 
     Args:
         codecs: how a foreign environment's observations and actions are written; only `act` needs them.
+        team: the processes that learn together, each from its own rows; all of them take the same steps.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class PPOAgent:
         *,
         seed: int = 0,
         codecs: tuple[ObservationCodec, ActionCodec] | None = None,
+        team: Team | None = None,
     ):
+        self.team = team or Team()
         self.network, self.config = network, config or PPOSettings()
         self.codecs = codecs
         self.device = next(network.parameters()).device
@@ -95,23 +99,26 @@ class PPOAgent:
     def update(self, rollout: Rollout) -> UpdateRecord:
         """Several passes over fixed advantages; then the statistics take in the rollout, once."""
         config = self.config
+        pool = self.team.sum
         raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
-        known = explained_variance(rollout.values, returns, rollout.valid)
-        advantages = normalise_advantages(raw, rollout.valid)
+        known = explained_variance(rollout.values, returns, rollout.valid, pool)
+        advantages = normalise_advantages(raw, rollout.valid, pool)
         weight, rate = self.entropy_weight, self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         traces, stopped = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
-        self.network.observation_stats.update(_finite(rollout.states[rollout.valid]))
-        self.network.update_return_stats(_finite(returns[rollout.valid][:, None]))
-        self.decisions += int(rollout.valid.sum())
+        self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
+        self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
+        self.decisions += int(pool(rollout.valid.sum()))
         self.updates += 1
         return summarise(
             traces,
             self.network.spec.names,
             config.clip,
             rollout.uses(),
+            self.team,
+            first=rollout.first,
             explained_variance=known,
             early_stop_epoch=stopped,
             stale_state_error=stale,
@@ -126,33 +133,32 @@ class PPOAgent:
         """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in."""
         traces: list[MinibatchTrace] = []
         for epoch in range(self.config.epochs):
-            for index in self._deal(rollout.count):
+            for index in self._deal(rollout.total, range(rollout.first, rollout.first + rollout.count)):
                 rows = rollout.rows(index)
                 traces.append(self._step(rows, index, advantages[:, index].T, returns[:, index].T, weight))
                 if traces[-1].gradient_norm is None:
                     return traces, epoch
         return traces, None
 
-    def _deal(self, rows: int) -> list[Tensor]:
-        """The rows in a fresh order, in `minibatches` parts."""
-        order = torch.randperm(rows, generator=self.shuffles).to(self.device)
-        return list(order.tensor_split(min(self.config.minibatches, rows)))
+    def _deal(self, total: int, here: range | None = None) -> list[Tensor]:
+        """All processes' rows in a fresh order, in `minibatches` parts; of each part, the rows that are here."""
+        here = here or range(total)
+        order = torch.randperm(total, generator=self.shuffles).to(self.device) - here.start
+        parts = order.tensor_split(min(self.config.minibatches, total))
+        return [part[(part >= 0) & (part < len(here))] for part in parts]
 
     def _step(self, rows: Rows, index: Tensor, advantages: Tensor, returns: Tensor, weight: float) -> MinibatchTrace:
         config, spec = self.config, self.network.spec
-        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
-        new = torch.stack([said.log_probs[name] for name in spec.names])
+        new, values, entropy, is_open = self._judge(rows)
         relevant = relevant_steps(spec, rows.choices, rows.valid)
-        policy = policy_loss(
-            new, rows.log_probs.movedim(-1, 0), advantages, relevant, rows.valid, config.clip, config.clip_mode
-        )
-        scale = self.network.return_stats.std.float()
-        value = value_loss(said.values, rows.values, returns, rows.valid, config.value_clip, scale)
-        entropy = torch.stack([said.entropy[name] for name in spec.names])
-        is_open = torch.stack([said.is_open[name] for name in spec.names])
-        entropies = mean_entropy(entropy, is_open, rows.valid)
-        norm = None
-        if config.target_kl is None or not bool(policy.kl > KL_SLACK * config.target_kl):
+        counts = Counts.of(relevant, rows.valid, is_open, self.team.sum)
+        old = rows.log_probs.movedim(-1, 0)
+        policy = policy_loss(new, old, advantages, relevant, rows.valid, config.clip, config.clip_mode, counts)
+        scale = self.network.return_stats.std.to(values.dtype)
+        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, counts.valid)
+        entropies = mean_entropy(entropy, is_open, rows.valid, counts.open)
+        norm, kl = None, self.team.sum(policy.kl)
+        if config.target_kl is None or not bool(kl > KL_SLACK * config.target_kl):
             norm = self._descend(policy.total + config.value_weight * value - weight * entropies.sum())
         return MinibatchTrace(
             rows=index,
@@ -162,14 +168,28 @@ class PPOAgent:
             head_losses=policy.per_head.detach(),
             entropies=entropies.detach(),
             value_loss=value.detach(),
-            kl=policy.kl,
+            kl=kl,
             gradient_norm=norm,
         )
+
+    def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Log-probabilities, values, entropies and which heads had a choice; without rows there are none of them."""
+        names, heads = self.network.spec.names, len(self.network.spec.names)
+        if not len(rows.states):
+            none = rows.values.new_zeros(heads, *rows.valid.shape)
+            return none, rows.values, none, none.bool()
+        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
+        new, entropy, is_open = (
+            torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy, said.is_open)
+        )
+        return new, said.values, entropy, is_open
 
     def _descend(self, loss: Tensor) -> Tensor:
         """One optimiser step; gradients that are not finite leave everything as it is."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
+        self.team.sum_gradients(self.network.parameters())
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()

@@ -17,7 +17,7 @@ from esper.simic.runfolder import write_atomically
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

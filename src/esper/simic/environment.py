@@ -49,6 +49,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         host_seeds: the hosts there are; each life takes one, and each one's twin is computed once.
         folder: where twins are kept.
         weights: reward terms by name; `rewards.FAMILIES` has two sets.
+        first: the number that the first host goes by in events, where other processes have hosts too.
         population: how to run hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
     """
 
@@ -61,6 +62,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         folder: Path,
         weights: Mapping[str, float] | None = None,
         use_telemetry: bool = True,
+        first: int = 0,
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
@@ -71,7 +73,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
-        self.use_telemetry = use_telemetry
+        self.use_telemetry, self.first = use_telemetry, first
         found = twin_readings(task, self.host_seeds, folder, **population)
         self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
@@ -132,7 +134,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self.trackers[host] = self._begin(host)
         ops = self._apply(np.asarray(actions), begins, happened)
         for host, changes in enumerate(self.population.tick()):
-            happened[host] += tell_changes(host, self._epoch(host), changes)
+            happened[host] += tell_changes(self.first + host, self._epoch(host), changes)
         was = self.accuracy.copy(), self.loss.copy()
         broken = self._live(happened)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
@@ -154,8 +156,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         for rollback in self.population.evaluate():
             host, epoch = rollback.host, self._epoch(rollback.host)
             broken.add(host)
-            happened[host].append(HostRolledBack(host, epoch, rollback.reason))
-            happened[host] += tell_changes(host, epoch, rollback.changes)
+            happened[host].append(HostRolledBack(self.first + host, epoch, rollback.reason))
+            happened[host] += tell_changes(self.first + host, epoch, rollback.changes)
         self._track()
         return broken
 
@@ -175,13 +177,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             problem = refusal(action, self.views[host])
             if problem is not None:
                 self.refused += 1
-                happened[host].append(ActionRefused(host, epoch, name, action.slot_id, str(problem)))
+                happened[host].append(ActionRefused(self.first + host, epoch, name, action.slot_id, str(problem)))
                 continue
             change = self.population.apply(host, action)
             done[host] = op
             planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
-            happened[host].append(ActionTaken(host, epoch, name, action.slot_id, *planted))
-            happened[host] += tell_changes(host, epoch, [change] if change else [])
+            happened[host].append(ActionTaken(self.first + host, epoch, name, action.slot_id, *planted))
+            happened[host] += tell_changes(self.first + host, epoch, [change] if change else [])
         return done
 
     def _facts(

@@ -9,6 +9,7 @@ from esper.leyline.errors import SaveError
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout, load_agent, save_agent
+from esper.simic.team import Team
 from esper.simic.training_config import TrainingConfig
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
@@ -17,17 +18,28 @@ from esper.telemetry.sink import Sink
 class History:
     """Saves after every round and finds the way back."""
 
-    def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink):
+    def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None):
         self.folder, self.keep = config.out, config.keep_checkpoints
-        self.layout, self.sink = layout, sink
+        self.layout, self.sink, self.team = layout, sink, team or Team()
         self.entries: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
-        """A checkpoint after `rounds` whole rounds, with where the events stood."""
+        """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
+
+        Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
+        """
         name = f"round-{rounds:06d}.safetensors"
-        self.sink.write(CheckpointSaved(rounds, name))
-        facts = {"rounds": rounds, "events": self.sink.commit(), "telemetry": self.sink.telemetry.state()}
+        if self.team.rank == 0:
+            self.sink.write(CheckpointSaved(rounds, name))
+        events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
+        events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
+        with self.team.together():
+            if self.team.rank == 0:
+                self._save(agent, rounds, mean_return, name, events)
+
+    def _save(self, agent: PPOAgent, rounds: int, mean_return: float, name: str, events: dict[str, int]) -> None:
+        facts = {"rounds": rounds, "events": events, "telemetry": self.sink.telemetry.state()}
         path = self.folder / runfolder.CHECKPOINTS / name
         save_agent(path, agent, self.layout, facts)
         entry = {"file": name, "rounds": rounds, "return": mean_return, "sha256": runfolder.digest(path)}
@@ -68,13 +80,17 @@ class History:
             self.entries, self.best = entries[: place + 1], manifest["best"]
             if self.best is not None and self.best["rounds"] > entry["rounds"]:
                 self.best = max(self.entries, key=lambda known: known["return"])
-            self.sink.rewind(int(facts["events"]))
+            self.sink.rewind(int(facts["events"].get(str(self.team.rank), 0)))
+            if self.team.rank == 0:
+                runfolder.cut_events(self.folder, facts["events"], self.team.size)
             self.sink.telemetry.load(facts["telemetry"])
             self.sink.telemetry.end_round()
             return int(facts["rounds"])
         if entries:
             raise SaveError(f"no checkpoint in {self.folder} is whole; restore one from a copy, or start anew.")
         self.sink.rewind(0)
+        if self.team.rank == 0:
+            runfolder.cut_events(self.folder, {}, self.team.size)
         return 0
 
     def _path(self, entry: dict[str, Any]) -> Path:

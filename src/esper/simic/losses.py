@@ -1,12 +1,14 @@
 """The maths of one PPO step: surrogate, value loss, divergence. Numbers in, numbers out; nothing is recorded here."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
+from esper.tamiyo.normalising import Pool
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,27 @@ class PolicyLoss:
     """joint divergence over valid steps, by the k3 estimator"""
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What sums are divided by, at least 1: where several processes share a minibatch, the counts of all of them."""
+
+    relevant: Tensor
+    """[heads]: steps that each took part in"""
+    valid: Tensor
+    open: Tensor
+    """[heads]: valid steps at which each had a choice"""
+
+    @classmethod
+    def of(
+        cls, is_relevant: Tensor, valid: Tensor, is_open: Tensor | None = None, pool: Pool = lambda values: values
+    ) -> Self:
+        is_open = is_relevant if is_open is None else is_open & valid
+        own = torch.cat([is_relevant.sum((1, 2)), valid.sum()[None], is_open.sum((1, 2))])
+        heads = len(is_relevant)
+        relevant, steps, chosen = pool(own).clamp(min=1).split([heads, 1, heads])
+        return cls(relevant, steps[0], chosen)
+
+
 def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
     """Where each head took part in the decision: [heads, R, T]."""
     first = choices[spec.names[0]]
@@ -36,20 +59,29 @@ def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
 
 
 def policy_loss(
-    new: Tensor, old: Tensor, advantages: Tensor, is_relevant: Tensor, valid: Tensor, clip: float, mode: str
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    is_relevant: Tensor,
+    valid: Tensor,
+    clip: float,
+    mode: str,
+    counts: Counts | None = None,
 ) -> PolicyLoss:
     """Clipped surrogate, to be minimised; log-probabilities are [heads, R, T].
 
     per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
     """
+    counts = counts or Counts.of(is_relevant, valid)
     log_ratios = torch.where(is_relevant, new - old, 0.0)
     joint = log_ratios.sum(0)
     if mode == "joint":
-        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / valid.sum().clamp(min=1)
+        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / counts.valid
     else:
         surrogate = torch.where(is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
-        per_head = surrogate.sum((1, 2)) / is_relevant.sum((1, 2)).clamp(min=1)
-    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), is_relevant, k3(joint.detach(), valid))
+        per_head = surrogate.sum((1, 2)) / counts.relevant
+    kl = k3(joint.detach(), valid, counts.valid)
+    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), is_relevant, kl)
 
 
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -57,21 +89,24 @@ def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
-def k3(log_ratio: Tensor, valid: Tensor) -> Tensor:
+def k3(log_ratio: Tensor, valid: Tensor, count: Tensor | None = None) -> Tensor:
     """Mean of (r - 1) - log r over valid steps: never negative, and 0 only where nothing changed."""
     each = torch.where(valid, log_ratio.exp() - 1 - log_ratio, 0.0)
-    return each.sum() / valid.sum().clamp(min=1)
+    return each.sum() / (valid.sum().clamp(min=1) if count is None else count)
 
 
-def value_loss(new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor) -> Tensor:
+def value_loss(
+    new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor, count: Tensor | None = None
+) -> Tensor:
     """Half the squared error in units of `scale`, the worse of clipped and unclipped, so that clipping never helps."""
     new, old, returns = new / scale, old / scale, returns / scale
     clipped = old + (new - old).clamp(-clip, clip)
     worst = torch.maximum((new - returns).square(), (clipped - returns).square())
-    return 0.5 * torch.where(valid, worst, 0.0).sum() / valid.sum().clamp(min=1)
+    return 0.5 * torch.where(valid, worst, 0.0).sum() / (valid.sum().clamp(min=1) if count is None else count)
 
 
-def mean_entropy(entropy: Tensor, is_open: Tensor, valid: Tensor) -> Tensor:
+def mean_entropy(entropy: Tensor, is_open: Tensor, valid: Tensor, counts: Tensor | None = None) -> Tensor:
     """Each head's mean over the valid steps at which it had a choice: [heads]; 0 where there was none."""
     counted = is_open & valid
-    return torch.where(counted, entropy, 0.0).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
+    counts = counted.sum((1, 2)).clamp(min=1) if counts is None else counts
+    return torch.where(counted, entropy, 0.0).sum((1, 2)) / counts

@@ -9,6 +9,7 @@ from torch import Tensor
 from esper.simic.losses import relevant_steps
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
+from esper.tamiyo.normalising import Pool
 from esper.tamiyo.recurrence import Hidden
 
 
@@ -42,16 +43,21 @@ class Rollout:
         spec: HeadSpec,
         mask_shapes: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
+        *,
+        dtype: torch.dtype = torch.float32,
+        place: tuple[int, int] | None = None,
     ):
         self.spec, self.steps, self.count = spec, steps, count
-        heads, shape = len(spec.heads), (steps, count)
-        self.states = torch.zeros(*shape, state_dim, device=device)
+        self.first, self.total = place or (0, count)
+        """where these rows stand among those of all processes"""
+        heads, shape, like = len(spec.heads), (steps, count), torch.zeros((), device=device, dtype=dtype)
+        self.states = like.new_zeros(*shape, state_dim)
         self.choices = torch.zeros(*shape, heads, dtype=torch.long, device=device)
-        self.log_probs = torch.zeros(*shape, heads, device=device)
-        self.values = torch.zeros(shape, device=device)
-        self.rewards = torch.zeros(shape, device=device)
-        self.final_values = torch.full(shape, torch.nan, device=device)
-        self.after_values = torch.zeros(shape, device=device)
+        self.log_probs = like.new_zeros(*shape, heads)
+        self.values = like.new_zeros(shape)
+        self.rewards = like.new_zeros(shape)
+        self.final_values = like.new_full(shape, torch.nan)
+        self.after_values = like.new_zeros(shape)
         self.terminated, self.truncated, self.valid, self.starts = (
             torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(4)
         )
@@ -162,17 +168,27 @@ def gae(
     return advantages
 
 
-def normalise_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 over valid steps; zeros elsewhere, and everywhere if fewer than two are valid."""
-    chosen = advantages[valid]
-    if len(chosen) < 2:
+def normalise_advantages(advantages: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> Tensor:
+    """Mean 0 and deviation 1 over valid steps; zeros elsewhere, and everywhere if fewer than two are valid.
+
+    Args:
+        pool: adds up what several processes have.
+    """
+    mean, variance, count = _moments(advantages[valid], pool)
+    if count < 2:
         return torch.zeros_like(advantages)
-    scaled = (advantages - chosen.mean()) / (chosen.std(unbiased=False) + 1e-8)
-    return torch.where(valid, scaled, 0.0)
+    return torch.where(valid, (advantages - mean) / (variance.sqrt() + 1e-8), 0.0)
 
 
-def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> float:
+def explained_variance(values: Tensor, returns: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> float:
     """Share of the returns' variance that the values knew; NaN where the returns do not vary."""
-    returns, values = returns[valid], values[valid]
-    spread = float(returns.var(unbiased=False)) if len(returns) else 0.0
-    return 1.0 - float((returns - values).var(unbiased=False)) / spread if spread > 0 else float("nan")
+    spread = float(_moments(returns[valid], pool)[1])
+    missed = float(_moments((returns - values)[valid], pool)[1])
+    return 1.0 - missed / spread if spread > 0 else float("nan")
+
+
+def _moments(chosen: Tensor, pool: Pool) -> tuple[Tensor, Tensor, int]:
+    """Mean, variance and number over all processes; no values have mean and variance 0."""
+    count = int(pool(torch.tensor(len(chosen), device=chosen.device)))
+    mean = pool(chosen.sum()) / max(count, 1)
+    return mean, pool((chosen - mean).square().sum()) / max(count, 1), count

@@ -99,6 +99,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         ) from problem
 
 
+def events_of(rank: int) -> str:
+    return f"events-{rank}.jsonl"
+
+
+def event_sizes(folder: Path) -> dict[str, int]:
+    """Rank -> bytes of events."""
+    found = {path.name.removeprefix("events-").removesuffix(".jsonl"): path for path in folder.glob("events-*.jsonl")}
+    return {rank: path.stat().st_size for rank, path in found.items() if rank.isdigit() and not path.is_symlink()}
+
+
+def cut_events(folder: Path, sizes: Mapping[str, int], ranks: int) -> None:
+    """Rewind the events of ranks that are not there any more; those that are do it themselves."""
+    for rank, size in event_sizes(folder).items():
+        if int(rank) >= ranks and size > sizes.get(rank, 0):
+            os.truncate(folder / events_of(int(rank)), sizes.get(rank, 0))
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What the folder says about itself; empty where there is no checkpoint yet."""
     path = folder / MANIFEST

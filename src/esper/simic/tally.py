@@ -1,5 +1,6 @@
 """What a round of lives adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from esper.kasmina.changes import tell_seeds
 from esper.leyline.factored_actions import OP_NAMES
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.team import Team
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import ActionRefused, HostEpoch, RoundFinished, StageChanged
@@ -63,7 +65,7 @@ class RoundTally:
         heads = self.env.heads
         used = {head.name for head in heads.heads if op in heads.uses(head)}
         record = emit_last_action(
-            env_id=host,
+            env_id=self.env.first + host,
             epoch=self.env.population.runs[host].epoch - 1,  # decided before the epoch that pays for it
             slot_idx=slot,
             blueprint_idx=blueprint,
@@ -83,12 +85,12 @@ class RoundTally:
         params = run.model.total_params
         self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, params / run.model.host_params
         if self.sink.wants(TelemetryLevel.NORMAL):
-            for event in tell_seeds(host, run.epoch, run.model.get_slot_reports()):
+            for event in tell_seeds(self.env.first + host, run.epoch, run.model.get_slot_reports()):
                 self.sink.write(event)
             self.sink.write(
                 HostEpoch(
                     round=self.number,
-                    host=host,
+                    host=self.env.first + host,
                     epoch=run.epoch,
                     train_loss=reading.last.train_loss,
                     held_out_loss=reading.last.held_out_loss,
@@ -101,22 +103,42 @@ class RoundTally:
                 )
             )
 
-    def finish(self, number: int, decisions: int, update: dict[str, Any], seconds: float) -> RoundFinished:
-        """The round as one event."""
-        accuracy, twin, params = self.last.mean(0).tolist()
+    def finish(
+        self, number: int, decisions: int, update: dict[str, Any], seconds: float, team: Team | None = None
+    ) -> RoundFinished:
+        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts."""
+        own = {
+            "hosts": self.env.num_envs,
+            "returns": float(self.returns.sum()),
+            "last": self.last.sum(0).tolist(),
+            "refused": self.refused,
+            "seconds": seconds,
+        }
+        everyone = (team or Team()).gather(
+            (own, self.parts, dict(zip(OP_NAMES, self.ops.tolist(), strict=True)), self.stages)
+        )
+        hosts = sum(facts["hosts"] for facts, *_ in everyone)
+        accuracy, twin, params = (sum(facts["last"][place] for facts, *_ in everyone) / hosts for place in range(3))
+        parts, ops, stages = (_added([found[place] for found in everyone]) for place in (1, 2, 3))
         return RoundFinished(
             round=number,
             decisions=decisions,
-            mean_return=float(self.returns.mean()),
+            mean_return=sum(facts["returns"] for facts, *_ in everyone) / hosts,
             accuracy=accuracy,
             twin_accuracy=twin,
             params_share=params,
-            reward_parts={name: value / self.env.num_envs for name, value in self.parts.items()},
-            ops=dict(zip(OP_NAMES, self.ops.tolist(), strict=True)),
-            germinated=self.stages.get("GERMINATED", 0),
-            fossilized=self.stages.get("FOSSILIZED", 0),
-            culled=self.stages.get("CULLED", 0),
-            refused=self.refused,
+            reward_parts={name: value / hosts for name, value in parts.items()},
+            ops=ops,
+            germinated=stages.get("GERMINATED", 0),
+            fossilized=stages.get("FOSSILIZED", 0),
+            culled=stages.get("CULLED", 0),
+            refused=sum(facts["refused"] for facts, *_ in everyone),
             update=update,
-            seconds=seconds,
+            seconds=max(facts["seconds"] for facts, *_ in everyone),
         )
+
+
+def _added(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums by name, in the order in which names first appear."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: sum(table.get(name, 0) for table in tables) for name in names}

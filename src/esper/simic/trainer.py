@@ -4,8 +4,8 @@ and masks; after a round of lives, one update. Everything that decides a run com
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
+from esper.runtime.twins import twin_readings
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout
@@ -23,11 +24,12 @@ from esper.simic.history import History
 from esper.simic.rewards import weights_of
 from esper.simic.rollout import Rollout
 from esper.simic.tally import RoundTally
+from esper.simic.team import Team
 from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import AnomalyFound, RoundBegan, RoundFinished
+from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished
 from esper.telemetry.sink import Sink
 
 Watch = Callable[[RoundFinished], None]
@@ -47,61 +49,76 @@ def train_ppo_vectorized(
     sink: Sink,
     resume: bool = False,
     watch: Watch = lambda event: None,
+    watch_ranks: Callable[[Sequence[RankTimed]], None] = lambda ranks: None,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team | None = None,
 ) -> PPOAgent:
     """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
 
     Args:
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
-        should_stop: asked after every epoch; True ends the run with `InterruptedTraining`.
+        watch_ranks: is shown how long each rank took to live its share of a round.
+        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
+        team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
+    team = team or Team()
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
-        env = build_environment(config)
-        agent, layout = build_agent(config, env)
-        history = History(config, layout, sink)
-        first = history.resume(agent) if resume else 0
-        runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))  # what it goes on with
-        rollout = build_rollout(env, agent)
+        with team.together():
+            env = build_environment(config, team)
+            agent, layout = build_agent(config, env, team)
+            history = History(config, layout, sink, team)
+            first = history.resume(agent) if resume else 0
+        if team.rank == 0:  # what it goes on with
+            runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
+        rollout = build_rollout(env, agent, config.hosts)
         for number in range(first, config.rounds):
             started = time.perf_counter()
             sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
+            timed = RankTimed(number, team.rank, env.num_envs, time.perf_counter() - started)
+            sink.write(timed)
+            watch_ranks([RankTimed(*row) for row in team.gather(astuple(timed))])
             record = agent.update(rollout)
-            check_health(record, number, config, sink)
-            event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started)
-            sink.write(event)
+            check_health(record, number, config, sink, team)
+            event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started, team)
+            if team.rank == 0:
+                sink.write(event)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch(event)
     return agent
 
 
-def build_environment(config: TrainingConfig) -> GrowthVectorEnv:
-    """The hosts, their twins and what they earn."""
+def build_environment(config: TrainingConfig, team: Team | None = None) -> GrowthVectorEnv:
+    """This rank's share of the hosts, their twins and what they earn."""
+    team = team or Team()
+    here, task, folder = team.share(config.hosts), config.task.build(), config.out / runfolder.TWINS
+    seeds = draw_host_seeds(config.seed, config.host_pool)
+    places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
+        if team.size > 1:  # every rank lives some of the twins, and then reads the others'
+            with team.together():
+                twin_readings(task, seeds[team.rank :: team.size], folder, **places)
         env = GrowthVectorEnv(
-            config.task.build(),
-            config.hosts,
-            host_seeds=draw_host_seeds(config.seed, config.host_pool),
-            folder=config.out / runfolder.TWINS,
+            task,
+            len(here),
+            host_seeds=seeds,
+            folder=folder,
             weights=weights_of(config.reward.family, config.reward.weights),
             use_telemetry=config.observe_telemetry,
-            devices=config.devices,
-            executor=config.executor,
-            amp=config.amp,
-            data_root=config.data_root,
+            first=here.start,
+            **places,
         )
     except OSError as problem:
         raise SaveError(
-            f"cannot read the data or keep the twins in {config.out / runfolder.TWINS}: {problem.strerror}. "
-            "Make room and use --resume."
+            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. Make room and use --resume."
         ) from problem
     env.seed = config.seed
     return env
 
 
-def build_agent(config: TrainingConfig, env: GrowthVectorEnv) -> tuple[PPOAgent, Layout]:
+def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts, on the first device, and what it is built for."""
     space, ppo = env.space, config.ppo
     _, slots, blueprints, blends = space.sizes
@@ -127,14 +144,31 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv) -> tuple[PPOAgent,
         hidden_dim=ppo.hidden_dim,
         head_dim=ppo.head_dim,
     )
-    return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12)), layout
+    return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
 
 
-def build_rollout(env: GrowthVectorEnv, agent: PPOAgent) -> Rollout:
-    """Storage for whole lives: every decision of every host."""
+def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
+    """Storage for whole lives: every decision of every host here, of `total` on all ranks; None is no others."""
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
-    return Rollout(env.task.life - 1, env.num_envs, env.width, env.heads, shapes, agent.device)
+    return Rollout(
+        env.task.life - 1,
+        env.num_envs,
+        env.width,
+        env.heads,
+        shapes,
+        agent.device,
+        dtype=next(agent.network.parameters()).dtype,
+        place=(env.first, total or env.num_envs),
+    )
+
+
+def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
+    """The random numbers of a round's decisions, [T, N, heads, widest]: each life has its own, wherever it is lived."""
+    lives = [number * rollout.total + env.first + host for host in range(env.num_envs)]
+    shape = (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
+    drawn = [torch.rand(shape, generator=torch.Generator().manual_seed(mix_seed(env.seed, 13, life))) for life in lives]
+    return torch.stack(drawn, 1)
 
 
 @torch.no_grad()
@@ -147,36 +181,42 @@ def play_round(
     should_stop: Callable[[], bool],
 ) -> RoundTally:
     """N whole lives, side by side. A host that is given up has no more steps in this round."""
-    obs, info = env.reset(seed=env.seed, options={"lives": number * env.num_envs})
+    obs, info = env.reset(seed=env.seed, options={"lives": number * rollout.total + env.first})
+    noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
     rollout.begin(hidden)
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
     begins = torch.zeros_like(goes_on)  # hidden is zero already
     tally = RoundTally(env, number, sink)
-    for _ in range(rollout.steps):
-        states = _on(obs, agent)
+    for step in range(rollout.steps):
+        states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
-        choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, generator=agent.draws)
+        choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, noise=noise[step])
         rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
         before = info
         obs, rewards, terminated, truncated, info = env.step(actions)
-        rollout.add_outcome(_on(rewards, agent).float(), _on(terminated, agent), _on(truncated, agent))
+        paid = _on(rewards, agent).to(rollout.rewards.dtype)
+        rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
         tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
         goes_on &= ~_on(terminated, agent)
-        if should_stop():
+        if agent.team.any(should_stop()):
             raise InterruptedTraining(number)
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
     return tally
 
 
-def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink) -> None:
+def check_health(
+    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, team: Team | None = None
+) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
+    tells = team is None or team.rank == 0
     for anomaly in AnomalyDetector().check(record, number / config.rounds):
         escalated = sink.telemetry.escalate_temporarily()
         value, limit = (x if math.isfinite(x) else None for x in (anomaly.value, anomaly.limit))
-        sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
-        if escalated and sink.wants(TelemetryLevel.DEBUG):
+        if tells:
+            sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
+        if tells and escalated and sink.wants(TelemetryLevel.DEBUG):
             sink.write_record("UPDATE_DUMP", {"round": number, **plain_record(record)}, TelemetryLevel.DEBUG)
 
 

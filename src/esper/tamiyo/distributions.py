@@ -12,9 +12,14 @@ _LOWEST = torch.finfo(torch.float32).min
 """Finite on purpose: an infinity turns the gradient of the entropy into NaN."""
 
 
+def at_least_single(values: Tensor) -> Tensor:
+    """In float32, or in float64 where it was."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """The logits in float32, with the lowest finite number where the mask is false."""
-    logits = logits.float()
+    """The logits in float32 or better, with the lowest finite number where the mask is false."""
+    logits = at_least_single(logits)
     return logits if mask is None else logits.masked_fill(~mask, _LOWEST)
 
 
@@ -37,13 +42,20 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
         size = log_probs.shape[-1]
         return entropy_of(log_probs) / math.log(size) if size > 1 else log_probs.new_zeros(log_probs.shape[:-1])
     valid = mask.sum(-1)
-    entropy = entropy_of(log_probs) / valid.clamp(min=2).float().log()
+    entropy = entropy_of(log_probs) / valid.clamp(min=2).to(log_probs.dtype).log()
     return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
 
 
-def sample(log_probs: Tensor, mask: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
-    """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding."""
-    noise = torch.rand(log_probs.shape, generator=generator, device=log_probs.device)
+def sample(
+    log_probs: Tensor, mask: Tensor | None, generator: torch.Generator | None = None, noise: Tensor | None = None
+) -> Tensor:
+    """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding.
+
+    Args:
+        noise: even draws from 0 to 1, where rows have numbers of their own; else they come from `generator`.
+    """
+    if noise is None:
+        noise = torch.rand(log_probs.shape, generator=generator, device=log_probs.device, dtype=torch.float32)
     scores = log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
     return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).argmax(-1)
 
@@ -70,8 +82,8 @@ class MaskedCategorical:
     def probs(self) -> Tensor:
         return self.log_probs.exp()
 
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return sample(self.log_probs, self.mask, generator)
+    def sample(self, generator: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        return sample(self.log_probs, self.mask, generator, noise)
 
     def mode(self) -> Tensor:
         """The likeliest valid choice."""

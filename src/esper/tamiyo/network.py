@@ -13,11 +13,12 @@ from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
 from esper.tamiyo.distributions import (
     MaskedCategorical,
+    at_least_single,
     masked_log_softmax,
     normalised_entropy,
 )
 from esper.tamiyo.heads import Head, HeadSpec
-from esper.tamiyo.normalising import RunningMeanStd
+from esper.tamiyo.normalising import Pool, RunningMeanStd
 from esper.tamiyo.recurrence import Hidden, run_sequences
 
 PerHead = dict[str, Tensor]
@@ -109,8 +110,9 @@ class RecurrentActorCritic(nn.Module):
 
     def _values(self, features: Tensor) -> Tensor:
         """Expected returns in the environment's own units."""
-        mean, std = self.return_stats.mean.float(), self.return_stats.std.float()
-        return (self.value_head(features).float() * std + mean).squeeze(-1)
+        found = at_least_single(self.value_head(features))
+        mean, std = self.return_stats.mean.to(found.dtype), self.return_stats.std.to(found.dtype)
+        return (found * std + mean).squeeze(-1)
 
     # -- one case: the choices made so far ---------------------------------------------------------------------------
 
@@ -149,8 +151,13 @@ class RecurrentActorCritic(nn.Module):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
         epoch: int | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0."""
+        """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0.
+
+        Args:
+            noise: [N, heads, widest head], even draws from 0 to 1; without it they come from `generator`.
+        """
         is_step = states.dim() == 2
         states = states[:, None] if is_step else states
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
@@ -162,7 +169,8 @@ class RecurrentActorCritic(nn.Module):
             mask = self._row(head, masks.get(head.name), choices, features)
             is_used = self._is_used(head, choices)
             drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name, epoch=epoch)
-            choice = drawn.mode() if deterministic else drawn.sample(generator)
+            own = None if noise is None else noise[..., place, : head.size]
+            choice = drawn.mode() if deterministic else drawn.sample(generator, own)
             log_prob = drawn.log_prob(choice)
             choices[head.name] = choice if is_used is None else torch.where(is_used, choice, 0)
             log_probs[head.name] = log_prob if is_used is None else torch.where(is_used, log_prob, 0.0)
@@ -182,7 +190,7 @@ class RecurrentActorCritic(nn.Module):
             inner = inner.unsqueeze(-2) + (shift[uses] if axis == 0 else shift)
         mask = self._mask_cases(place, masks.get(head.name), len(earlier), uses)
         log_probs = masked_log_softmax(last(activation(inner)), mask)
-        reach = features.new_ones(len(features)).float()
+        reach = at_least_single(features.new_ones(len(features)))
         for axis, table in enumerate(tables[: len(earlier)]):
             probs = table.log_probs.detach().exp()
             if axis == 0:
@@ -267,10 +275,10 @@ class RecurrentActorCritic(nn.Module):
     # -- learning's side ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update_return_stats(self, returns: Tensor) -> None:
+    def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
         """Take in the returns of a rollout; the last layer is rescaled so that no value changes by it."""
         old_mean, old_std = self.return_stats.mean.clone(), self.return_stats.std.clone()
-        self.return_stats.update(returns.reshape(-1, 1))
+        self.return_stats.update(returns.reshape(-1, 1), pool)
         last, std = _layers(self.value_head)[2], self.return_stats.std
         last.weight.copy_(last.weight * (old_std / std))
         last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)

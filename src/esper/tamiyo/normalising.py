@@ -1,7 +1,11 @@
 """Running mean and variance of what a policy sees or earns. They change when told to, never while being used."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+Pool = Callable[[Tensor], Tensor]
 
 
 class RunningMeanStd(nn.Module):
@@ -23,11 +27,16 @@ class RunningMeanStd(nn.Module):
         return (self.var + self.epsilon).sqrt()
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        """Pool [R, width] rows with all earlier ones; no rows, no change."""
+    def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
+        """Pool [R, width] rows with all earlier ones; no rows, no change.
+
+        Args:
+            pool: adds up what several processes have; the rows of all of them count once each.
+        """
         rows = rows.double()
-        mean = rows.mean(0)
-        self.merge(mean, (rows - mean).square().mean(0), torch.as_tensor(float(len(rows))))
+        count = pool(torch.as_tensor(float(len(rows)), device=rows.device))
+        mean = pool(rows.sum(0)) / count
+        self.merge(mean, pool((rows - mean).square().sum(0)) / count, count)
 
     @torch.no_grad()
     def merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:

@@ -198,6 +198,20 @@ class RoundBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimed:
+    """How long one process took to live its share of a round."""
+
+    round: int
+    rank: int
+    hosts: int
+    seconds: float
+    """wall clock; the one field in which equal runs differ"""
+
+    def __str__(self) -> str:
+        return f"round {self.round}: rank {self.rank} lived {self.hosts} lives in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class RoundFinished:
     """One round of lives and the update after it."""
 
@@ -302,6 +316,7 @@ Event = (
     | GrownEpoch
     | HostEpoch
     | LedgerClosed
+    | RankTimed
     | RoundBegan
     | RoundFinished
     | EpochMeasured

@@ -59,18 +59,16 @@ class TensorBoard:
     def __init__(self, run: Path, config: Mapping[str, Any]):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder = run / "tensorboard"
-        self.has_past = folder.exists()
-        self.file = EventFileWriter(str(folder))
+        self.file, self.is_begun = EventFileWriter(str(run / "tensorboard")), False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        if self.has_past:
+        if not self.is_begun:  # every start but a folder's first makes TensorBoard drop what it has from here on
             self.file.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-            self.has_past = False
+            self.is_begun = True
         summary = Summary(value=[scalar_pb(name, value).value[0] for name, value in values.items()])
         self.file.add_event(Event(step=step, wall_time=time.time(), summary=summary))
         self.file.flush()
@@ -118,12 +116,8 @@ class TrackingSink:
 
     def __init__(self, sink: Sink, names: Sequence[TrackerName], run: Path, config: Mapping[str, Any]):
         self.sink, self.telemetry = sink, sink.telemetry
-        self.rewind, self.wants, self.commit, self.write_record = (
-            sink.rewind,
-            sink.wants,
-            sink.commit,
-            sink.write_record,
-        )
+        self.rewind, self.commit = sink.rewind, sink.commit
+        self.wants, self.write_record = sink.wants, sink.write_record
         self._run, self._config = run, config
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
@@ -144,11 +138,8 @@ class TrackingSink:
             yield
         except Exception as problem:
             self._trackers.pop(name)
-            said = " ".join(str(problem).split())
-            print(
-                f"esper: {name} failed ({said or type(problem).__name__}). Training goes on without it.",
-                file=sys.stderr,
-            )
+            said = " ".join(str(problem).split()) or type(problem).__name__
+            print(f"esper: {name} failed ({said}). Training goes on without it.", file=sys.stderr)
 
     def close(self) -> None:
         """End what was opened; the sink itself stays open."""

@@ -12,6 +12,7 @@ from esper.kasmina.blueprints import SHAM
 from esper.kasmina.changes import tell_changes, tell_seeds
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import count_parameters, has_gate
+from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
@@ -151,7 +152,10 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
     """Give a fresh host the weights and the fossils that it starts with."""
     run = population.runs[host]
     if entry.weights is not None:
-        run.model.host.load_state_dict(dict(entry.weights))
+        try:
+            run.model.host.load_state_dict(dict(entry.weights))
+        except RuntimeError as problem:
+            raise SaveError(f"the trained host for seed {entry.seed} is not of this task: {problem}") from problem
     for planting in entry.built_in:
         run.model.build_in(*planting)
     run.prime()

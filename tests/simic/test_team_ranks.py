@@ -1,0 +1,444 @@
+"""Real processes joined by gloo: the same answer as one, stopping together, refusing together, surviving a death."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper import running
+from esper.leyline.errors import EsperError, SaveError, SettingError
+from esper.runtime import twins
+from esper.simic import agent as learner
+from esper.simic import runfolder, team
+from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
+from esper.telemetry.sink import NullSink
+from simic import team_workers
+from simic.team_workers import (
+    all_records,
+    counted,
+    decisions_of,
+    farthest,
+    farthest_tensor,
+    free_port,
+    hosts_of,
+    in_team,
+    records_of,
+    run_ranks,
+    tensors_of,
+    train_ranks,
+)
+from simic.tiny_runs import assert_same_end, command, manifest_of, tiny, train
+
+CLOSE = 1e-6
+FREE = {"hosts": 4, "rounds": 3, "ppo__target_kl": 10.0}
+"""no update ends early"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory):
+    """What is loaded on first use is then there in every fork."""
+    train(tiny(tmp_path_factory.mktemp("warm")))
+
+
+def assert_ended_well(ended):
+    assert [rank.code for rank in ended] == [0] * len(ended), "\n".join(rank.said for rank in ended)
+
+
+def assert_one_line(ended, text):
+    """Every rank ends with one line of ours that says `text`."""
+    for rank in ended:
+        assert rank.code == 2, rank.said
+        assert "Traceback" not in rank.said
+        told = [line for line in rank.said.splitlines() if line.startswith("esper: ")]
+        assert [text in line for line in told] == [True], rank.said
+
+
+# -- the same answer ---------------------------------------------------------------------------------------------------
+
+CASES = {
+    "2 ranks": (2, FREE),
+    "2 ranks, joint": (2, {**FREE, "ppo__clip_mode": "joint"}),
+    "4 ranks": (4, FREE),
+    "4 ranks, joint": (4, {**FREE, "ppo__clip_mode": "joint"}),
+    "shares of 3 and 2": (2, {**FREE, "hosts": 5}),
+    "minibatches of one row": (2, {**FREE, "hosts": 5, "ppo__minibatches": 5}),
+    "passes cut short": (4, {**FREE, "ppo__minibatches": 4, "ppo__target_kl": 0.002}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Settings -> the run of one process; each is trained once."""
+    known = {}
+
+    def find(changes):
+        key = tuple(sorted(changes.items()))
+        if key not in known:
+            out = tmp_path_factory.mktemp("alone") / "run"
+            known[key] = out, train_ranks(out, 1, **changes)
+            assert_ended_well(known[key][1])
+        return known[key]
+
+    return find
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_ranks_find_what_one_finds(case, alone, tmp_path):
+    size, changes = CASES[case]
+    (out, ended), here = alone(changes), tmp_path / "run"
+    team_ended = train_ranks(here, size, **changes)
+    assert_ended_well(team_ended)
+    for rank in (*ended, *team_ended):
+        assert set.union(*(seen["types"] for seen in rank.value)) == {torch.float64}
+    assert torch.equal(decisions_of(ended), decisions_of(team_ended))
+    (tensors, plain), (tensors2, plain2) = tensors_of(out), tensors_of(here)
+    assert farthest_tensor(tensors, tensors2) < (CLOSE,)
+    assert plain["counters"] == plain2["counters"]
+    assert farthest(rounds_of(out), rounds_of(here)) < (CLOSE,)
+    assert counted(out) == counted(here)
+    assert farthest(hosts_of(out), hosts_of(here)) < (CLOSE,)
+
+
+def rounds_of(out):
+    found = [row for row in records_of(out, 0) if row["type"] == "RoundFinished"]
+    for row in found:
+        worst = row["update"]["first_worst"]
+        assert worst is None or worst["ratio"] == pytest.approx(1, abs=CLOSE)
+    return found
+
+
+def test_passes_that_are_cut_short_leave_ranks_without_rows(alone):
+    records = [row["update"] for row in rounds_of(alone(CASES["passes cut short"][1])[0])]
+    assert min(record["steps"] for record in records) < 3  # four minibatches of one row each
+
+
+def test_in_float32_ranks_differ_by_rounding(tmp_path):
+    ends = []
+    for size in (1, 2, 4):
+        assert_ended_well(train_ranks(tmp_path / str(size), size, torch.float32, **FREE))
+        ends.append(tensors_of(tmp_path / str(size))[0])
+    gaps = [farthest_tensor(ends[0], end) for end in ends[1:]]
+    print("float32:", gaps)
+    assert max(gaps) < (1e-4,)
+
+
+# -- stopping together -------------------------------------------------------------------------------------------------
+
+
+def updated(tmp_path, fault):
+    """Two ranks train for one round, `fault` on rank 1 only; each rank's record of the update and its weights."""
+
+    def live(team):
+        if team.rank == 1:
+            fault()
+        records, update = [], learner.PPOAgent.update
+        learner.PPOAgent.update = lambda agent, rollout: records.append(update(agent, rollout)) or records[-1]
+        config = tiny(tmp_path / "run", hosts=4, rounds=1, ppo__target_kl=1.0, ppo__epochs=3)
+        taught = train_ppo_vectorized(config, sink=NullSink(), team=team)
+        return asdict(records[0]), taught.network.state_dict()
+
+    (tmp_path / "run").mkdir()
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    (record, weights), (record1, weights1) = (rank.value for rank in ended)
+    assert str(record) == str(record1)  # as text, NaN is NaN
+    assert [name for name in weights if not torch.equal(weights[name], weights1[name])] == []
+    return record, weights
+
+
+def at_call(owner, name, number, change):
+    """The `number`-th call of a function gives `change(result)`."""
+    real, calls = getattr(owner, name), []
+
+    def called(*args, **kwargs):
+        calls.append(None)
+        found = real(*args, **kwargs)
+        return change(found, *args) if len(calls) == number else found
+
+    setattr(owner, name, called)
+
+
+def test_one_rank_over_the_limit_stops_all_in_the_same_minibatch(tmp_path):
+    def too_far(loss, *_):
+        return replace(loss, kl=loss.kl + 2.0)
+
+    record, _ = updated(tmp_path, lambda: at_call(learner, "policy_loss", 4, too_far))
+    assert (record["steps"], record["early_stop_epoch"]) == (3, 1)
+    assert record["approx_kl"] > 1.5
+
+
+def test_a_gradient_of_one_rank_that_is_no_number_is_left_out_by_all(tmp_path):
+    def spoil():
+        real, calls = team.Team.sum_gradients, []
+
+        def spoiled(self, parameters):
+            own = list(parameters)
+            calls.append(None)
+            if len(calls) == 2:
+                own[0].grad.view(-1)[0] = torch.nan
+            real(self, own)
+
+        team.Team.sum_gradients = spoiled
+
+    record, weights = updated(tmp_path, spoil)
+    assert (record["steps"], record["skipped_steps"]) == (5, 1)
+    assert all(bool(value.isfinite().all()) for value in weights.values())
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, tmp_path):
+    def live(team):
+        asked = []
+
+        def should_stop():
+            asked.append(None)
+            return team.rank == asker and len(asked) == 5
+
+        with pytest.raises(InterruptedTraining) as stop:
+            train_ppo_vectorized(
+                tiny(tmp_path / "run", hosts=2, rounds=3), sink=NullSink(), team=team, should_stop=should_stop
+            )
+        return stop.value.rounds, len(asked)
+
+    (tmp_path / "run").mkdir()
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    assert [rank.value for rank in ended] == [(1, 5), (1, 5)]
+
+
+def told_by(team, others):
+    """What is raised where rank 1 fails before it does what the others do."""
+    try:
+        with team.together():
+            if team.rank == 1:
+                raise SaveError("the disk is full.")
+            others()
+    except EsperError as found:
+        return type(found), str(found)
+
+
+def test_a_mistake_of_one_rank_is_raised_on_all(tmp_path):
+    def live(team):
+        return told_by(team, lambda: None)
+
+    other = (SettingError, "rank 1 could not go on: the disk is full.")
+    ended = run_ranks(tmp_path, 3, in_team(live))
+    assert_ended_well(ended)
+    assert [rank.value for rank in ended] == [other, (SaveError, "the disk is full."), other]
+
+
+def test_a_mistake_before_an_inner_block_is_raised_on_all_too(tmp_path):
+    def live(team):
+        def meet():
+            with team.together():
+                pass
+
+        return team.gather(told_by(team, meet)[1])  # nobody is one message behind
+
+    ended = run_ranks(tmp_path, 2, in_team(live))
+    assert_ended_well(ended)
+    assert ended[0].value == ["rank 1 could not go on: the disk is full.", "the disk is full."]
+
+
+# -- what is refused at the start --------------------------------------------------------------------------------------
+
+
+def esper_ranks(tmp_path, size, arguments, prepare=lambda rank: None, **options):
+    """`esper` on every rank, with that rank's arguments."""
+
+    def live(rank):
+        prepare(rank)
+        team_workers.esper(arguments(rank))
+
+    return run_ranks(tmp_path / "ranks", size, live, **options)
+
+
+def test_ranks_with_other_settings_are_refused_and_the_difference_is_named(tmp_path):
+    ended = esper_ranks(tmp_path, 2, lambda rank: command(tmp_path / "run", ppo__lr=0.02 + 0.01 * rank))
+    assert_one_line(ended, "ranks disagree on ppo.lr: rank 0 has 0.02, rank 1 has 0.03.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_code_are_refused(tmp_path):
+    def prepare(rank):
+        running.code_digest = lambda: f"digest of {rank}"
+
+    ended = esper_ranks(tmp_path, 2, lambda rank: command(tmp_path / "run"), prepare)
+    assert_one_line(ended, "ranks disagree on code: rank 0 has 'digest of 0', rank 1 has 'digest of 1'.")
+
+
+def test_more_ranks_than_hosts_are_refused(tmp_path):
+    ended = esper_ranks(tmp_path, 3, lambda rank: command(tmp_path / "run"))
+    assert_one_line(ended, "2 hosts cannot be dealt to 3 ranks; start fewer, or raise --hosts.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices_under_torchrun_are_refused(tmp_path):
+    ended = esper_ranks(tmp_path, 2, lambda rank: [*command(tmp_path / "run"), "--set", 'devices=["cpu", "cpu"]'])
+    assert_one_line(ended, "leave --devices to torchrun")
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = {"WORLD_SIZE": "2", "MASTER_PORT": str(taken.getsockname()[1])}
+        ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), environments={0: place})
+    assert_one_line(ended, f"rank 0 cannot join the others at 127.0.0.1:{place['MASTER_PORT']}")
+    assert "free port" in ended[0].said
+
+
+def test_an_address_where_nobody_is_is_one_clear_line(tmp_path):
+    def prepare(rank):
+        team._JOINING = timedelta(seconds=2)
+
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": str(free_port())}
+    ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), prepare, environments={0: place})
+    assert_one_line(ended, "rank 1 cannot join the others at 127.0.0.1")
+    assert "--master-addr" in ended[0].said
+
+
+# -- a disk that fails -------------------------------------------------------------------------------------------------
+
+
+def fail_to_replace(name):
+    """The disk is full when a file of this name is put in its place."""
+    real = os.replace
+
+    def failing(source, target):
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    os.replace = failing
+
+
+@pytest.mark.parametrize("name", ["round-000002.safetensors", runfolder.MANIFEST, runfolder.CONFIG])
+def test_a_disk_that_fails_while_rank_0_saves_ends_all_with_one_line(name, tmp_path):
+    ended = train_ranks(tmp_path / "run", 2, prepare=lambda rank: fail_to_replace(name) if not rank else None)
+    assert_one_line(ended, f"{name}: No space left")
+
+
+def test_a_disk_that_fails_while_one_rank_keeps_twins_ends_all_with_one_line(tmp_path):
+    def prepare(rank):
+        if rank == 1:
+            twins._write = lambda path, readings: fail_to_replace(path.name) or os.replace(path, path)
+
+    ended = train_ranks(tmp_path / "run", 2, prepare=prepare)
+    assert_one_line(ended, "keep the twins")
+
+
+def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path):
+    arguments = ["ppo", "--preset", "cifar10", "--data-root", str(tmp_path / "nothing"), "--out", str(tmp_path / "run")]
+    ended = esper_ranks(tmp_path, 2, lambda rank: arguments)
+    assert_one_line(ended, "nothing")
+    assert not (tmp_path / "run").exists()
+
+
+# -- other numbers of ranks --------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
+    settings = {**FREE, "ppo__anneal_decisions": 4 * 4 * 3}
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    assert_ended_well(train_ranks(whole, 1, **{**settings, "rounds": 4}))
+    for rounds, size in ((2, 2), (3, 1), (4, 4)):
+        assert_ended_well(train_ranks(out, size, resume=rounds > 2, **{**settings, "rounds": rounds}))
+        with open(out / runfolder.events_of(1), "a") as file:
+            file.write('{"type": "HostEpoch", "host": 2')  # what a rank that is killed leaves
+    (out / runfolder.events_of(1)).write_text(
+        (out / runfolder.events_of(1)).read_text().removesuffix('{"type": "HostEpoch", "host": 2')
+    )
+    assert farthest_tensor(tensors_of(whole)[0], tensors_of(out)[0]) < (CLOSE,)
+    assert farthest(rounds_of(whole), rounds_of(out)) < (CLOSE,)
+    assert sorted_lives(whole) == sorted_lives(out)
+    assert [entry["rounds"] for entry in manifest_of(out)["checkpoints"]][-1] == 4
+
+
+def sorted_lives(out):
+    """Every epoch of every host, once, wherever it was told."""
+    rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
+    return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
+
+
+# -- torchrun ----------------------------------------------------------------------------------------------------------
+
+
+def torchrun(arguments, *options, seconds=60, **environment):
+    """torchrun with two ranks: exit code and what was said; whatever is left of it is killed."""
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment}
+    place = ["--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [sys.executable, "-m", "torch.distributed.run", *place, *options, "-m", *arguments]
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=seconds)
+        assert members_of(process.pid) == []
+        return process.returncode, said
+    finally:
+        for pid in members_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def members_of(session):
+    """Processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_torchrun_names_our_one_line_and_code(tmp_path):
+    code, said = torchrun(["esper", *command(tmp_path / "run", hosts=1)])
+    assert code == 1
+    assert said.count("esper: 1 hosts cannot be dealt to 2 ranks") == 2
+    assert "exitcode  : 2" in said
+    assert f"{os.sep}esper{os.sep}" not in said.replace(str(tmp_path), "")  # no line of a traceback through our files
+
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert_ended_well(train_ranks(out, 2, torch.float32, hosts=2, rounds=ROUNDS))
+    return out
+
+
+def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
+    arguments = ["simic.team_workers", *command(tmp_path / "run", hosts=2, rounds=ROUNDS)]
+    code, said = torchrun(arguments, "--max-restarts", "0", DIES_AT="5")
+    died = float((tmp_path / "run" / "died").read_text())
+    assert code == 1
+    assert time.time() - died < 30
+    assert "rank      : 1 (local_rank: 1)" in said
+    assert "Signal 9 (SIGKILL)" in said
+    assert manifest_of(tmp_path / "run")["rounds"] == 1
+
+
+def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(undisturbed, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["simic.team_workers", *command(out, hosts=2, rounds=ROUNDS)]
+    code, said = torchrun(arguments, "--max-restarts", "1", DIES_AT="5")
+    assert code == 0, said
+    assert (out / "died").exists()
+    assert_same_end(out, undisturbed)
+    assert farthest(records_of(out, 1), records_of(undisturbed, 1))[0] == 0.0

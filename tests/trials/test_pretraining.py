@@ -1,0 +1,261 @@
+"""The second scenario: every policy goes on from the same trained host, networks of fixed size begin from scratch."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from esper.leyline.errors import EsperError, SaveError
+from esper.runtime.population import Population
+from esper.runtime.tasks import TASKS
+from esper.simic import runfolder
+from esper.trials import pretraining
+from esper.trials.arms import Entry, prepare_host
+from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.growing import NETWORKS
+from esper.trials.pretraining import FOLDER
+from runtime.lives import IMAGES
+from trials import grown_runs
+from trials.grown_runs import asked_at, grow
+from trials.test_arms import same
+from trials.test_comparing import all_timeless, compare, configured, logged, timeless
+
+PICTURES = replace(IMAGES, name="pictures", life=3)
+"""A host with batch norm."""
+OF_PICTURES = {"task__name": "pictures", "task__epoch_examples": None, "task__held_out": None}
+EPOCHS = 3
+
+
+@pytest.fixture(autouse=True)
+def _pictures(monkeypatch):
+    monkeypatch.setitem(TASKS, "pictures", PICTURES)
+
+
+def trained_host(seed, task=None, epochs=EPOCHS):
+    """A host of `blobs` that was trained alone, by hand."""
+    population = Population(replace(task or configured("runs").task.build(), life=epochs), [seed])
+    for _ in range(epochs):
+        population.train_epoch()
+    return population.runs[0].model.host.state_dict()
+
+
+def beginnings(config):
+    """What every arm's hosts were before their first step, by arm and seed; and what the comparison found."""
+    found, prepare = {}, prepare_host
+
+    def kept(population, host, entry):
+        prepare(population, host, entry)
+        state = population.runs[host].model.host.state_dict()
+        found[entry.arm, entry.seed] = {name: value.clone() for name, value in state.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.trials.arms.prepare_host", kept)
+        done = compare(config)
+    return found, done
+
+
+def equal(state, other):
+    return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """The same static arms without any pretraining."""
+    config = configured(tmp_path_factory.mktemp("scratch"), policies=["never"], static=["start"], seeds=2)
+    return compare(config)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    static = ["start", "final", "final-whole"]
+    config = configured(folder, policies=["never", "sham", "heuristic"], static=static, seeds=2, pretrain=EPOCHS)
+    begun, done = beginnings(config)
+    return SimpleNamespace(config=config, begun=begun, done=done)
+
+
+def test_every_policy_goes_on_from_the_seeds_own_trained_host(found):
+    for seed in range(2):
+        expected = trained_host(seed)
+        for arm in ("never", "sham", "heuristic"):
+            assert equal(found.begun[arm, seed], expected), arm
+    assert not equal(found.begun["never", 0], found.begun["never", 1])
+
+
+def test_networks_of_fixed_size_begin_from_scratch(found, scratch):
+    for seed in range(2):
+        fresh = Population(found.config.task.build(), [seed]).runs[0].model.host.state_dict()
+        for arm in ("start", "final", "final-whole"):
+            assert equal(found.begun[arm, seed], fresh), arm
+    assert timeless(found.done["start", 1.0]) == timeless(scratch["start", 1.0])
+
+
+def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
+    assert {row["epochs"] for row in found.done["never", 1.0].rows} == {8}
+    assert {row["epochs"] for row in found.done["final-whole", 1.0].rows} == {8 + EPOCHS}
+    ours, theirs = found.done["never", 1.0], scratch["never", 1.0]
+    assert [row["flops"] for row in ours.rows] == [row["flops"] for row in theirs.rows]
+    assert [row["test_loss"] for row in ours.rows] != [row["test_loss"] for row in theirs.rows]
+
+
+def test_the_oracles_placements_go_on_from_trained_hosts_too(found, tmp_path):
+    few = {"task__slots": ["r0c1"], "task__blueprints": ["lora"], "task__life": 2}
+    begun, _ = beginnings(configured(tmp_path, policies=["never"], oracle=True, seeds=1, pretrain=EPOCHS, **few))
+    assert len(begun) == 3
+    assert all(equal(state, found.begun["never", 0]) for state in begun.values())
+
+
+def test_running_statistics_of_a_host_come_along(tmp_path):
+    config = configured(tmp_path, policies=["never"], pretrain=2, seeds=1, task__life=2, **OF_PICTURES)
+    begun, _ = beginnings(config)
+    state = begun["never", 0]
+    assert equal(state, trained_host(0, config.task.build(), 2))
+    counted = [name for name in state if name.endswith("num_batches_tracked")]
+    assert counted
+    assert all(state[name] > 0 for name in counted)
+
+
+def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
+    monkeypatch.setattr(pretraining, "Population", lambda *args, **options: pytest.fail("trained again"))
+    assert all_timeless(compare(found.config)) == all_timeless(found.done)
+
+
+def test_a_host_that_is_missing_is_trained_anew_and_is_the_same(found, tmp_path):
+    shutil.copytree(found.config.out, tmp_path / "copy")
+    config = configured(tmp_path / "copy", policies=["never"], seeds=2, pretrain=EPOCHS)
+    path = config.out / FOLDER / "seed-1.safetensors"
+    before = load_file(path)
+    path.unlink()
+    compare(config)
+    assert equal(load_file(path), before)
+
+
+def test_a_damaged_trained_host_is_named(found, tmp_path):
+    shutil.copytree(found.config.out / FOLDER, tmp_path / FOLDER)
+    path = tmp_path / FOLDER / "seed-1.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(SaveError, match=r"seed-1\.safetensors cannot be read"):
+        compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS))
+
+
+def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
+    config = configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS)
+    told = []
+    tmp_path.mkdir(exist_ok=True)
+    with pytest.raises(StoppedComparing):
+        Comparison(config, told.append, asked_at(2)).run()
+    assert told == ["training 2 hosts alone for 3 epochs"]
+    assert timeless(compare(config)["never", 1.0]) == timeless(found.done["never", 1.0])
+
+
+# -- from a run --------------------------------------------------------------------------------------------------------
+
+
+def run_of_never(out, **changes):
+    """A finished `esper grow` with the settings that the command leaves behind."""
+    config = grown_runs.configured(out, **{"policy": "never", "task__life": EPOCHS, "task__held_out": 64, **changes})
+    out.mkdir(parents=True, exist_ok=True)
+    runfolder.write_json(out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
+    grow(config)
+    return out
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return run_of_never(tmp_path_factory.mktemp("grown") / "run")
+
+
+def test_from_a_finished_run_it_is_the_same_as_trained_here(found, source, tmp_path):
+    policies = ["never", "sham", "heuristic"]
+    static = ["start", "final", "final-whole"]
+    with logged() as log:
+        done = compare(configured(tmp_path / "out", policies=policies, static=static, seeds=2, source=str(source)))
+    assert all_timeless(done) == all_timeless(found.done)
+    assert same(log.left["never", 0.1, 0], log.left["sham", 0.1, 0])
+
+
+def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
+    begun, _ = beginnings(
+        configured(tmp_path / "out", policies=["never"], seeds=2, first_seed=7, task__life=2, source=str(source))
+    )
+    for host in range(2):
+        weights = load_file(source / NETWORKS / f"host-{host}" / "weights.safetensors")
+        assert equal(begun["never", 7 + host], weights)
+
+
+def test_running_statistics_come_along_from_a_run(tmp_path):
+    run = run_of_never(tmp_path / "run", hosts=1, **OF_PICTURES)
+    config = configured(tmp_path / "out", policies=["never"], seeds=1, source=str(run), task__life=2, **OF_PICTURES)
+    begun, _ = beginnings(config)
+    assert equal(begun["never", 0], trained_host(0, PICTURES))
+
+
+def test_a_run_of_the_tasks_own_length_counts_its_own_epochs(tmp_path, monkeypatch):
+    """Not those that the comparison was asked for."""
+    monkeypatch.setitem(TASKS, "blobs", replace(TASKS["blobs"], life=4))
+    run = run_of_never(tmp_path / "run", task__life=None, hosts=1)
+    config = configured(
+        tmp_path / "out", policies=["heuristic"], static=["final-whole"], seeds=1, task__life=3, source=str(run)
+    )
+    assert compare(config)["final-whole", 1.0].rows[0]["epochs"] == 4 + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": "heuristic"}, "2 hosts of blobs under heuristic, but 2 hosts of blobs under never are needed"),
+        ({"hosts": 1}, "1 hosts of blobs under never, but 2 hosts"),
+        (OF_PICTURES, "2 hosts of pictures under never, but 2 hosts of blobs"),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_not_what_is_needed_is_refused_with_the_command_that_makes_one(changes, words, tmp_path):
+    run = run_of_never(tmp_path / "run", task__life=2, **changes)
+    with pytest.raises(EsperError) as refusal:
+        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
+    assert words in str(refusal.value)
+    assert "esper grow --task blobs --policy never --hosts 2" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (None, "is not a run of esper grow"),
+        ("{", "is not a run of esper grow"),
+        (json.dumps({"command": "compare", "policies": ["never"]}), "is not a run of esper grow"),
+        ("unfinished", "finish its run"),
+    ],
+    ids=["nothing", "damaged", "another command", "unfinished"],
+)
+def test_what_is_no_finished_run_is_refused(config, words, source, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    if config == "unfinished":
+        shutil.copy(source / runfolder.CONFIG, run)
+    elif config is not None:
+        (run / runfolder.CONFIG).write_text(config)
+    with pytest.raises(SaveError, match=words) as refusal:
+        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
+    assert str(run) in str(refusal.value)
+
+
+def test_weights_of_another_network_are_refused(source, tmp_path):
+    run = shutil.copytree(source, tmp_path / "run")
+    save_file({"weight": torch.zeros(3)}, run / NETWORKS / "host-1" / "weights.safetensors")
+    with pytest.raises(SaveError, match="the trained host for seed 1 is not of this task"):
+        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
+
+
+def test_weights_are_copied_and_not_shared():
+    """An arm that trains must not change where the next one starts."""
+    weights = trained_host(0)
+    before = {name: value.clone() for name, value in weights.items()}
+    population = Population(configured("runs").task.build(), [0])
+    prepare_host(population, 0, Entry("never", 0, "never", weights=weights))
+    population.train_epoch()
+    assert equal(weights, before)
+    assert not equal(population.runs[0].model.host.state_dict(), before)

@@ -1,0 +1,176 @@
+"""Networks of fixed size as controls: the grown architecture, from the first step on, with everything trained."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from esper.kasmina.harvesting import harvest
+from esper.kasmina.slot import count_parameters
+from esper.leyline.stages import SeedStage
+from esper.runtime.population import Population
+from esper.trials.arms import Entry, Settings, architecture_of, prepare_host, run_entries
+from runtime.lives import BLOBS, IMAGES
+from trials.test_arms import same
+from trials.test_comparing import LR, compare, configured, logged, timeless
+
+BUILT = (
+    ("r0c0", "conv_light", "gated"),
+    ("r0c0", "norm", "linear"),
+    ("r0c1", "conv_small", "linear"),
+)
+"""Two in one slot, one with a gate, batch norm in the host."""
+SEEDS = range(3)
+
+
+def prepared(task=IMAGES, seed=4, **entry):
+    population = Population(task, [seed])
+    prepare_host(population, 0, Entry("final", seed, "never", **entry))
+    return population, population.runs[0]
+
+
+# -- one network -------------------------------------------------------------------------------------------------------
+
+
+def test_a_built_in_network_has_the_named_parts_in_their_order():
+    _, run = prepared(built_in=BUILT)
+    assert architecture_of(run.model) == BUILT
+    assert {slot.state.stage for slot in run.slots} == {SeedStage.DORMANT}
+    assert all(slot.seed is None for slot in run.slots)
+
+
+def test_its_host_has_the_weights_that_the_seed_gives_it():
+    (_, run), (_, bare) = prepared(built_in=BUILT), prepared()
+    for (name, mine), (other, expected) in zip(
+        run.model.host.named_parameters(), bare.model.host.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert torch.equal(mine, expected)
+
+
+def test_all_of_it_is_in_the_hosts_group_with_state_of_its_own():
+    _, run = prepared(built_in=BUILT)
+    home, *others = (set(map(id, group["params"])) for group in run.optimizer.param_groups)
+    assert run.link.home == 0
+    assert home == {id(parameter) for parameter in run.model.parameters()}
+    assert not any(others)
+    assert all(run.optimizer.state[parameter] for parameter in run.model.parameters())
+
+
+def test_all_of_it_is_trained_and_harvested():
+    population, run = prepared(built_in=BUILT)
+    before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+    population.train_epoch()
+    assert [name for name, value in run.model.named_parameters() if torch.equal(value, before[name])] == []
+    assert count_parameters(harvest(run.model)) == count_parameters(run.model) == run.ledger.peak_params
+
+
+def test_it_is_the_network_that_grows_into_it():
+    """The same parts, planted and kept one by one: the same shapes under the same names."""
+    _, run = prepared(built_in=BUILT)
+    grown = Population(IMAGES, [4]).runs[0].model
+    for slot_id, blueprint, blend in BUILT:
+        grown.germinate_seed(slot_id, blueprint, blend)
+        slot = grown.slot(slot_id)
+        slot.petrify()
+        slot.assign(type(slot.state)())
+    mine, other = harvest(run.model).state_dict(), harvest(grown).state_dict()
+    assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in other.items()}
+
+
+@pytest.mark.parametrize("entry", [{"built_in": BUILT}, {"weights": "trained"}], ids=["built in", "trained"])
+def test_a_host_that_breaks_in_its_first_epoch_is_brought_back_to_how_it_was_prepared(entry):
+    if "weights" in entry:
+        source = Population(IMAGES, [9])
+        source.train_epoch()
+        entry = {"weights": source.runs[0].model.host.state_dict()}
+    population, run = prepared(**entry)
+    start = {name: value.clone() for name, value in run.model.state_dict().items()}
+    population.train_epoch()
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(float("nan"))
+    assert len(population.evaluate()) == 1
+    assert all(torch.equal(value, start[name]) for name, value in run.model.state_dict().items())
+    assert architecture_of(run.model) == entry.get("built_in", ())
+
+
+def test_parts_that_do_not_change_the_start_leave_it_to_training():
+    """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn from the first step."""
+    task = replace(BLOBS, life=2)
+    (bare,) = run_entries(task, [Entry("start", 1, "never")], Settings())
+    (built,) = run_entries(task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))], Settings())
+    assert built.result.test_loss != bare.result.test_loss
+    assert built.result.start_params == built.result.final_params > bare.result.final_params
+
+
+# -- as arms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    config = configured(
+        tmp_path_factory.mktemp("static"),
+        policies=["heuristic"],
+        static=["start", "final", "final-equal-flops", "final-whole"],
+        pretrain=3,
+    )
+    with logged() as log:
+        done = compare(config)
+    return SimpleNamespace(done={arm: trials for (arm, _), trials in done.items()}, log=log, task=config.task.build())
+
+
+def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
+    grown = found.done["heuristic"].architectures
+    assert len(set(grown)) > 1, "chosen so that seeds grow different networks"
+    assert all(grown)
+    for arm in ("final", "final-equal-flops", "final-whole"):
+        assert found.done[arm].architectures == grown
+        for row, other in zip(found.done[arm].rows, found.done["heuristic"].rows, strict=True):
+            assert row["start_params"] == row["peak_params"] == row["final_params"] == other["final_params"]
+            assert (row["germinated"], row["fossilized"], row["culled"]) == (0, 0, 0)
+    for seed in SEEDS:
+        mine, other = (found.log.left[arm, LR, seed].network.state_dict() for arm in ("final", "heuristic"))
+        assert {name: value.shape for name, value in mine.items()} == {k: v.shape for k, v in other.items()}
+
+
+def test_the_start_is_the_bare_host_of_each_seed(found):
+    assert found.done["start"].architectures == ((), (), ())
+    for row, other in zip(found.done["start"].rows, found.done["heuristic"].rows, strict=True):
+        assert row["final_params"] == other["start_params"]
+
+
+def test_at_equal_flops_a_life_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
+    for row, grown in zip(found.done["final-equal-flops"].rows, found.done["heuristic"].rows, strict=True):
+        assert abs(row["flops"] - grown["flops"]) <= 0.5 * row["flops"] / row["epochs"]
+    assert len({row["epochs"] for row in found.done["final-equal-flops"].rows}) > 1, "chosen so that lives differ"
+
+
+def test_the_rate_plan_of_a_life_is_stretched_to_its_length(found):
+    for arm in ("final", "final-equal-flops", "final-whole"):
+        for row in found.done[arm].rows:
+            rates = [rate for _, rate in found.log.epochs[arm, LR, row["seed"]]]
+            assert rates == [found.task.rate(epoch / row["epochs"]) for epoch in range(row["epochs"])]
+
+
+def test_the_other_lives_are_as_long_as_they_say(found):
+    lengths = {arm: {row["epochs"] for row in found.done[arm].rows} for arm in found.done}
+    assert (lengths["heuristic"], lengths["start"], lengths["final"]) == ({8}, {8}, {8})
+    assert lengths["final-whole"] == {8 + 3}
+
+
+def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
+    """A life of two epochs is too short to keep anything."""
+    with logged() as log:
+        done = compare(configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__life=2))
+    assert done["heuristic", 1.0].architectures == ((), (), ())
+    assert all(same(log.left["start", LR, seed], log.left["final", LR, seed]) for seed in SEEDS)
+    start, final = (timeless(done[arm, 1.0]) for arm in ("start", "final"))
+    assert [{**row, "arm": "final"} for row in start[0]] == final[0]
+
+
+def test_the_named_arm_is_the_one_that_is_named(tmp_path):
+    config = configured(tmp_path, policies=["heuristic", "schedule"], static=["final"], final_of="schedule", seeds=1)
+    done = compare(config)
+    assert done["final", 1.0].architectures == done["schedule", 1.0].architectures
+    assert done["final", 1.0].architectures != done["heuristic", 1.0].architectures

@@ -1,0 +1,125 @@
+"""What is said of a comparison: estimates, differences in pairs and claims, all from the rows that validation chose."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from esper.trials.comparing import Trials
+from esper.trials.statistics import compare_pairs, estimate_mean
+from esper.trials.summary import summarise, to_csv
+from trials.test_comparing import configured
+
+NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)
+
+
+def life(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
+    row = {"type": "ArmFinished", "arm": arm, "seed": seed, "epochs": 8, "start_params": 10, "final_params": 20}
+    row |= {"validation_accuracy": validation, "test_accuracy": accuracy, "test_loss": loss or 1 - accuracy}
+    row |= {"flops": 1000, "seconds": 2.0, "germinated": 2, "fossilized": 1, "culled": 1, "peak_params": 30}
+    return row | changes
+
+
+def trials(arm, scores, rate=1.0, **values):
+    rows = tuple(life(arm, seed, score, **values) for seed, score in enumerate(scores))
+    return Trials(arm, rate, rows, ((),) * len(rows), ((),) * len(rows))
+
+
+def summary(*found):
+    return summarise(configured("runs"), {(one.arm, one.rate): one for one in found})
+
+
+def around(centre, noise=NOISE):
+    return [centre + shift for shift in noise]
+
+
+def test_an_arm_is_estimated_from_all_its_seeds():
+    arm = summary(trials("greedy", around(0.8), validation=0.7))["arms"]["greedy"]
+    expected = estimate_mean(around(0.8))
+    found = arm["test_accuracy"]
+    assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
+    assert arm["test_loss"]["mean"] == pytest.approx(1 - expected.mean)
+    assert arm["validation_accuracy"]["mean"] == pytest.approx(0.7)
+    assert arm["seeds"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_costs_are_means_over_seeds():
+    rows = (life("greedy", 0, 0.5), life("greedy", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
+    arm = summary(Trials("greedy", 1.0, rows, ((), ()), ((), ())))["arms"]["greedy"]
+    assert (arm["flops"], arm["seconds"], arm["peak_params"], arm["culled"]) == (2000, 3.0, 40, 0.5)
+    assert (arm["final_params"], arm["germinated"], arm["fossilized"], arm["epochs"]) == (20, 2, 1, 8)
+
+
+def test_arms_differ_seed_by_seed():
+    mine, theirs = around(0.8), around(0.8, NOISE[::-1])
+    arms = summary(trials("greedy", mine), trials("never", theirs))["arms"]
+    expected = compare_pairs(mine, theirs)
+    found = arms["greedy"]["minus"]["never"]["test_accuracy"]
+    assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
+    assert set(arms["greedy"]["minus"]) == {"never"}
+    assert arms["never"]["minus"]["greedy"]["test_accuracy"]["mean"] == pytest.approx(-expected.mean)
+
+
+def test_ahead_is_more_accuracy_and_less_loss():
+    better, worse = trials("greedy", around(0.9)), trials("never", around(0.8))
+    arms = summary(better, worse)["arms"]
+    for metric, mean in (("test_accuracy", 0.1), ("test_loss", -0.1)):
+        ahead, behind = arms["greedy"]["minus"]["never"][metric], arms["never"]["minus"]["greedy"][metric]
+        assert ahead["mean"] == pytest.approx(mean)
+        assert (ahead["verdict"], behind["verdict"]) == ("ahead", "behind")
+
+
+def test_what_the_data_do_not_support_is_said_to_be_unsupported():
+    found = summary(trials("greedy", around(0.801)), trials("never", around(0.8, NOISE[::-1])))["arms"]
+    assert {found["greedy"]["minus"]["never"][metric]["verdict"] for metric in ("test_accuracy", "test_loss")} == {
+        "unsupported"
+    }
+
+
+def test_fewer_than_five_seeds_claim_nothing():
+    arms = summary(trials("greedy", around(0.9)[:4]), trials("never", around(0.1)[:4]))["arms"]
+    assert arms["greedy"]["minus"]["never"]["test_accuracy"]["verdict"] == "fewer than 5 seeds"
+
+
+def test_one_seed_has_no_interval():
+    arms = summary(trials("greedy", [0.9]), trials("never", [0.1]))["arms"]
+    assert arms["greedy"]["test_accuracy"]["low"] is None
+    assert arms["greedy"]["minus"]["never"]["test_loss"]["high"] is None
+
+
+def test_an_arm_is_reported_at_the_rate_that_validation_chose():
+    """The other rate has the better test score, and nobody may know."""
+    low = trials("greedy", around(0.9), 0.5, validation=0.6)
+    high = trials("greedy", around(0.7), 2.0, validation=0.8)
+    tied = trials("greedy", around(0.95), 4.0, validation=0.8)
+    for found in (summary(low, high, tied), summary(high, tied, low)):
+        arm = found["arms"]["greedy"]
+        assert arm["rate"] == 2.0
+        assert arm["test_accuracy"]["mean"] == pytest.approx(estimate_mean(around(0.7)).mean)
+        assert sorted({row["rate"] for row in found["rows"]}) == [0.5, 2.0, 4.0], "rows of every rate are kept"
+        assert len(found["rows"]) == 18
+
+
+def test_the_best_placement_is_the_oracle_and_validation_names_it():
+    one = trials("oracle r0c0 mlp @0", around(0.95), validation=0.6)
+    best = trials("oracle r0c1 mlp @2", around(0.85), validation=0.9)
+    arms = summary(trials("heuristic", around(0.8)), one, best)["arms"]
+    assert list(arms) == ["heuristic", "oracle"]
+    assert arms["oracle"]["arm"] == "oracle r0c1 mlp @2"
+    assert arms["heuristic"]["minus"]["oracle"]["test_accuracy"]["mean"] == pytest.approx(-0.05)
+
+
+def test_a_summary_is_json_without_nan_and_says_what_was_compared():
+    found = summary(trials("greedy", [0.9]), trials("never", [0.1]))
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["config"]["task"]["name"] == "blobs"
+    assert not {"out", "data_root"} & set(found["config"])
+
+
+def test_a_table_of_lives_parses_back_to_the_rows():
+    rows = summary(trials('a,b\n"c"', [0.1, 0.9]), trials("never", [0.123456789, 0.5], 2.0))["rows"]
+    parsed = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    assert len(parsed) == 4
+    for row, read in zip(rows, parsed, strict=True):
+        assert read == {name: str(value) for name, value in row.items() if name != "type"}
