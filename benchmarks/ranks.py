@@ -85,7 +85,7 @@ def time_gloo(megabytes: float, repeats: int = 50) -> float:
         "import torch, time, torch.distributed as d; torch.set_num_threads(1); d.init_process_group('gloo');"
         f"x = torch.zeros({int(megabytes * 250_000)}); [d.all_reduce(x) for _ in range(5)]; t = time.perf_counter();"
         f"[d.all_reduce(x) for _ in range({repeats})]; s = (time.perf_counter() - t) / {repeats};"
-        "print(s) if d.get_rank() == 0 else None"
+        "print(s) if d.get_rank() == 0 else None; d.barrier(); d.destroy_process_group()"
     )
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(script)

@@ -86,15 +86,13 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         if team.size > 1:
             resume = resume or was_restarted()
             console = console if team.rank == 0 else Console(quiet=True)
-            config = config.with_changes([("devices", [str(team.device)])], "torchrun")
-        config = settle(config)
-        values = config.model_dump(mode="json")
         with team.together():
-            _require_one_device(config, team)
+            config = settle(_placed(config, team))
             if team.rank == 0:
                 stack.enter_context(runfolder.only_writer(config.out))
                 if not resume:
                     runfolder.require_fresh(config.out)
+        values = config.model_dump(mode="json")
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name != "devices"})
         _tell_start(config, values, team, console)
@@ -124,11 +122,16 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     return True
 
 
-def _require_one_device(config: TrainingConfig, team: Team) -> None:
-    if team.size > 1 and len(config.devices) > 1:
-        raise SettingError(
-            f"a rank has one device, but devices are {list(config.devices)}; leave --devices to torchrun."
-        )
+def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
+    """The configuration with the devices that there are; a rank of a team has its own."""
+    if team.size == 1:
+        map_hosts(config.hosts, parse_devices(config.devices))
+        return config
+    if len(config.devices) > 1:
+        named = ", ".join(config.devices)
+        raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
+    team.share(config.hosts)
+    return config.with_changes([("devices", [str(team.device)])], "torchrun")
 
 
 def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:

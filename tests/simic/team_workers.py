@@ -22,6 +22,7 @@ from esper.leyline.errors import EsperError
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import read_checkpoint
+from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import joined_team
 from simic.tiny_runs import command, manifest_of
 
@@ -87,7 +88,7 @@ def _live(work, path):
         os._exit(code)
 
 
-def run_ranks(folder, size, work, seconds=60, environments=None):
+def run_ranks(folder, size, work, seconds=40, environments=None):
     """`work(rank)` on `size` ranks at once, and how each of them ended; a rank that takes too long is a failure."""
     port = free_port()
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -124,7 +125,7 @@ def in_team(work):
     return live
 
 
-# -- training -----------------------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def esper(arguments):
@@ -169,7 +170,7 @@ def decisions_of(ended):
     return torch.stack([torch.cat([seen["choices"] for seen in row], 1) for row in zip(*ranks, strict=True)])
 
 
-# -- what a run left behind ---------------------------------------------------------------------------------------------
+# -- what a run left behind --------------------------------------------------------------------------------------------
 
 
 def records_of(out, rank):
@@ -217,7 +218,7 @@ def farthest(one, other, path=""):
 
 
 def farthest_tensor(one, other):
-    """The largest difference of tensors by name, over the larger of 1 and their size; whole numbers have to be equal."""
+    """The largest difference of tensors, over their size where that is above 1; whole numbers have to be equal."""
     assert one.keys() == other.keys()
     worst = (0.0, "")
     for name, value in one.items():
@@ -229,20 +230,19 @@ def farthest_tensor(one, other):
     return worst
 
 
-# -- a rank that dies ----------------------------------------------------------------------------------------------------
+# -- a rank that dies --------------------------------------------------------------------------------------------------
 
 
-def die_at(step, out):
-    """Rank 1 is killed at this step of its hosts, unless it was started anew."""
-    from esper.simic.environment import GrowthVectorEnv
-
-    if os.environ["RANK"] != "1" or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+def die_at(rank, step, out):
+    """The rank is killed at this step of its hosts, unless it was started anew."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        time.sleep(2 * (os.environ["RANK"] == "0"))  # the others are there first, among what the dead have left
         return
     real, steps = GrowthVectorEnv.step, []
 
     def stepping(env, actions):
         steps.append(None)
-        if len(steps) == step:
+        if len(steps) == step and os.environ["RANK"] == rank:
             (out / "died").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         return real(env, actions)
@@ -252,5 +252,5 @@ def die_at(step, out):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    die_at(int(os.environ["DIES_AT"]), Path(given[given.index("--out") + 1]))
+    die_at(os.environ["DIES"], 5, Path(given[given.index("--out") + 1]))
     main(given)

@@ -71,7 +71,8 @@ CASES = {
     "4 ranks, joint": (4, {**FREE, "ppo__clip_mode": "joint"}),
     "shares of 3 and 2": (2, {**FREE, "hosts": 5}),
     "minibatches of one row": (2, {**FREE, "hosts": 5, "ppo__minibatches": 5}),
-    "passes cut short": (4, {**FREE, "ppo__minibatches": 4, "ppo__target_kl": 0.002}),
+    "a pass cut short": (4, {**FREE, "ppo__clip": 0.05, "ppo__target_kl": 0.01}),
+    "no row on some ranks": (4, {**FREE, "ppo__minibatches": 4, "ppo__target_kl": 0.002}),
 }
 
 
@@ -116,8 +117,8 @@ def rounds_of(out):
     return found
 
 
-def test_passes_that_are_cut_short_leave_ranks_without_rows(alone):
-    records = [row["update"] for row in rounds_of(alone(CASES["passes cut short"][1])[0])]
+def test_a_first_pass_that_is_cut_short_leaves_ranks_without_rows(alone):
+    records = [row["update"] for row in rounds_of(alone(CASES["no row on some ranks"][1])[0])]
     assert min(record["steps"] for record in records) < 3  # four minibatches of one row each
 
 
@@ -282,9 +283,11 @@ def test_more_ranks_than_hosts_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_devices_under_torchrun_are_refused(tmp_path):
-    ended = esper_ranks(tmp_path, 2, lambda rank: [*command(tmp_path / "run"), "--set", 'devices=["cpu", "cpu"]'])
-    assert_one_line(ended, "leave --devices to torchrun")
+@pytest.mark.parametrize("places", [["--devices", "cpu", "cpu"], ["--set", 'devices=["cpu", "cpu"]']])
+def test_devices_under_torchrun_are_refused(places, tmp_path):
+    ended = esper_ranks(tmp_path, 2, lambda rank: [*command(tmp_path / "run"), *places])
+    assert_one_line(ended, "leave --device")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_taken_port_is_one_clear_line(tmp_path):
@@ -338,8 +341,8 @@ def test_a_disk_that_fails_while_one_rank_keeps_twins_ends_all_with_one_line(tmp
 
 
 def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path):
-    arguments = ["ppo", "--preset", "cifar10", "--data-root", str(tmp_path / "nothing"), "--out", str(tmp_path / "run")]
-    ended = esper_ranks(tmp_path, 2, lambda rank: arguments)
+    places = ["--set", 'devices=["cpu"]', "--data-root", str(tmp_path / "nothing"), "--out", str(tmp_path / "run")]
+    ended = esper_ranks(tmp_path, 2, lambda rank: ["ppo", "--preset", "cifar10", *places])
     assert_one_line(ended, "nothing")
     assert not (tmp_path / "run").exists()
 
@@ -368,6 +371,15 @@ def sorted_lives(out):
     """Every epoch of every host, once, wherever it was told."""
     rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
     return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
+
+
+def test_what_one_torchrun_knows_of_a_restart_counts_for_all(tmp_path):
+    def prepare(rank):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # each counts the deaths of its own ranks
+
+    assert_ended_well(train_ranks(tmp_path / "run", 2, rounds=1))
+    assert_ended_well(train_ranks(tmp_path / "run", 2, rounds=2, prepare=prepare))
+    assert manifest_of(tmp_path / "run")["rounds"] == 2
 
 
 # -- torchrun ----------------------------------------------------------------------------------------------------------
@@ -425,7 +437,7 @@ def undisturbed(tmp_path_factory):
 
 def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
     arguments = ["simic.team_workers", *command(tmp_path / "run", hosts=2, rounds=ROUNDS)]
-    code, said = torchrun(arguments, "--max-restarts", "0", DIES_AT="5")
+    code, said = torchrun(arguments, "--max-restarts", "0", DIES="1")
     died = float((tmp_path / "run" / "died").read_text())
     assert code == 1
     assert time.time() - died < 30
@@ -434,10 +446,11 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
     assert manifest_of(tmp_path / "run")["rounds"] == 1
 
 
-def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(undisturbed, tmp_path):
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(rank, undisturbed, tmp_path):
     out = tmp_path / "run"
     arguments = ["simic.team_workers", *command(out, hosts=2, rounds=ROUNDS)]
-    code, said = torchrun(arguments, "--max-restarts", "1", DIES_AT="5")
+    code, said = torchrun(arguments, "--max-restarts", "1", DIES=rank)
     assert code == 0, said
     assert (out / "died").exists()
     assert_same_end(out, undisturbed)

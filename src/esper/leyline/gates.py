@@ -31,10 +31,6 @@ class Measurement:
         """Above zero by more than one standard error: the rule that decides who stays."""
         return self.mean > self.standard_error
 
-    @property
-    def is_negative(self) -> bool:
-        return self.mean < -self.standard_error
-
 
 class Verdict(StrEnum):
     PASSED = "passed"
