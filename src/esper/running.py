@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,7 +84,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     require_trackers(config.telemetry.track)
     with joined_team(config.devices[0].startswith("cuda")) as team, ExitStack() as stack:
         if team.size > 1:
-            resume = resume or was_restarted()
+            resume = team.any(resume or was_restarted())  # each torchrun counts the restarts of its own ranks only
             console = console if team.rank == 0 else Console(quiet=True)
         with team.together():
             config = settle(_placed(config, team))
@@ -96,11 +96,13 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name != "devices"})
         _tell_start(config, values, team, console)
+        with team.together():
+            if team.rank == 0:
+                stack.enter_context(runfolder.begun(config.out, values))
         track = config.telemetry.track if team.rank == 0 else ()
         telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
         try:
             with (
-                runfolder.begun(config.out, values) if team.rank == 0 else nullcontext(),
                 JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
                 closing(TrackingSink(disk, track, config.out, values)) as sink,
                 stop_on_signals(patient=team.size > 1) as should_stop,

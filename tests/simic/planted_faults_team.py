@@ -194,7 +194,7 @@ STARTS = [
         TEAM,
         "_met(store, rank, size)",
         "store",
-        f"{RANKS}::test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was[0]",
+        "simic/test_team_torchrun.py::test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was[0]",
     ),
     Fault(
         "a rank knows of the deaths on its own machine only",

@@ -115,6 +115,19 @@ def run_ranks(folder, size, work, seconds=40, environments=None):
     ]
 
 
+def assert_ended_well(ended):
+    assert [rank.code for rank in ended] == [0] * len(ended), "\n".join(rank.said for rank in ended)
+
+
+def assert_one_line(ended, text):
+    """Every rank ends with one line of ours that says `text`."""
+    for rank in ended:
+        assert rank.code == 2, rank.said
+        assert "Traceback" not in rank.said
+        told = [line for line in rank.said.splitlines() if line.startswith("esper: ")]
+        assert [text in line for line in told] == [True], rank.said
+
+
 def in_team(work):
     """`work(team)` on every rank."""
 

@@ -54,7 +54,7 @@ class RatioExplosionDiagnostic:
         bound = math.log(limit)
         whole = torch.nan_to_num(log_ratios.sum(0).abs(), nan=math.inf)
         outside = (size > bound) | ((whole > bound) & (size == size.amax(0)))
-        passes = int(hosts.bincount().max())
+        passes = int(hosts.bincount().max()) if len(hosts) else 0
         order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices.tolist()
         _, rows, steps = size.shape
         worst: dict[tuple[int, int, int], WorstRatio] = {}

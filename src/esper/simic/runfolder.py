@@ -61,17 +61,18 @@ def require_fresh(folder: Path) -> None:
 @contextmanager
 def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
     """Note what a run is started with, where nothing says so yet. A start that is refused leaves nothing behind."""
-    config, events = folder / CONFIG, folder / EVENTS
+    config = folder / CONFIG
     is_first = not config.exists()
     if is_first:
         write_json(config, values)
     try:
         yield
     except EsperError:
-        is_idle = not events.exists() or events.stat().st_size == 0
-        if is_first and is_idle and {path.name for path in folder.iterdir()} <= {_LOCK, CONFIG, EVENTS}:
-            events.unlink(missing_ok=True)
-            config.unlink()
+        sizes = event_sizes(folder)
+        empty = {events_of(int(rank)) for rank, size in sizes.items() if not size}
+        if is_first and {path.name for path in folder.iterdir()} <= {_LOCK, CONFIG, *empty}:
+            for name in (CONFIG, *empty):
+                (folder / name).unlink()
         raise
 
 

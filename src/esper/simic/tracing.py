@@ -57,38 +57,46 @@ def summarise(
         pooled = {"head_losses": losses, "entropies": entropies, "value_loss": value[0]}
         whole.append(replace(trace, rows=trace.rows + first, **pooled))
     own = summarise_own(whole, names, clip, uses, **known)
-    decisions = int(sum(int(trace.valid.sum()) for trace in traces))
-    return merge_records(team.gather((own, decisions)), clip)
+    seen = torch.cat([trace.is_relevant for trace in traces], 1).sum((1, 2)).tolist()
+    decisions = sum(int(trace.valid.sum()) for trace in traces)
+    return merge_records(team.gather((own, decisions, seen)))
 
 
-def merge_records(found: Sequence[tuple[UpdateRecord, int]], clip: float) -> UpdateRecord:
-    """One record from those of all processes; each ratio counts once."""
-    records = [record for record, _ in found]
+def merge_records(found: Sequence[tuple[UpdateRecord, int, list[int]]]) -> UpdateRecord:
+    """One record from those of all processes, with how many ratios each has seen, jointly and by head."""
+    records = [record for record, *_ in found]
     if len(records) == 1:
         return records[0]
-    first, total = records[0], max(1, sum(count for _, count in found))
-    mean = sum(record.ratio_mean * count for record, count in found) / total
-    square = sum((record.ratio_std**2 + record.ratio_mean**2) * count for record, count in found) / total
+    first, total = records[0], max(1, sum(count for _, count, _ in found))
+    mean = sum(record.ratio_mean * count for record, count, _ in found) / total
+    square = sum((record.ratio_std**2 + record.ratio_mean**2) * count for record, count, _ in found) / total
     worst = sorted((one for record in records for one in record.explosion.worst), key=_size, reverse=True)
     seen = [record.first_worst for record in records if record.first_worst is not None]
     return replace(
         first,
-        heads={name: _merge_heads([record.heads[name] for record in records]) for name in first.heads},
+        heads={
+            name: _merge_heads([record.heads[name] for record in records], [seen[place] for _, _, seen in found])
+            for place, name in enumerate(first.heads)
+        },
         ratio_mean=mean,
         ratio_std=max(0.0, square - mean**2) ** 0.5,
         ratio_max=max(record.ratio_max for record in records),
         ratio_min=min(record.ratio_min for record in records),
         first_ratio_gap={name: max(r.first_ratio_gap[name] for r in records) for name in first.first_ratio_gap},
         first_worst=max(seen, key=_size, default=None),
-        clip_fraction=sum(record.clip_fraction * count for record, count in found) / total,
+        clip_fraction=sum(record.clip_fraction * count for record, count, _ in found) / total,
         explosion=RatioExplosionDiagnostic(tuple(worst[:_NAMED]), sum(record.explosion.count for record in records)),
     )
 
 
-def _merge_heads(heads: Sequence[HeadRecord]) -> HeadRecord:
-    steps = sum(head.steps for head in heads)
-    clipped = sum(head.clip_fraction * head.steps for head in heads) / max(1, steps)
-    return replace(heads[0], clip_fraction=clipped, ratio_max=max(head.ratio_max for head in heads), steps=steps)
+def _merge_heads(heads: Sequence[HeadRecord], seen: Sequence[int]) -> HeadRecord:
+    used = [(head, count) for head, count in zip(heads, seen, strict=True) if count]
+    return replace(
+        heads[0],
+        clip_fraction=sum(head.clip_fraction * count for head, count in used) / max(1, sum(seen)),
+        ratio_max=max((head.ratio_max for head, _ in used), default=1.0),
+        steps=sum(head.steps for head in heads),
+    )
 
 
 def _size(worst: WorstRatio) -> float:

@@ -69,8 +69,8 @@ def train_ppo_vectorized(
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team)
             first = history.resume(agent) if resume else 0
-        if team.rank == 0:  # what it goes on with
-            runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
+            if team.rank == 0:  # what it goes on with
+                runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         rollout = build_rollout(env, agent, config.hosts)
         for number in range(first, config.rounds):
             started = time.perf_counter()

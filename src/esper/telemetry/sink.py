@@ -117,7 +117,8 @@ class JsonlSink:
             os.fsync(self._file.fileno())
         except OSError as problem:
             self._give_up(problem)
-        return self.path.stat().st_size
+            return self.path.stat().st_size
+        return os.fstat(self._file.fileno()).st_size  # rank 0 may have removed the files of a start that is refused
 
     def _give_up(self, problem: OSError) -> None:
         """Say so once; training goes on without records, and the file ends with a whole one."""
