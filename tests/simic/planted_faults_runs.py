@@ -170,15 +170,15 @@ RUN_FAULTS: list[Fault] = [
     Fault(
         "a refused start leaves its configuration",
         RUNFOLDER,
-        "            config.unlink()\n",
-        "",
+        "for name in (CONFIG, *empty):",
+        "for name in empty:",
         "simic/test_runfolder.py::test_a_start_that_is_refused_leaves_nothing_behind",
     ),
     Fault(
         "a full disk takes the configuration with it",
         RUNFOLDER,
-        "if is_first and is_idle and {",
-        "if is_first or {",
+        "if is_first and {path.name for path in folder.iterdir()}",
+        "if is_first or {path.name for path in folder.iterdir()}",
         "simic/test_runfolder.py::test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with",
     ),
     Fault(
