@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from growth import hardware
+from hardware import hardware
 from rich.console import Console
 from rich.table import Table
 

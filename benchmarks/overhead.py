@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from growth import hardware
+from hardware import hardware
 from torch import nn
 
 import esper

@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from growth import hardware
+from hardware import hardware
 from rich.console import Console
 from rich.table import Table
 from sb3_contrib import MaskablePPO, RecurrentPPO

@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from growth import hardware
+from hardware import hardware
 
 from esper.trials.comparing import CompareConfig, Comparison
 from esper.trials.summary import summarise

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from growth import hardware
+from hardware import hardware
 
 SETTINGS = ["--set", "host_pool=8", "--set", "task.life=12", "--set", "threads=1", "--seed", "3"]
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from growth import hardware
+from hardware import hardware
 from rich.console import Console
 from rich.table import Table
 from torch import nn

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from growth import hardware
+from hardware import hardware
 from throughput import generated
 
 from esper.runtime.tasks import get_task, register

@@ -87,7 +87,8 @@ def demo(
     export_run(out / "heuristic", out / "exported")
     for line in (
         f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.",
-        "One seed is an anecdote: docs/log.md has more, with controls.",
+        f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)",
+        "One seed is an anecdote: docs/results.md has ten, with controls.",
         "Next: esper grow --task digits --policy greedy --hosts 4 --out runs/greedy",
         "      esper ppo --preset digits --out runs/first        (a policy of your own)",
         "      esper.grow(your_model, ...) in your own loop      (README)",

@@ -14,9 +14,10 @@ from esper.runtime.population import Population
 from esper.tamiyo import RULES, Greedy, Ground, Heuristic, RulePolicy, compute_action_masks, make_policy
 from esper.tamiyo.masks import build_slot_states
 from esper.telemetry.events import ActionTaken, HostRolledBack, StageChanged
-from esper.trials.arms import Settings, make_decider, play_epoch, run_arm
+from esper.trials.arms import Settings, make_decider, play_epoch
 from runtime.lives import IMAGES
 from tamiyo.observed_lives import TASKS, reports_of
+from trials.one_arm import run_arm
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
 WAIT = (0, 0, 0, 0)

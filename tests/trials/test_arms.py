@@ -9,8 +9,9 @@ from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
 from esper.runtime.population import Population
 from esper.telemetry.events import ActionTaken, StageChanged
-from esper.trials.arms import Settings, make_decider, play_epoch, run_arm
+from esper.trials.arms import Settings, make_decider, play_epoch
 from runtime.lives import IMAGES
+from trials.one_arm import run_arm
 
 TASK = replace(IMAGES, life=10)
 SEEDS = [1, 2]

@@ -20,11 +20,12 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry.events import ActionTaken, GrownEpoch
 from esper.trials import growing
-from esper.trials.arms import Settings, run_arm
+from esper.trials.arms import Settings
 from esper.trials.growing import GrowConfig, StoppedGrowing, build
 from runtime.lives import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
 from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
+from trials.one_arm import run_arm
 
 SLOTS, BLUEPRINTS = ["r0c0", "r0c1"], ["lora", "mlp"]
 """of `blobs`"""

@@ -85,7 +85,7 @@ class RoundTally:
         params = run.model.total_params
         self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, params / run.model.host_params
         if self.sink.wants(TelemetryLevel.NORMAL):
-            for event in tell_seeds(self.env.first + host, run.epoch, run.model.get_slot_reports()):
+            for event in tell_seeds(self.env.first + host, run.epoch, self.env.views[host].reports):
                 self.sink.write(event)
             self.sink.write(
                 HostEpoch(

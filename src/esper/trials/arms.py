@@ -1,14 +1,14 @@
 """One arm of a comparison: a policy's whole life on a set of host seeds, from first epoch to harvested networks."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import SHAM
 from esper.kasmina.changes import tell_changes, tell_seeds
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import count_parameters, has_gate
@@ -16,7 +16,7 @@ from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
-from esper.runtime.population import Population
+from esper.runtime.population import FinalScore, Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.simic.observing import epoch_signals, loss_scale
@@ -24,7 +24,7 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import Ground, make_policy, replay
+from esper.tamiyo.rules import Ground, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 
@@ -73,30 +73,6 @@ class ArmRun:
     """fossils, in the order of slots"""
 
 
-def run_arm(
-    task: Task,
-    arm: str,
-    seeds: Sequence[int],
-    settings: Settings,
-    *,
-    replayed: Sequence[Sequence[Event]] = (),
-    watch: Watch = lambda epoch, events: None,
-) -> list[ArmRun]:
-    """Train one host per seed under one policy and score the networks they leave.
-
-    Args:
-        replayed: per seed, another arm's events, for `sham` to go through without adding capacity.
-        watch: is shown each epoch's events.
-    """
-    if arm == SHAM:
-        task = replace(task, blueprints=(SHAM,))
-    if replayed:
-        entries = [Entry(arm, seed, replay(events)) for seed, events in zip(seeds, replayed, strict=True)]
-    else:
-        entries = [Entry(arm, seed, arm) for seed in seeds]
-    return run_entries(task, entries, settings, watch=watch)
-
-
 def run_entries(
     task: Task, entries: Sequence[Entry], settings: Settings, *, watch: Watch = lambda epoch, events: None
 ) -> list[ArmRun]:
@@ -125,27 +101,34 @@ def run_entries(
     seconds = (time.perf_counter() - started) / len(seeds)
     runs = []
     for host, (entry, final) in enumerate(zip(entries, finals, strict=True)):
-        stages = [event.after for event in events[host] if isinstance(event, StageChanged)]
+        stages = Counter(event.after for event in events[host] if isinstance(event, StageChanged))
         run = population.runs[host]
-        assert run.reading is not None
-        result = ArmFinished(
-            arm=entry.arm,
-            seed=entry.seed,
-            epochs=task.life,
-            start_params=start_params[host],
-            final_params=final.params,
-            validation_accuracy=float(run.reading.held_out_accuracy or 0.0),
-            test_accuracy=final.accuracy,
-            test_loss=final.loss,
-            flops=run.ledger.flops,
-            seconds=seconds,
-            germinated=stages.count("GERMINATED"),
-            fossilized=stages.count("FOSSILIZED"),
-            culled=stages.count("CULLED"),
-        )
+        result = arm_result(entry.arm, run, final, stages, start_params=start_params[host], seconds=seconds)
         grown = architecture_of(run.model)
         runs.append(ArmRun(result, tuple(events[host]), final.network, run.ledger.peak_params, grown))
     return runs
+
+
+def arm_result(
+    arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
+) -> ArmFinished:
+    """What one life came to; `stages` counts how often each stage began."""
+    assert run.reading is not None
+    return ArmFinished(
+        arm=arm,
+        seed=run.seed,
+        epochs=run.task.life,
+        start_params=start_params,
+        final_params=final.params,
+        validation_accuracy=float(run.reading.held_out_accuracy or 0.0),
+        test_accuracy=final.accuracy,
+        test_loss=final.loss,
+        flops=run.ledger.flops,
+        seconds=seconds,
+        germinated=stages.get("GERMINATED", 0),
+        fossilized=stages.get("FOSSILIZED", 0),
+        culled=stages.get("CULLED", 0),
+    )
 
 
 def prepare_host(population: Population, host: int, entry: Entry) -> None:

@@ -24,7 +24,7 @@ from esper.tamiyo.rules import RULES
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
 from esper.telemetry.sink import Sink
 from esper.telemetry.tracking import TrackerName
-from esper.trials.arms import Decider, act_on_epoch, live_epoch, make_decider
+from esper.trials.arms import Decider, act_on_epoch, arm_result, live_epoch, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
 
 NETWORKS = "networks"
@@ -193,25 +193,12 @@ def _close(host: int, run: HostRun) -> LedgerClosed:
 
 def _finish(config: GrowConfig, population: Population, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    validation = [reading.held_out_accuracy if reading else None for reading in population.readings()]
     results = []
     for host, final in enumerate(population.final_scores()):
-        run, stages = population.runs[host], counts[host]
-        result = ArmFinished(
-            arm=config.policy,
-            seed=run.seed,
-            epochs=population.task.life,
-            start_params=run.model.host_params,
-            final_params=final.params,
-            validation_accuracy=float(validation[host] or 0.0),
-            test_accuracy=final.accuracy,
-            test_loss=final.loss,
-            flops=run.ledger.flops,
-            seconds=sum(cost.seconds for cost in run.ledger.phases.values()),
-            germinated=stages.get("GERMINATED", 0),
-            fossilized=stages.get("FOSSILIZED", 0),
-            culled=stages.get("CULLED", 0),
-        )
+        run = population.runs[host]
+        seconds = sum(cost.seconds for cost in run.ledger.phases.values())
+        start = run.model.host_params
+        result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
         try:
             export_network(run.model, config.out / NETWORKS / f"host-{host}")
         except (OSError, SafetensorError) as problem:
