@@ -26,7 +26,7 @@ QUESTIONS = {
     "q1-cifar10": {
         "asks": "From scratch, 20 epochs: growing against the same parameters and the same FLOPs in a static net.",
         "task": {"name": "cifar10", "life": 20},
-        "policies": ["never", "sham", "heuristic", "greedy"],
+        "policies": ["never", "heuristic"],
         "static": ["final", "final-equal-flops"],
         "rates": [1.0, 2.0],
     },
@@ -60,6 +60,13 @@ QUESTIONS = {
     "q2-fashion_mnist": {
         "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
         "task": {"name": "fashion_mnist", "life": 10},
+        "policies": ALL,
+        "static": ["final", "final-whole"],
+        "pretrain": 20,
+    },
+    "q2-shakespeare": {
+        "asks": "From a text model trained for 20 epochs of 4,096 windows, 10 more: growing against the same controls.",
+        "task": {"name": "shakespeare", "life": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 20,

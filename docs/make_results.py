@@ -11,7 +11,7 @@ PAGE = DOCS / "results.md"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ORDER = (
     ("Growing from scratch", ("q1-cifar10", "q1-digits")),
-    ("Growing a trained host", ("q2-cifar10", "q2-fashion_mnist", "q2-digits")),
+    ("Growing a trained host", ("q2-cifar10", "q2-fashion_mnist", "q2-shakespeare", "q2-digits")),
     ("Does the choice of place and kind matter?", ("budget-cifar10",)),
     ("A first trained controller", ("controller-cifar10",)),
 )
@@ -38,6 +38,11 @@ as many epochs as growth had; **final-equal-flops** the same with as many FLOPs,
 **final-whole** the same for pretraining and growth together. FLOPs and seconds are per life, measuring and policy
 included, pretraining not.
 """
+
+
+SWEEP = """A sweep trains
+hosts of 8, 10, 12 and 14 channels in the first block from scratch, the smallest first, until one reaches the target;
+14 is the widest within the budget. The grown run is the heuristic's of q1-cifar10. A run counts whole."""
 
 
 def points(estimate: dict[str, Any], sign: str = "") -> str:
@@ -114,7 +119,35 @@ def render(known: dict[str, dict[str, Any]]) -> str:
             lines += [f"## {title}", ""]
         for name in here:
             lines += section_of(name, known[name])
+    sweep = load_sweep()
+    if sweep is not None:
+        count = len({row["seed"] for row in sweep["rows"]})
+        where = f"{sweep['hardware']}, {sweep['date']}, {count} host seeds: `{sweep['command']}`"
+        lines += ["## One run instead of a sweep", "", sweep["asks"], SWEEP, "", where, "", *sweep_of(sweep), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def sweep_of(found: dict[str, Any]) -> list[str]:
+    """One grown run against trying sizes in turn."""
+    lines = [
+        "| target, validation | one grown run reaches it | FLOPs | a sweep reaches it | FLOPs | sweep / grown | "
+        "the right size at once / grown |",
+        "|" + "---|" * 7,
+    ]
+    for row in found["targets"]:
+        ratio = row["flops_ratio"]
+        at_once = "" if row["right_size_ratio"] is None else f"{row['right_size_ratio']:.2f}"
+        lines.append(
+            f"| {100 * row['target']:.0f} % | {100 * row['grown_reaches']:.0f} % of seeds | {row['grown_flops']:.3g} | "
+            f"{100 * row['sweep_reaches']:.0f} % | {row['sweep_flops']:.3g} | "
+            f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | {at_once} |"
+        )
+    return lines
+
+
+def load_sweep() -> dict[str, Any] | None:
+    path = RESULTS / "sweep_cifar10.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def load() -> dict[str, dict[str, Any]]:

@@ -99,7 +99,7 @@ def captured(monkeypatch):
     capture = executors.GraphedExecutor._captured
 
     def counted(self, run, name, call):
-        before = self._lane(run).graphs.get(name)
+        before = self._graphs(run).get(name)
         found = capture(self, run, name, call)
         if found is not before:
             made.append(run.seed)
@@ -185,6 +185,36 @@ def test_only_a_change_of_structure_captures_again_and_only_for_that_host(captur
 def test_each_size_of_step_has_a_graph_of_its_own(captured):
     play(build(replace(PHOTOS, epoch_examples=601), seeds=[7]), 2)
     assert len(captured) == 4
+
+
+def test_a_cull_and_a_new_life_bring_back_the_graphs_of_the_host_alone(captured):
+    population = build(seeds=[7])
+    play(population, 2, {0: {0: GROWTH[0]}})
+    act(population, 0, CULL, "r0c0")
+    population.tick()
+    captured.clear()
+    play(population, 1)
+    assert captured == []
+    play(population, 2, {0: {0: GROWTH[1]}})
+    assert len(captured) == 3
+    population.reset(0, 9)
+    captured.clear()
+    play(population, 2)
+    assert captured == []
+    fresh = build(seeds=[9])
+    play(fresh, 2)
+    assert differing(print_of(fresh), print_of(population)) == []
+
+
+def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(captured):
+    population = build(seeds=[7])
+    bare = population.runs[0].topology()
+    for _ in range(executors._KEPT + 2):
+        play(population, 2, {0: {0: [(GERMINATE, "r0c0", "norm", "linear")], 1: [(CULL, "r0c0")]}})
+    kept = population.executor._lane(population.runs[0]).graphs
+    assert len(kept) == executors._KEPT
+    assert next(iter(kept)) == bare
+    assert len(captured) == 3 * (1 + executors._KEPT + 2)
 
 
 def test_restoring_the_same_structure_captures_nothing(captured):

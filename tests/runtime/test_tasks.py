@@ -69,11 +69,11 @@ def test_the_python_text_trains_a_language_model():
 
 
 def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
-    task = replace(BLOBS, lr=0.2, constant_share=0.6)
-    assert [task.rate(progress) for progress in (0.0, 0.3, 0.6)] == [0.2] * 3
-    assert [task.rate(progress) for progress in (0.7, 0.8, 0.9, 1.0)] == pytest.approx(
-        [0.17071, 0.1, 0.02929, 0.0], abs=1e-5
-    )
+    task = replace(BLOBS, lr=0.2, constant_share=0.6, life=5)
+    assert [task.rate(epoch) for epoch in range(3)] == [0.2] * 3
+    # the middles of the last two epochs are a quarter and three quarters down the cosine
+    assert [task.rate(3), task.rate(4)] == pytest.approx([0.17071, 0.02929], abs=1e-5)
+    assert replace(task, life=1000).rate(999) < 1e-6
 
 
 def test_the_plan_does_not_depend_on_actions():
@@ -83,7 +83,7 @@ def test_the_plan_does_not_depend_on_actions():
     play(busy, 8, {0: script})
     for population in (quiet, busy):
         population.train_epoch()
-    assert quiet.readings()[0].lr == busy.readings()[0].lr == BLOBS.rate(0.5)
+    assert quiet.readings()[0].lr == busy.readings()[0].lr == BLOBS.rate(8)
     rates = [population.runs[0].optimizer.param_groups[0]["lr"] for population in (quiet, busy)]
     assert rates[0] == rates[1]
 
@@ -95,8 +95,8 @@ def test_hosts_train_at_the_rate_of_their_plan():
     for _ in range(4):
         seen.append(population.train_epoch()[0].lr)
         assert population.runs[0].optimizer.param_groups[0]["lr"] == seen[-1]
-    assert seen == pytest.approx([task.rate(epoch / 4) for epoch in range(4)])
-    assert seen[3] < seen[2] < seen[1] == seen[0]
+    assert seen == pytest.approx([task.rate(epoch) for epoch in range(4)])
+    assert seen[3] < seen[2] < seen[1] < seen[0] == task.lr
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------

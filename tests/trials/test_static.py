@@ -150,7 +150,8 @@ def test_the_rate_plan_of_a_life_is_stretched_to_its_length(found):
     for arm in ("final", "final-equal-flops", "final-whole"):
         for row in found.done[arm].rows:
             rates = [rate for _, rate in found.log.epochs[arm, LR, row["seed"]]]
-            assert rates == [found.task.rate(epoch / row["epochs"]) for epoch in range(row["epochs"])]
+            plan = replace(found.task, life=row["epochs"])
+            assert rates == [plan.rate(epoch) for epoch in range(row["epochs"])]
 
 
 def test_the_other_lives_are_as_long_as_they_say(found):

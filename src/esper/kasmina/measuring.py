@@ -87,7 +87,9 @@ def _keep(seen: list[Tensor], output: Tensor) -> Tensor:
 
 
 def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence[str]) -> list[Tensor]:
-    """How steeply a loss falls along the best linear map added at each place: |sum of gradient x feature|.
+    """How steeply a loss falls when every weight of a linear map added at a place takes one step of equal size.
+
+    That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
 
     Args:
         loss: a sum over examples, with the features in its graph.
@@ -102,7 +104,7 @@ def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        scores.append(torch.linalg.matrix_norm(sum(products[1:], products[0])) if products else loss.new_zeros(()))
+        scores.append(sum(products[1:], products[0]).abs().sum() if products else loss.new_zeros(()))
     return scores
 
 

@@ -26,7 +26,9 @@ class Executor(Protocol):
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
 
-    def forget(self, run: HostRun) -> None: ...
+    def begin_life(self, run: HostRun) -> None:
+        """A host is newborn, in the tensors of the one before."""
+        ...
 
 
 class EagerExecutor:
@@ -46,15 +48,18 @@ class EagerExecutor:
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
 
-    def forget(self, run: HostRun) -> None:
+    def begin_life(self, run: HostRun) -> None:
         """Nothing is remembered."""
 
 
-class _Captured:
-    """A captured call and the tensor it leaves its result in; it is right for one key only."""
+_KEPT = 8
+"""Structures of a host whose graphs are kept: a culled seed brings an earlier one back."""
 
-    def __init__(self, key: Any, lane: "_Lane", call: Callable[[], Tensor | None]):
-        self.key = key
+
+class _Captured:
+    """A captured call and the tensor it leaves its result in."""
+
+    def __init__(self, lane: "_Lane", call: Callable[[], Tensor | None]):
         self.graph = torch.cuda.CUDAGraph()
         lane.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(lane.stream):
@@ -70,11 +75,16 @@ class _Lane:
     """One host's stream, and the memory that its graphs share: they run one after the other."""
 
     def __init__(self, device: torch.device):
-        self.device = device
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[str, _Captured] = {}
-        """a stale graph stays until its successor is captured, so that the memory stays too"""
+        self.graphs: dict[Any, dict[str, _Captured]] = {}
+        """by structure and name; the first structure, in which lives begin, stays"""
+
+    def of(self, structure: Any) -> dict[str, _Captured]:
+        """The graphs of this structure so far; the oldest of too many others go."""
+        if structure not in self.graphs and len(self.graphs) >= _KEPT:
+            del self.graphs[list(self.graphs)[1]]
+        return self.graphs.setdefault(structure, {})
 
 
 class GraphedExecutor:
@@ -82,7 +92,6 @@ class GraphedExecutor:
 
     def __init__(self) -> None:
         self._lanes: dict[int, _Lane] = {}
-        self._idle: list[_Lane] = []
         self._warmed: set[Any] = set()
 
     def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
@@ -95,7 +104,7 @@ class GraphedExecutor:
             self._begin(run, None)
             self._captured(run, "measure", partial(measure, run, run.splits.validation))
         self._join(runs)
-        return [result for run in runs if (result := self._lane(run).graphs["score"].result) is not None]
+        return [result for run in runs if (result := self._graphs(run)["score"].result) is not None]
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them."""
@@ -131,35 +140,35 @@ class GraphedExecutor:
         self._join(runs)
         return [call.result for call in calls if call.result is not None]
 
-    def forget(self, run: HostRun) -> None:
-        """A host is gone; its stream and memory wait for the next one."""
-        lane = self._lanes.pop(id(run), None)
-        if lane is not None:
-            for captured in lane.graphs.values():
-                captured.key = None
-            self._idle.append(lane)
+    def begin_life(self, run: HostRun) -> None:
+        """Structures with seeds of the life before never come back."""
+        graphs = self._lane(run).graphs
+        for structure in list(graphs)[1:]:
+            del graphs[structure]
+
+    def _graphs(self, run: HostRun) -> dict[str, _Captured]:
+        return self._lane(run).of(run.topology())
 
     def _is_ready(self, run: HostRun) -> bool:
-        graphs = self._lane(run).graphs
-        return bool(graphs) and all(captured.key == run.topology() for captured in graphs.values())
+        return "measure" in self._graphs(run)  # captured last
 
     def _captured(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
-        lane, key = self._lane(run), run.topology()
-        known = lane.graphs.get(name)
-        if known is None or known.key != key:
+        lane, graphs = self._lane(run), self._graphs(run)
+        if name not in graphs:
             with torch.cuda.device(run.device):
                 self._warm_up(run, name, lane, call)
                 run.optimizer.zero_grad(set_to_none=True)
-                known = lane.graphs[name] = _Captured(key, lane, call)
-        return known
+                graphs[name] = _Captured(lane, call)
+        return graphs[name]
 
     def _warm_up(self, run: HostRun, name: str, lane: _Lane, call: Callable[[], Tensor | None]) -> None:
         """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
-        parts = {(name, run.device, run.amp, part) for part in _parts(run)}
+        is_learning = name.startswith("train")
+        kernels = "train" if is_learning else name  # steps of all sizes have the same
+        parts = {(kernels, run.device, run.amp, part) for part in _parts(run)}
         if parts <= self._warmed:
             return
         self._warmed |= parts
-        is_learning = name.startswith("train")
         snapshot = run.snapshot() if is_learning else None
         sums, cursor = run.sums.clone(), run.plan.cursor.clone()
         lane.stream.wait_stream(torch.cuda.current_stream())
@@ -173,10 +182,7 @@ class GraphedExecutor:
 
     def _lane(self, run: HostRun) -> _Lane:
         if id(run) not in self._lanes:
-            fitting = [lane for lane in self._idle if lane.device == run.device]
-            if fitting:
-                self._idle.remove(fitting[0])
-            self._lanes[id(run)] = fitting[0] if fitting else _Lane(run.device)
+            self._lanes[id(run)] = _Lane(run.device)
         return self._lanes[id(run)]
 
     def _join(self, runs: Sequence[HostRun]) -> None:

@@ -1,7 +1,7 @@
 """One host's life: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,32 +60,47 @@ class HostRun:
         )
         self.optimizer = build_optimizer(task, self.model, device)
         self.link = self.model.attach(self.optimizer, follows_rates=False)
-        self.state_version = 0
+        self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
+        self._primed: dict[nn.Module | None, int] = {}
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
         count = len(splits.train)
         self.examples = task.epoch_examples or count
         stream = ExampleStream(count, mix_seed(seed, 2))
         self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
-        self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
         self.has_segments = knows_its_slots(host, self.model.slot_config)
         self.sums = torch.zeros(3 + len(self.slots), device=device)
+        self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
+        self._birth = self.snapshot()
+
+    def begin_life(self, seed: int) -> None:
+        """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""
+        self.restore(self._birth)
+        self._primed = {module: number for module, number in self._primed.items() if module is self.model.host}
+        with own_randomness(seed):
+            self.model.host.load_state_dict(self.task.build_host().state_dict())
+        self.seed = seed
+        self.model.settings = replace(self.model.settings, seed=mix_seed(seed, 1))
+        self.plan.stream = ExampleStream(len(self.splits.train), mix_seed(seed, 2))
+        self.ledger = Ledger(peak_params=self.model.total_params)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     def topology(self) -> tuple[Any, ...]:
-        """Changes exactly when a captured graph of this host would be wrong."""
-        return self.state_version, *(
-            (id(s.seed), s.is_in_output, s.state.alpha > 0, *map(id, s.fossils)) for s in self.slots
+        """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
+        number = self._primed.get
+        return self.model, *(
+            (s.seed, number(s.seed), s.is_in_output, s.state.alpha > 0, *((f, number(f)) for f in s.fossils))
+            for s in self.slots
         )
 
     def begin_epoch(self) -> None:
         """Learning rates and examples of the next epoch go to the device."""
-        rate = self.task.rate(self.epoch / self.task.life)
+        rate = self.task.rate(self.epoch)
         for group in self.optimizer.param_groups:
             set_rate(group, rate)
         for slot in self.slots:
@@ -144,7 +159,7 @@ class HostRun:
         norms = [nn.utils.clip_grad_norm_(host, self.task.clip_norm)]
         for slot in self.slots:
             own = [] if slot.seed is None else [p for p in slot.seed.parameters() if p.grad is not None]
-            norms.append(nn.utils.clip_grad_norm_(own, self.task.clip_norm) if own else self.sums.new_zeros(()))
+            norms.append(nn.utils.clip_grad_norm_(own, self.task.clip_norm) if own else self._nothing)
         if self.scaler is not None:  # an overflow skips its step, so it is no reading of the host
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
@@ -152,7 +167,7 @@ class HostRun:
     def end_epoch(self, sums: list[float], steps: int) -> None:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
         loss, correct, host_norm, *seed_norms = sums
-        rate = self.task.rate(self.epoch / self.task.life)
+        rate = self.task.rate(self.epoch)
         self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, host_norm / steps, rate)
         host_params = self.model.host_params
         for slot, norm in zip(self.slots, seed_norms, strict=True):
@@ -229,7 +244,9 @@ class HostRun:
 
     def prime(self) -> None:
         """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
-        self.state_version += prime_state(self.optimizer, self.model.parameters())
+        for module in (self.model.host, *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None)):
+            if prime_state(self.optimizer, module.parameters()):
+                self._primed[module] = self._primed.get(module, 0) + 1
 
 
 def draws_random_numbers(host: nn.Module) -> bool:

@@ -207,8 +207,8 @@ class Population:
 
     def reset(self, host: int, seed: int) -> None:
         """A new life in this place; all other hosts are untouched."""
-        self.executor.forget(self.runs[host])
-        self.runs[host] = self._build(seed, self.placed[host])
+        self.runs[host].begin_life(seed)
+        self.executor.begin_life(self.runs[host])
         self.governors[host] = Governor(self.runs[host])
 
     def final_scores(self) -> list[FinalScore]:

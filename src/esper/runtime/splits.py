@@ -59,15 +59,15 @@ class TensorSplit:
         return torch.add(torch.mul(picked, self.scale), self.shift), self.targets[rows]
 
     def _crop(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        _, channels, height, width = self.inputs.shape
-        height, width = height - 2 * PAD, width - 2 * PAD
-        down = torch.arange(height, device=rows.device)
-        right = torch.arange(width, device=rows.device)
-        mirrored = torch.where(offsets[2, :, None] == 1, width - 1 - right, right)
-        y = (offsets[0, :, None] + down)[:, None, :, None]
-        x = (offsets[1, :, None] + mirrored)[:, None, None, :]
-        channel = torch.arange(channels, device=rows.device)[None, :, None, None]
-        return self.inputs[rows[:, None, None, None], channel, y, x]
+        count, channels, height, width = self.inputs.shape
+        image, plane, line, pixel = self.inputs.stride()
+        shifts = 2 * PAD + 1
+        windows = self.inputs.as_strided(  # every crop there is, as a view
+            (count, shifts, shifts, channels, height - 2 * PAD, width - 2 * PAD),
+            (image, line, pixel, plane, line, pixel),
+        )
+        cropped = windows[rows, offsets[0], offsets[1]]
+        return torch.where(offsets[2, :, None, None, None] == 1, cropped.flip(-1), cropped)
 
     def first(self, count: int) -> "TensorSplit":
         """The same split with its first examples only."""

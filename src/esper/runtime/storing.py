@@ -35,7 +35,6 @@ def store_population(population: Population, folder: Path) -> None:
 def restore_population(population: Population, folder: Path) -> None:
     """Put fresh hosts of the same seeds back to where they were."""
     for number, run in enumerate(population.runs):
-        population.executor.forget(run)
         extra = _restore(run, folder / f"host-{number}")
         governor = Governor(run)
         governor.load(tuple(extra["governor"]))

@@ -20,6 +20,8 @@ LARGEST = 5.0
 """No feature is further from zero."""
 _LONG = 20.0
 """Epochs that count as a long time."""
+_STEEP = 10.0
+"""A high greedy score of a host with a few dozen channels."""
 _DEEP = 3.0
 """Layers of the deepest built-in blueprint."""
 
@@ -101,7 +103,7 @@ TELEMETRY_FEATURES: dict[str, Slot] = {
     "seed_age": lambda r, _: min(r.seed_age_epochs / _LONG, 1.0),
     "contribution_error": lambda r, scale: _change(r.metrics.counterfactual_standard_error, scale),
     "contribution_measured": lambda r, _: float(r.is_measured),
-    "greedy_score": lambda r, _: _logarithm(r.metrics.greedy_score),
+    "greedy_score": lambda r, _: _logarithm(r.metrics.greedy_score, _STEEP),
 }
 _OF_THE_PLACE = ("greedy_score", "epochs_in_stage")
 """Telemetry of the slot rather than of its seed: there with an empty slot too."""
@@ -111,9 +113,9 @@ def _traits(report: SeedStateReport) -> BlueprintTraits:
     return REGISTRY.get(report.kind, str(report.blueprint_id)).traits
 
 
-def _logarithm(value: float | None) -> float:
+def _logarithm(value: float | None, unit: float = 1.0) -> float:
     """From 0 up, steep at first: 1 is about 1.7, so that small differences near 0 still show."""
-    return min(math.log1p(value), LARGEST) if _is_known(value) else UNKNOWN
+    return min(math.log1p(value / unit), LARGEST) if _is_known(value) else UNKNOWN
 
 
 def _health(ratio: float | None) -> float:

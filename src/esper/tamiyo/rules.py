@@ -64,7 +64,7 @@ class Never:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits. Ends are mechanical."""
+    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does."""
 
     ground: Ground
     epochs: Sequence[int] = (1, 2, 3)
@@ -77,7 +77,7 @@ class Schedule:
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         if memory["epoch"] not in self.epochs:
-            return WAIT, memory
+            return _keep_surest(self.ground, masks, reports) or WAIT, memory
         wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
         places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
         if not places:
@@ -90,7 +90,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Random:
-    """Plants at the schedule's epochs; place, blueprint and blend are drawn evenly from what is legal."""
+    """Plants at the schedule's epochs, place, blueprint and blend drawn evenly from what is legal; keeps as others."""
 
     ground: Ground
     epochs: Sequence[int] = (1, 2, 3)
@@ -99,7 +99,7 @@ class Random:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         places = _legal_places(masks)
         if memory["epoch"] not in self.epochs or not places:
-            return WAIT, memory
+            return _keep_surest(self.ground, masks, reports) or WAIT, memory
         draw = np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
         blend = int(draw.choice(np.flatnonzero(masks["blend"])))
