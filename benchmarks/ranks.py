@@ -1,8 +1,11 @@
 """What training on several processes costs: two gloo ranks against two runs of one process side by side, and bytes.
 
     python benchmarks/ranks.py --out benchmarks/results/ranks.json
+    python benchmarks/ranks.py --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks_h200.json
 
 Each process has one thread. Decisions per second are those of all processes together, over rounds 2 to the last.
+With --processes the same hosts are dealt to so many processes on one device, which they share; the workload is that of
+benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set task.life=3` is a quick look.
 """
 
 import argparse
@@ -14,30 +17,96 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from hardware import hardware
 
+HERE = Path(__file__)
 SETTINGS = ["--set", "host_pool=8", "--set", "task.life=12", "--set", "threads=1", "--seed", "3"]
 
 
 def start(folder: Path, hosts: int, rounds: int, ranks: int) -> subprocess.Popen:
     """One run, alone or under torchrun."""
-    launcher = [sys.executable, "-m", "esper"]
+    command = ["-m", "esper", "ppo", "--preset", "digits", "--hosts", str(hosts), "--rounds", str(rounds), *SETTINGS]
+    return launch([*command, "--out", str(folder)], ranks, subprocess.DEVNULL)
+
+
+def launch(command: list[str], ranks: int, output: int | IO[str]) -> subprocess.Popen:
+    """Python with these arguments, alone or under torchrun."""
+    launcher = [sys.executable]
     if ranks > 1:
-        port = str(29_500 + os.getpid() % 1000)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        launcher += ["--master-port", port, "-m", "esper"]
-    command = [*launcher, "ppo", "--preset", "digits", "--hosts", str(hosts), "--rounds", str(rounds), *SETTINGS]
+        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        launcher += ["--master-port", str(29_500 + os.getpid() % 1000)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([*command, "--out", str(folder)], env=environment, **quiet)
+    return subprocess.Popen([*launcher, *command], env=environment, stdout=output, stderr=output)
+
+
+def records_of(folder: Path, kind: str, rank: int = 0) -> list[dict]:
+    records = [json.loads(line) for line in (folder / f"events-{rank}.jsonl").read_text().splitlines()]
+    return [record for record in records if record["type"] == kind]
 
 
 def rates(folder: Path) -> list[float]:
     """Decisions per second of every round but the first."""
-    records = [json.loads(line) for line in (folder / "events-0.jsonl").read_text().splitlines()]
-    rounds = [record for record in records if record["type"] == "RoundFinished"]
+    rounds = records_of(folder, "RoundFinished")
     return [sum(record["ops"].values()) / record["seconds"] for record in rounds[1:]]
+
+
+def share(options: argparse.Namespace) -> list[dict]:
+    """The same hosts on 1, 2, ... processes that share one device."""
+    rows = []
+    for processes in options.processes:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, started, memory = Path(temporary) / "run", time.perf_counter(), [0]
+            own = [str(HERE), "--rank-of", str(folder), "--device", options.device, "--amp", options.amp]
+            own += ["--total-hosts", str(options.total_hosts), "--rounds", str(options.rounds)]
+            own += [part for text in options.set for part in ("--set", text)]
+            with open(Path(temporary) / "said", "w") as said:
+                run = launch(own, processes, said)
+                while run.poll() is None:
+                    memory.append(gpu_megabytes() if options.device == "cuda" else 0)
+                    time.sleep(0.5)
+            assert run.returncode == 0, (Path(temporary) / "said").read_text()[-4000:]
+            found = rates(folder)
+            timed = [records_of(folder, "RankTimed", rank)[-1] for rank in range(processes)]
+            rows.append(
+                {
+                    "processes": processes,
+                    "hosts": options.total_hosts,
+                    "rounds": options.rounds,
+                    "amp": options.amp,
+                    "set": options.set,
+                    "decisions_per_s": statistics.median(found),
+                    "decisions_per_s_range": [min(found), max(found)],
+                    "last_deal": [record["hosts"] for record in timed],
+                    "last_round_seconds_by_rank": [record["seconds"] for record in timed],
+                    "gpu_megabytes": max(memory),
+                    "seconds": time.perf_counter() - started,
+                }
+            )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def gpu_megabytes() -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
+def live(options: argparse.Namespace) -> None:
+    """One of the processes that share a device: `esper ppo` on generated images."""
+    import torch
+    from rich.console import Console
+    from training import config_of
+
+    from esper.running import run_ppo
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    options.findings, options.hosts, options.data_root = True, options.total_hosts, None
+    device = "cuda:0" if options.device == "cuda" else "cpu"
+    options.set = [f"devices={json.dumps([device])}", "threads=1", *options.set]
+    run_ppo(config_of(options, str(options.rank_of)), False, Console())
 
 
 def measure(options: argparse.Namespace) -> dict:
@@ -95,21 +164,36 @@ def time_gloo(megabytes: float, repeats: int = 50) -> float:
     return float(said.split()[-1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4, help="per process")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def compare(options: argparse.Namespace) -> dict:
+    """Two ranks against two runs, and what sums cost."""
     started = time.perf_counter()
     row = measure(options)
     row["gloo_sum_seconds"] = {
         preset: time_gloo(sizes["gradient_bytes"] / 1e6) for preset, sizes in row["bytes_per_update"].items()
     }
     print(json.dumps(row), f"{time.perf_counter() - started:.0f} s")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4, help="per process")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--processes", type=int, nargs="+", help="numbers of processes that share one device")
+    parser.add_argument("--total-hosts", type=int, default=16, help="of all processes that share a device")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device that is shared")
+    parser.add_argument("--amp", default="off")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the shared workload's configuration")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.rank_of:
+        live(options)
+        return
+    rows = share(options) if options.processes else [compare(options)]
     if options.out:
-        record = {"script": "benchmarks/ranks.py", "hardware": hardware("cpu"), "rows": [row]}
+        record = {"script": HERE.parent.name + "/" + HERE.name, "hardware": hardware(options.device), "rows": rows}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -3,6 +3,7 @@
     python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo.json
     python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json
     ... --amp bf16
+    torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
 --findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
 per host and decision, batch 512. The first round (capture, allocation) is left out of the speed.
@@ -10,24 +11,26 @@ per host and decision, batch 512. The first round (capture, allocation) is left 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from hardware import hardware
+from rich.console import Console
 from throughput import generated
 
+from esper.running import run_ppo
 from esper.runtime.tasks import get_task, register
-from esper.simic.trainer import train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, read_setting
-from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import RoundFinished
-from esper.telemetry.sink import JsonlSink
+
+READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 
 
 class BusyWatch:
@@ -77,27 +80,35 @@ def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
     return config.with_changes(changes, "the command line")
 
 
-def measure(options: argparse.Namespace) -> dict:
-    rounds: list[RoundFinished] = []
-
-    def watch(event: RoundFinished) -> None:
-        rounds.append(event)
-        rate = sum(event.ops.values()) / event.seconds
-        print(f"{event}, {rate:.0f} decisions/s, ops {event.ops}", flush=True)
-
+def measure(options: argparse.Namespace) -> dict | None:
+    """One run as `esper ppo` makes it, alone or as a rank under torchrun; what it came to, on rank 0."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = str(options.keep or temporary)
-        config = config_of(options, folder)
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(options.keep or temporary)
+        config = config_of(options, str(folder))
         started = time.perf_counter()
-        with (
-            JsonlSink(Path(folder) / "events-0.jsonl", TelemetryConfig(config.telemetry.level)) as sink,
-            BusyWatch() as busy,
-        ):
-            train_ppo_vectorized(config, sink=sink, watch=watch)
+        with BusyWatch() as busy:
+            run_ppo(config, False, Console())
         whole = time.perf_counter() - started
+        if int(os.environ.get("RANK", "0")):
+            return None
+        records = [json.loads(line) for path in sorted(folder.glob("events-*.jsonl")) for line in path.open()]
+    rounds = [record for record in records if record["type"] == "RoundFinished"]
+    verdicts = Counter((r["gate"], r["verdict"]) for r in records if r["type"] == "GateJudged")
+    return {**describe(config, rounds), "seconds": whole, "gpu_busy_percent": mean_or_none(busy.samples)} | {
+        "gates": {f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())},
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+    }
+
+
+def mean_or_none(values: list[float]) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
     task = config.task.build()
-    rates = [sum(event.ops.values()) / event.seconds for event in rounds[1:]]
+    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[1:]]
+    alive = [event["germinated"] - event["fossilized"] - event["culled"] for event in rounds]
     return {
         "task": task.name,
         "amp": config.amp,
@@ -109,18 +120,15 @@ def measure(options: argparse.Namespace) -> dict:
         "decisions_per_s": statistics.median(rates),
         "decisions_per_s_range": [min(rates), max(rates)],
         "examples_per_s": statistics.median(rates) * (task.epoch_examples or 0),
-        "seconds": whole,
-        "gpu_busy_percent": statistics.mean(busy.samples) if busy.samples else None,
-        "germinated_per_life": [event.germinated / config.hosts for event in rounds],
-        "alive_per_life": [(event.germinated - event.fossilized - event.culled) / config.hosts for event in rounds],
-        "fossilized_per_life": [event.fossilized / config.hosts for event in rounds],
-        "mean_return": [event.mean_return for event in rounds],
-        "accuracy": [event.accuracy for event in rounds],
-        "twin_accuracy": [event.twin_accuracy for event in rounds],
-        "params_share": [event.params_share for event in rounds],
-        "explained_variance": [event.update["explained_variance"] for event in rounds],
-        "first_ratio_gap": max(max(event.update["first_ratio_gap"].values()) for event in rounds),
-        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+        "germinated_per_life": [event["germinated"] / config.hosts for event in rounds],
+        "alive_per_life": [count / config.hosts for count in alive],
+        "fossilized_per_life": [event["fossilized"] / config.hosts for event in rounds],
+        **{
+            name: [event[name] for event in rounds]
+            for name in ("mean_return", "accuracy", "twin_accuracy", "params_share")
+        },
+        "explained_variance": [event["update"]["explained_variance"] for event in rounds],
+        "first_ratio_gap": max(max(event["update"]["first_ratio_gap"].values()) for event in rounds),
     }
 
 
@@ -139,6 +147,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     row = measure(options)
+    if row is None:
+        return
     print(json.dumps({key: value for key, value in row.items() if not isinstance(value, list | dict)}))
     if options.out:
         device = row["config"]["devices"][0]

@@ -180,8 +180,8 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "a stop waits for the round",
         TRAINER,
-        "        if agent.team.any(should_stop()):\n",
-        "        if agent.team.any(should_stop()) and rollout.length == rollout.steps:\n",
+        "        if agent.team.vote(should_stop(), step + 1 == rollout.steps):\n",
+        "        if agent.team.vote(should_stop(), True) and step + 1 == rollout.steps:\n",
         "simic/test_trainer.py::test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved",
     ),
     Fault(

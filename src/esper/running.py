@@ -94,7 +94,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     runfolder.require_fresh(config.out)
         values = config.model_dump(mode="json")
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
-        team.require_same({name: value for name, value in facts.items() if name != "devices"})
+        team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
         _tell_start(config, values, team, console)
         with team.together():
             if team.rank == 0:
@@ -113,7 +113,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     sink=sink,
                     resume=resume,
                     watch=watch,
-                    watch_ranks=lambda ranks: _tell_ranks(ranks, console),
+                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, console),
                     should_stop=should_stop,
                     team=team,
                 )
@@ -126,6 +126,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
 
 def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     """The configuration with the devices that there are; a rank of a team has its own."""
+    parse_devices([config.policy_device])
     if team.size == 1:
         map_hosts(config.hosts, parse_devices(config.devices))
         return config
@@ -133,7 +134,10 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
         named = ", ".join(config.devices)
         raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
     team.share(config.hosts)
-    return config.with_changes([("devices", [str(team.device)])], "torchrun")
+    places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
+    if config.policy_device.startswith("cuda"):
+        places.append(("policy_device", str(team.device)))
+    return config.with_changes(places, "torchrun")
 
 
 def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
@@ -142,19 +146,22 @@ def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, cons
         places = describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
         console.print(places, markup=False, highlight=False)
         return
-    here = team.share(config.hosts)
-    for rank, text in enumerate(team.gather(f"hosts {here.start} to {here.stop - 1} on {team.device}")):
-        console.print(f"rank {rank}: {text}", markup=False, highlight=False)
+    shared = "; some share a GPU" if team.shares_gpu else ""
+    places = ", ".join(team.gather(str(team.device)))
+    console.print(f"{config.hosts} hosts, ranks on {places}{shared}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:
-    """Each rank's speed and the one that all wait for, where there are several."""
+def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:
+    """Each rank's speed and the one that all wait for, where there are several, and the next round's deal if new."""
     if len(ranks) > 1:
-        speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f}" for rank in ranks)
+        speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
         line = f"lives/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if list(deal) != [rank.hosts for rank in ranks]:
+            line = f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFinished] | None:

@@ -340,3 +340,15 @@ def test_a_row_that_is_refused_leaves_nothing_behind():
         with pytest.raises((TypeError, OverflowError)):
             series.append(**row)
     assert (series.rows, series.values, series.names) == (1, array("d", [1.0, 2.0]), ["a", "b"])
+
+
+def test_a_host_that_is_dealt_to_another_rank_lives_its_next_life_there():
+    view = RunView("ppo", {})
+    for number, rank in ((0, 0), (1, 1)):
+        view.fold(to_record(RoundBegan(number)), rank)
+        for epoch in (1, 2):
+            view.fold(to_record(lived(epoch, 5, number)), rank)
+    view.fold(to_record(lived(3, 5, 0)), 0)  # a file that is read late
+    life = view.lives[5]
+    assert (life.rank, life.round, life.epochs.last("epoch")) == (1, 1, 2)
+    assert len(life.epochs.column("epoch")) == 2

@@ -5,7 +5,10 @@ from planted_faults import Fault
 TEAM, AGENT, TRAINER, LOSSES = "simic/team.py", "simic/agent.py", "simic/trainer.py", "simic/losses.py"
 ROLLOUT, TRACING, RUNNING, HISTORY = "simic/rollout.py", "simic/tracing.py", "running.py", "simic/history.py"
 TALLY, FOLDER, DIAGNOSTICS = "simic/tally.py", "simic/runfolder.py", "simic/diagnostics.py"
-UNIT, RANKS = "simic/test_team.py", "simic/test_team_ranks.py"
+UNIT, RANKS, ROUNDS = "simic/test_team.py", "simic/test_team_ranks.py", "simic/test_team_rounds.py"
+STOP = f"{ROUNDS}::test_whoever_is_asked_to_stop_all_stop_at_the_same_step"
+SLOW = f"{ROUNDS}::test_a_slow_rank_gets_fewer_hosts_and_the_policy_is_that_of_one_rank"
+SHARED = f"{ROUNDS}::test_where_a_gpu_is_shared_sums_are_made_on_the_cpu"
 SAME = f"{RANKS}::test_several_ranks_find_what_one_finds"
 MOVES = f"{RANKS}::test_a_run_goes_on_on_another_number_of_ranks"
 
@@ -13,8 +16,8 @@ SUMS = [
     Fault(
         "gradients are averaged over ranks",
         TEAM,
-        "        dist.all_reduce(flat)\n",
-        "        dist.all_reduce(flat)\n        flat /= self.size\n",
+        "self.sum(flat).split(",
+        "(self.sum(flat) / self.size).split(",
         f"{SAME}[2 ranks]",
     ),
     Fault(
@@ -134,9 +137,23 @@ STOPS = [
     Fault(
         "a rank stops for itself",
         TRAINER,
-        "if agent.team.any(should_stop()):",
+        "if agent.team.vote(should_stop(), step + 1 == rollout.steps):",
         "if should_stop():",
-        f"{RANKS}::test_whoever_is_asked_to_stop_all_stop_at_the_same_step[1]",
+        f"{STOP}[1-with the round]",
+    ),
+    Fault(
+        "ranks wait for each other after every epoch",
+        TEAM,
+        "(0 if is_last else _LAG)",
+        "0",
+        f"{ROUNDS}::test_a_rank_goes_ahead_of_another_and_both_hear_the_same",
+    ),
+    Fault(
+        "the last votes of a round are not read",
+        TEAM,
+        "(0 if is_last else _LAG)",
+        "_LAG",
+        f"{STOP}[0-with the round]",
     ),
     Fault(
         "a mistake is raised where it was made only",
@@ -153,19 +170,119 @@ STOPS = [
         f"{RANKS}::test_a_mistake_before_an_inner_block_is_raised_on_all_too",
     ),
     Fault(
-        "a save that fails is known to rank 0 only",
+        "a rank that fails says that all is well",
+        TEAM,
+        'self._own = "" if problem is None else told',
+        'self._own = ""',
+        f"{ROUNDS}::test_a_mistake_of_one_rank_within_a_round_ends_all_with_one_line[a step]",
+    ),
+    Fault(
+        "a rank that does not wait for the others goes on without them",
+        TEAM,
+        "            os._exit(2)\n",
+        "            return\n",
+        f"{ROUNDS}::test_a_rank_that_is_far_away_from_the_others_is_ended_too",
+    ),
+    Fault(
+        "a rank that is silent is waited for",
+        TEAM,
+        "timeout=_SILENCE)",
+        "timeout=_PATIENCE)",
+        f"{ROUNDS}::test_a_rank_that_falls_silent_is_not_waited_for",
+    ),
+    Fault(
+        "what a waiting rank sees of another's end is a traceback",
+        TEAM,
+        "(ended is None or (isinstance(ended, RuntimeError) and not isinstance(ended, EsperError)))",
+        "ended is None",
+        f"{ROUNDS}::test_a_rank_that_is_killed_is_one_line_on_the_others",
+    ),
+]
+DEALS = [
+    Fault(
+        "hosts are dealt in turns",
+        TEAM,
+        "(counts[rank] + 1) / rates[rank], rank)",
+        "counts[rank] + 1, rank)",
+        f"{UNIT}::test_no_deal_is_done_earlier",
+    ),
+    Fault(
+        "one slow round is enough for a deal",
+        TEAM,
+        "min(pair) for pair in zip(before, seconds",
+        "max(pair) for pair in zip(before, seconds",
+        f"{UNIT}::test_hosts_are_dealt_anew_where_two_rounds_say_that_it_helps",
+    ),
+    Fault(
+        "a deal is made for any gain",
+        TEAM,
+        "if max(best) > _UNEVEN * max(",
+        "if max(best) > max(",
+        f"{UNIT}::test_hosts_are_dealt_anew_where_two_rounds_say_that_it_helps",
+    ),
+    Fault(
+        "waiting for the others counts as work",
+        TEAM,
+        "return time.perf_counter() - self._waited",
+        "return time.perf_counter()",
+        SLOW,
+    ),
+    Fault(
+        "a new deal moves nobody",
+        TRAINER,
+        "            if team.deal != deal:",
+        "            if team.deal != team.deal:",
+        SLOW,
+    ),
+    Fault(
+        "a deal is forgotten when a run goes on",
         HISTORY,
-        "        with self.team.together():\n            if self.team.rank == 0:\n",
-        "        if True:\n            if self.team.rank == 0:\n",
-        f"{RANKS}::test_a_disk_that_fails_while_rank_0_saves_ends_all_with_one_line[manifest.json]",
+        "                self.team.deal = deal\n",
+        "                self.team.deal = []\n",
+        SLOW,
+    ),
+    Fault(
+        "a deal for other ranks is kept",
+        HISTORY,
+        '(deal := facts.get("deal", ())) == self.team.size',
+        '(deal := facts.get("deal", ())) >= 2',
+        f"{ROUNDS}::test_other_ranks_than_a_deal_was_made_for_begin_evenly",
+    ),
+    Fault(
+        "the clock deals in a deterministic run",
+        TRAINER,
+        "            if not config.deterministic:",
+        "            if True:",
+        f"{ROUNDS}::test_a_deterministic_run_keeps_its_deal",
     ),
 ]
 STARTS = [
     Fault(
+        "a rank without a GPU of its own takes one that is not there",
+        TEAM,
+        '"0")) % count)',
+        '"0")))',
+        f"{UNIT}::test_ranks_share_the_gpus_that_there_are",
+    ),
+    Fault(
+        "NCCL is asked to join two ranks on one GPU",
+        TEAM,
+        "if wants_cuda and not is_shared else",
+        "if wants_cuda else",
+        f"{SHARED}[sharers2]",
+    ),
+    Fault(
+        "ranks that share a GPU sum elsewhere than those that do not",
+        TEAM,
+        "team.shares_gpu = any(team.gather(is_shared))",
+        "team.shares_gpu = is_shared",
+        f"{SHARED}[sharers1]",
+    ),
+    Fault(
         "the first hosts have two ranks",
         TEAM,
-        "first = self.rank * least + min(self.rank, more)",
-        "first = self.rank * least",
+        "first = sum(self.deal[: self.rank])",
+        "first = self.rank * self.deal[0]",
         f"{UNIT}::test_every_host_has_one_rank_and_shares_differ_by_one_at_most",
     ),
     Fault(
@@ -225,4 +342,4 @@ STARTS = [
         MOVES,
     ),
 ]
-TEAM_FAULTS = [*SUMS, *STOPS, *STARTS]
+TEAM_FAULTS = [*SUMS, *STOPS, *DEALS, *STARTS]

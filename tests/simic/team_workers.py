@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from esper.cli import main
 from esper.leyline.errors import EsperError
-from esper.simic import runfolder
+from esper.simic import runfolder, team
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
@@ -30,6 +31,9 @@ UNTOLD = ("seconds", "first_worst")
 """the clock, and the decision that rounding falls on"""
 SHARED = ("RoundBegan", "RankTimed")
 """events that every rank tells"""
+CLOSE = 1e-6
+FREE = {"hosts": 4, "rounds": 3, "ppo__target_kl": 10.0}
+"""no update ends early"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def run_ranks(folder, size, work, seconds=40, environments=None):
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def live(rank):
+        team._BEAT = timedelta(milliseconds=50)
         if size > 1 or environments:
             os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             os.environ.update((environments or {}).get(rank, {}))
@@ -201,12 +206,33 @@ def counted(out):
 
 
 def hosts_of(out):
-    """Host -> its events in order, over all ranks."""
-    found = {}
+    """Round and host -> its events in order, wherever it was lived."""
+    found, number = {}, None
     for row in all_records(out):
+        number = row["round"] if row["type"] == "RoundBegan" else number
         if "host" in row or "env_id" in row:
-            found.setdefault(row.get("host", row.get("env_id")), []).append(row)
+            found.setdefault((number, row.get("host", row.get("env_id"))), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def rounds_of(out):
+    found = [row for row in records_of(out, 0) if row["type"] == "RoundFinished"]
+    for row in found:
+        worst = row["update"]["first_worst"]
+        assert worst is None or abs(worst["ratio"] - 1) < CLOSE
     return found
+
+
+def sorted_lives(out):
+    """Every epoch of every host, once, wherever it was told."""
+    rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
+    return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
+
+
+def deals_of(out):
+    """Round by round, the hosts of each rank."""
+    rows = sorted((row["round"], row["rank"], row["hosts"]) for row in all_records(out) if row["type"] == "RankTimed")
+    return [[hosts for number, _, hosts in rows if number == wanted] for wanted in sorted({row[0] for row in rows})]
 
 
 def tensors_of(out):
@@ -263,7 +289,16 @@ def die_at(rank, step, out):
     GrowthVectorEnv.step = stepping
 
 
+def step_slowly(seconds):
+    real = GrowthVectorEnv.step
+    GrowthVectorEnv.step = lambda env, actions: (time.sleep(seconds * env.num_envs), real(env, actions))[1]
+
+
 if __name__ == "__main__":
     given = sys.argv[1:]
-    die_at(os.environ["DIES"], 5, Path(given[given.index("--out") + 1]))
+    team._SILENCE = timedelta(seconds=float(os.environ.get("SILENCE", "60")))
+    if "DIES" in os.environ:
+        die_at(os.environ["DIES"], 5, Path(given[given.index("--out") + 1]))
+    if "SLOW" in os.environ:
+        step_slowly(float(os.environ["SLOW"]))
     main(given)

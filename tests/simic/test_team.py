@@ -1,5 +1,7 @@
 """What a team of one does, and the parts of a team that need no other process."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from torch import nn
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
 from esper.simic.diagnostics import RatioExplosionDiagnostic
-from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, code_digest, deal_hosts, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.tracing import MinibatchTrace, summarise
 
 
@@ -19,6 +21,60 @@ def test_every_host_has_one_rank_and_shares_differ_by_one_at_most(size, more):
     shares = [Team(rank, size).share(total) for rank in range(size)]
     assert [host for share in shares for host in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+RATES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=4)
+
+
+@given(RATES, st.integers(0, 6))
+def test_no_deal_is_done_earlier(rates, more):
+    total = len(rates) + more
+    found = deal_hosts(total, rates)
+
+    def seconds(deal):
+        return max(hosts / rate for hosts, rate in zip(deal, rates, strict=True))
+
+    every = [deal for deal in product(range(1, more + 2), repeat=len(rates)) if sum(deal) == total]
+    assert tuple(found) in every
+    assert seconds(found) == min(map(seconds, every))
+
+
+def dealt(rounds, total=8, size=2):
+    """The deal after rounds that took each rank so many seconds."""
+    ranks = [Team(rank, size) for rank in range(size)]
+    for rank in ranks:
+        rank.share(total)
+        for seconds in rounds:
+            rank.deal_anew(seconds)
+    assert [host for rank in ranks for host in rank.share(total)] == list(range(total))
+    assert all(rank.deal == ranks[0].deal for rank in ranks)
+    return ranks[0].deal
+
+
+@pytest.mark.parametrize(
+    ("rounds", "deal"),
+    [
+        ([], [4, 4]),
+        ([[1.0, 3.0]], [4, 4]),
+        ([[1.0, 3.0]] * 2, [6, 2]),
+        ([[9.0, 1.0], [1.0, 3.0]], [4, 4]),
+        ([[1.0, 3.0], [1.0, 1.0]], [4, 4]),
+        ([[1.0, 1.4]] * 4, [4, 4]),
+        ([[1.0, 1.7]] * 2, [5, 3]),
+        ([[1.0, 3.0]] * 3, [6, 2]),
+        ([[1.0, 3.0]] * 2 + [[1.5, 1.5]] * 4, [6, 2]),
+        ([[1.0, 3.0]] * 2 + [[6.0, 1.0]] * 2, [3, 5]),
+    ],
+    ids=str,
+)
+def test_hosts_are_dealt_anew_where_two_rounds_say_that_it_helps(rounds, deal):
+    assert dealt(rounds) == deal
+
+
+def test_shares_that_cannot_be_evener_are_left_alone():
+    assert dealt([[3.0, 2.0]] * 4, total=5) == [3, 2]
+    assert dealt([[1.0, 50.0]] * 4, total=2) == [1, 1]
+    assert dealt([[1.0]] * 4, size=1) == [8]
 
 
 def test_more_ranks_than_hosts_are_refused_with_the_way_out():
@@ -35,6 +91,7 @@ def test_a_team_of_one_has_what_it_has():
     assert weight.grad.tolist() == [3.0, 4.0]
     assert alone.gather({"a": 1}) == [{"a": 1}]
     assert [alone.any(claim) for claim in (True, False)] == [True, False]
+    assert [alone.vote(claim, is_last=False) for claim in (True, False)] == [True, False]
     assert alone.share(7) == range(7)
 
 
@@ -99,11 +156,23 @@ def test_what_torchrun_sets_is_read(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
+def test_a_rank_without_a_gpu_is_refused(monkeypatch):
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DeviceError, match="local rank 3 needs a GPU of its own"), joined_team(wants_cuda=True):
+    with pytest.raises(DeviceError, match="this machine has no GPU"), joined_team(wants_cuda=True):
         pass
+
+
+@pytest.mark.parametrize(("gpus", "place", "is_shared"), [(1, 0, True), (2, 1, True), (4, 3, False), (8, 3, False)])
+def test_ranks_share_the_gpus_that_there_are(gpus, place, is_shared, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for name, value in {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert team._own_device() == (torch.device("cuda", place), is_shared)
+    assert taken == [torch.device("cuda", place)]
 
 
 def test_a_rank_that_saw_no_rows_has_no_worst_decision():

@@ -15,11 +15,12 @@ from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.runtime import twins
 from esper.simic import agent as learner
 from esper.simic import runfolder, team
-from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
+from esper.simic.trainer import train_ppo_vectorized
 from esper.telemetry.sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
-    all_records,
+    CLOSE,
+    FREE,
     assert_ended_well,
     assert_one_line,
     counted,
@@ -29,16 +30,13 @@ from simic.team_workers import (
     free_port,
     hosts_of,
     in_team,
-    records_of,
+    rounds_of,
     run_ranks,
+    sorted_lives,
     tensors_of,
     train_ranks,
 )
 from simic.tiny_runs import command, manifest_of, tiny, train
-
-CLOSE = 1e-6
-FREE = {"hosts": 4, "rounds": 3, "ppo__target_kl": 10.0}
-"""no update ends early"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,14 +89,6 @@ def test_several_ranks_find_what_one_finds(case, alone, tmp_path):
     assert farthest(rounds_of(out), rounds_of(here)) < (CLOSE,)
     assert counted(out) == counted(here)
     assert farthest(hosts_of(out), hosts_of(here)) < (CLOSE,)
-
-
-def rounds_of(out):
-    found = [row for row in records_of(out, 0) if row["type"] == "RoundFinished"]
-    for row in found:
-        worst = row["update"]["first_worst"]
-        assert worst is None or worst["ratio"] == pytest.approx(1, abs=CLOSE)
-    return found
 
 
 def test_a_first_pass_that_is_cut_short_leaves_ranks_without_rows(alone):
@@ -177,27 +167,6 @@ def test_a_gradient_of_one_rank_that_is_no_number_is_left_out_by_all(tmp_path):
     record, weights = updated(tmp_path, spoil)
     assert (record["steps"], record["skipped_steps"]) == (5, 1)
     assert all(bool(value.isfinite().all()) for value in weights.values())
-
-
-@pytest.mark.parametrize("asker", [0, 1])
-def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, tmp_path):
-    def live(team):
-        asked = []
-
-        def should_stop():
-            asked.append(None)
-            return team.rank == asker and len(asked) == 5
-
-        with pytest.raises(InterruptedTraining) as stop:
-            train_ppo_vectorized(
-                tiny(tmp_path / "run", hosts=2, rounds=3), sink=NullSink(), team=team, should_stop=should_stop
-            )
-        return stop.value.rounds, len(asked)
-
-    (tmp_path / "run").mkdir()
-    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
-    assert_ended_well(ended)
-    assert [rank.value for rank in ended] == [(1, 5), (1, 5)]
 
 
 def told_by(team, others):
@@ -355,12 +324,6 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     assert farthest(rounds_of(whole), rounds_of(out)) < (CLOSE,)
     assert sorted_lives(whole) == sorted_lives(out)
     assert [entry["rounds"] for entry in manifest_of(out)["checkpoints"]][-1] == 4
-
-
-def sorted_lives(out):
-    """Every epoch of every host, once, wherever it was told."""
-    rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
-    return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
 
 
 def test_what_one_torchrun_knows_of_a_restart_counts_for_all(tmp_path):

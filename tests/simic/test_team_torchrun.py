@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
@@ -15,36 +17,35 @@ from simic.team_workers import assert_ended_well, farthest, free_port, records_o
 from simic.tiny_runs import assert_same_end, command, manifest_of
 
 
-def torchrun(arguments, *options, meanwhile=lambda process: None, **environment):
+def torchrun(arguments, *options, meanwhile=lambda process, mark: None, **environment):
     """torchrun with two ranks: exit code and what was said; whatever is left of it is killed."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment}
+    mark = uuid4().hex
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "MARK": mark, **environment}
     place = ["--nproc-per-node", "2", "--master-port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *place, *options, "-m", *arguments]
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
-        meanwhile(process)
+        meanwhile(process, mark)
         said, _ = process.communicate(timeout=60)
-        assert members_of(process.pid) == []
+        assert marked(mark) == []
         return process.returncode, said
     finally:
-        for pid in members_of(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        for pid in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def members_of(session):
-    """Processes of a session that have not ended."""
+def marked(mark):
+    """Processes that were started with this mark, whoever is their parent now, and have not ended."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(path.parent.name))
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
     return found
 
 
@@ -60,11 +61,11 @@ def test_torchrun_names_our_one_line_and_code(tmp_path):
 def test_torchrun_that_is_asked_to_stop_ends_all_ranks_after_the_epoch(number, tmp_path):
     out = tmp_path / "run"
 
-    def ask(process):
+    def ask(process, mark):
         until = time.monotonic() + 40
         while not (out / runfolder.MANIFEST).exists() and time.monotonic() < until:
             time.sleep(0.05)
-        for pid in members_of(process.pid) if number == signal.SIGINT else [process.pid]:  # as a terminal does
+        for pid in marked(mark) if number == signal.SIGINT else [process.pid]:  # Ctrl-C may reach all of them
             os.kill(pid, number)
 
     _, said = torchrun(["esper", *command(out, hosts=2, rounds=500)], meanwhile=ask)

@@ -225,7 +225,7 @@ def test_an_empty_slot_is_zero_whatever_its_report_remembers(stage):
 
 @pytest.mark.parametrize("stage", CLOSED)
 def test_a_place_has_its_score_and_its_time_in_stage_without_a_seed(stage):
-    features = of_slot(seen(r0c0={"stage": stage, "epochs_in_stage": 5, "greedy_score": 1.0}))
+    features = of_slot(seen(r0c0={"stage": stage, "epochs_in_stage": 5, "greedy_score": 10.0}))
     assert {name for name, value in features.items() if value} == {"greedy_score", "epochs_in_stage"}
     assert features["epochs_in_stage"] == 0.25
     assert features["greedy_score"] == pytest.approx(math.log(2))
@@ -279,7 +279,7 @@ def test_health_is_one_where_seed_and_host_move_alike(ratio, health, vanishing, 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.0, 0.0), (math.e - 1, 1.0), (1e9, 5.0)])
 def test_norms_ratios_and_scores_are_logarithms_from_zero_to_five(value, expected):
-    features = live(seed_gradient_norm=value, seed_gradient_norm_ratio=value, greedy_score=value)
+    features = live(seed_gradient_norm=value, seed_gradient_norm_ratio=value, greedy_score=10 * value)
     told = [features[name] for name in ("gradient_norm", "gradient_ratio", "greedy_score")]
     assert told == pytest.approx([expected] * 3)
 

@@ -175,10 +175,11 @@ class RunView:
             self.slots = list(ordered_slots([*self.slots, slot]))
         if rank not in self.begun:
             self.enter(0, rank)
-        host = record["host"]
-        if host not in self.lives:
-            self.lives[host] = Life(host, self.begun[rank], rank)
-        return self.lives[host]
+        host, lived = record["host"], self.begun[rank]
+        life = self.lives.get(host)
+        if life is None or (life.rank != rank and life.round <= lived):  # hosts may be dealt to another rank
+            life = self.lives[host] = Life(host, lived, rank)
+        return life if life.rank == rank else Life(host, lived, rank)  # older than what is known
 
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))

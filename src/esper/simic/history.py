@@ -34,12 +34,11 @@ class History:
             self.sink.write(CheckpointSaved(rounds, name))
         events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
-        with self.team.together():
-            if self.team.rank == 0:
-                self._save(agent, rounds, mean_return, name, events)
+        if self.team.rank == 0:
+            self._save(agent, rounds, mean_return, name, events)
 
     def _save(self, agent: PPOAgent, rounds: int, mean_return: float, name: str, events: dict[str, int]) -> None:
-        facts = {"rounds": rounds, "events": events, "telemetry": self.sink.telemetry.state()}
+        facts = {"rounds": rounds, "events": events, "telemetry": self.sink.telemetry.state(), "deal": self.team.deal}
         path = self.folder / runfolder.CHECKPOINTS / name
         save_agent(path, agent, self.layout, facts)
         entry = {"file": name, "rounds": rounds, "return": mean_return, "sha256": runfolder.digest(path)}
@@ -83,6 +82,8 @@ class History:
             self.sink.rewind(int(facts["events"].get(str(self.team.rank), 0)))
             if self.team.rank == 0:
                 runfolder.cut_events(self.folder, facts["events"], self.team.size)
+            if len(deal := facts.get("deal", ())) == self.team.size:
+                self.team.deal = deal
             self.sink.telemetry.load(facts["telemetry"])
             self.sink.telemetry.end_round()
             return int(facts["rounds"])

@@ -3,10 +3,14 @@
 import hashlib
 import json
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,6 +27,12 @@ _PATIENCE = timedelta(minutes=30)
 """Longest wait of one rank for another: the first epoch of a large host, twins."""
 _JOINING = timedelta(minutes=5)
 """Longest wait for the address at which ranks meet."""
+_BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
+"""How often ranks hear of each other, and how long one may be silent before it counts as lost."""
+_LAG = 8
+"""Votes are read this many epochs late: by so much ranks may drift apart within a round."""
+_UNEVEN = 1.2
+"""Hosts are dealt anew where the slowest rank takes this much longer than with the best deal."""
 
 
 class Team:
@@ -30,21 +40,39 @@ class Team:
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu"):
         self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.shares_gpu = False
+        """whether sums of what is on a GPU are made on the CPU, because some ranks share one"""
+        self.deal: list[int] = []
+        """hosts of each rank"""
         self._told: EsperError | None = None
+        self._took: Sequence[float] = ()
+        self._votes: deque[tuple[dist.Work, Tensor]] = deque()
+        self._waited = 0.0
 
     def share(self, total: int) -> range:
-        """The members of 0 .. total - 1 that belong to this rank: a stretch, as long as the others' to one."""
+        """The members of 0 .. total - 1 that belong to this rank: a stretch; even, unless the deal says otherwise."""
         if total < self.size:
             raise SettingError(f"{total} hosts cannot be dealt to {self.size} ranks; start fewer, or raise --hosts.")
-        least, more = divmod(total, self.size)
-        first = self.rank * least + min(self.rank, more)
-        return range(first, first + least + (self.rank < more))
+        if sum(self.deal) != total:
+            self.deal = deal_hosts(total, [1.0] * self.size)
+        first = sum(self.deal[: self.rank])
+        return range(first, first + self.deal[self.rank])
+
+    def deal_anew(self, seconds: Sequence[float]) -> None:
+        """Deal by what ranks take for a round, the better of two with the same deal, where that is worth it."""
+        before, self._took = self._took, seconds
+        if before:
+            best = [min(pair) for pair in zip(before, seconds, strict=True)]
+            rates = [count / took for count, took in zip(self.deal, best, strict=True)]
+            deal = deal_hosts(sum(self.deal), rates)
+            if max(best) > _UNEVEN * max(count / rate for count, rate in zip(deal, rates, strict=True)):
+                self.deal, self._took = deal, ()
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks; the argument is left alone."""
         if self.size == 1:
             return values
-        total = values.detach().to(self.device).clone()
+        total = values.detach().to("cpu" if self.shares_gpu else values.device, copy=True)
         dist.all_reduce(total)
         return total.to(values.device)
 
@@ -54,13 +82,28 @@ class Team:
             return
         own = list(parameters)
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
-        dist.all_reduce(flat)
-        for parameter, part in zip(own, flat.split([p.numel() for p in own]), strict=True):
+        for parameter, part in zip(own, self.sum(flat).split([p.numel() for p in own]), strict=True):
             parameter.grad = part.view_as(parameter).clone()
 
     def any(self, claim: bool) -> bool:
         """Whether any rank says so."""
         return bool(self.sum(torch.tensor(int(claim))) > 0)
+
+    def vote(self, claim: bool, is_last: bool) -> bool:
+        """Whether any rank claimed so `_LAG` votes ago, or, with the last vote, in any that is open; alone, at once."""
+        if self.size == 1:
+            return claim
+        count, started = torch.tensor(int(claim)), time.perf_counter()
+        self._votes.append((dist.all_reduce(count, async_op=True), count))
+        due = [self._votes.popleft() for _ in range(len(self._votes) - (0 if is_last else _LAG))]
+        for work, _ in due:
+            work.wait()
+        self._waited += time.perf_counter() - started
+        return any(count > 0 for _, count in due)
+
+    def clock(self) -> float:
+        """Seconds; it stands still while this rank waits for the votes of others."""
+        return time.perf_counter() - self._waited
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order; plain data."""
@@ -98,6 +141,18 @@ class Team:
                     )
 
 
+def deal_hosts(total: int, rates: Sequence[float]) -> list[int]:
+    """Hosts for ranks that live so many per second, at least one each, so that the last is done as early as can be."""
+    counts = [1] * len(rates)
+    ends = [(2 / rate, rank) for rank, rate in enumerate(rates)]  # with one host more
+    heapify(ends)
+    for _ in range(total - len(rates)):
+        rank = ends[0][1]
+        counts[rank] += 1
+        heapreplace(ends, ((counts[rank] + 1) / rates[rank], rank))
+    return counts
+
+
 def code_digest() -> str:
     """Changes with any line of this package."""
     root = Path(__file__).parents[1]
@@ -116,31 +171,87 @@ def was_restarted() -> bool:
 
 @contextmanager
 def joined_team(wants_cuda: bool) -> Iterator[Team]:
-    """The team that this process was started for; alone where nobody started a team."""
+    """The team that this process was started for; alone where nobody started a team. It ends for all ranks together."""
     if not is_launched():
         yield Team()
         return
-    device = torch.device("cpu")
-    if wants_cuda:
-        place = int(os.environ.get("LOCAL_RANK", "0"))
-        if not torch.cuda.is_available() or place >= torch.cuda.device_count():
-            raise DeviceError(f"local rank {place} needs a GPU of its own, but there are {torch.cuda.device_count()}.")
-        device = torch.device("cuda", place)
-        torch.cuda.set_device(device)
+    device, is_shared = _own_device() if wants_cuda else (torch.device("cpu"), False)
     try:
         store, rank, size = next(rendezvous("env://", timeout=_JOINING))
-        backend, fresh = "nccl" if wants_cuda else "gloo", _met(store, rank, size)
+        backend, fresh = "cpu:gloo,cuda:nccl" if wants_cuda and not is_shared else "gloo", _met(store, rank, size)
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=_PATIENCE)
+        pulse = Pulse(rank, size)
     except (RuntimeError, ValueError, OSError) as problem:
         where = f"{os.environ.get('MASTER_ADDR', 'unset')}:{os.environ.get('MASTER_PORT', 'unset')}"
         raise DeviceError(
             f"rank {os.environ['RANK']} cannot join the others at {where} ({str(problem).splitlines()[0]}). Give all "
             "ranks the same torchrun --master-addr or --rdzv-endpoint, an address that they can reach, and a free port."
         ) from problem
+    ended: BaseException | None = None
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), device)
-    finally:
-        dist.destroy_process_group()
+        team = Team(rank, size, device)
+        team.shares_gpu = any(team.gather(is_shared))
+        yield team
+    except BaseException as problem:
+        ended = problem
+    pulse.end(ended)
+    dist.destroy_process_group()
+    if pulse.heard and (ended is None or (isinstance(ended, RuntimeError) and not isinstance(ended, EsperError))):
+        raise DeviceError(pulse.heard) from ended
+    if ended is not None:
+        raise ended
+
+
+def _own_device() -> tuple[torch.device, bool]:
+    """This rank's GPU, and whether the machine has fewer than ranks: NCCL refuses two ranks on one."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise DeviceError("the configuration asks for CUDA, but this machine has no GPU; --set devices='[\"cpu\"]'.")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
+    torch.cuda.set_device(device)
+    return device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count
+
+
+class Pulse:
+    """A word of every rank to all others each second, beside whatever they do: nobody waits for one that has failed.
+
+    Ranks that wait see a rank end when its connections close. One that is cut off closes none, and one that waits on a
+    GPU sees nothing; such a process is ended from here.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.heard = ""
+        """what became of another rank; empty while nothing has"""
+        self._rank, self._words = rank, [None] * size
+        self._own: str | None = None  # None while it works, empty when it has ended well
+        self._is_over = threading.Event()
+        self._group = dist.new_group(backend="gloo", timeout=_SILENCE)
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def end(self, problem: BaseException | None) -> None:
+        """Tell the others how this rank has ended; comes back when all have, or when one has failed."""
+        told = str(problem) if isinstance(problem, EsperError) else f"{type(problem).__name__}: {problem}"
+        self._own = "" if problem is None else told
+        self._is_over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        try:
+            while any(word is None for word in self._words) and not any(self._words):
+                self._is_over.wait(_BEAT.total_seconds())
+                dist.all_gather_object(self._words, self._own, group=self._group)
+            failed = [(rank, word) for rank, word in enumerate(self._words) if word and rank != self._rank]
+            self.heard = f"rank {failed[0][0]} could not go on: {failed[0][1]}" if failed else ""
+        except RuntimeError as problem:
+            what = str(problem).splitlines()[0].split("] ", 1)[-1]  # without gloo's file and line
+            self.heard = (
+                f"rank {self._rank} has lost the others ({what}). A process, a machine or the network is down; when "
+                "all are back, go on with the same command and --resume."
+            )
+        if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):
+            print(f"esper: {self.heard}", file=sys.stderr, flush=True)
+            os._exit(2)
 
 
 def _met(store: Store, rank: int, size: int) -> Store:

@@ -2,6 +2,7 @@
 and masks; after a round of lives, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -59,13 +60,14 @@ def train_ppo_vectorized(
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to live its share of a round.
-        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
+        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all, where
+            there are several some epochs later.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
     team = team or Team()
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env = build_environment(config, team)
+            env, deal = build_environment(config, team), team.deal
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team)
             first = history.resume(agent) if resume else 0
@@ -73,15 +75,25 @@ def train_ppo_vectorized(
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         rollout = build_rollout(env, agent, config.hosts)
         for number in range(first, config.rounds):
-            started = time.perf_counter()
+            if team.deal != deal:  # hosts begin anew with every round, so they may as well do so on another rank
+                del env, rollout
+                gc.collect()  # of two populations at once the second may find no room
+                with team.together():
+                    env, deal = build_environment(config, team), team.deal
+                    rollout = build_rollout(env, agent, config.hosts)
+            started, began = time.perf_counter(), team.clock()
             sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
-            timed = RankTimed(number, team.rank, env.num_envs, time.perf_counter() - started)
+            timed = RankTimed(number, team.rank, env.num_envs, team.clock() - began)
             sink.write(timed)
-            watch_ranks([RankTimed(*row) for row in team.gather(astuple(timed))])
+            ranks = [RankTimed(*row) for row in team.gather(astuple(timed))]
+            if not config.deterministic:  # sums would be added up in an order that the clock decides
+                team.deal_anew([rank.seconds for rank in ranks])
+            watch_ranks(ranks)
             record = agent.update(rollout)
             check_health(record, number, config, sink, team)
             event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started, team)
+            del tally  # it holds the hosts
             if team.rank == 0:
                 sink.write(event)
             history.save(agent, number + 1, event.mean_return)
@@ -119,7 +131,7 @@ def build_environment(config: TrainingConfig, team: Team | None = None) -> Growt
 
 
 def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
-    """A fresh policy for these hosts, on the first device, and what it is built for."""
+    """A fresh policy for these hosts and what it is built for."""
     space, ppo = env.space, config.ppo
     _, slots, blueprints, blends = space.sizes
     with own_randomness(mix_seed(config.seed, 11)):
@@ -132,7 +144,7 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
             head_dim=ppo.head_dim,
         )
     network.lean_to_wait(config.initial_wait)
-    network.to(parse_devices(config.devices)[0])
+    network.to(parse_devices([config.policy_device])[0])
     if ppo.anneal_decisions is None:
         whole = config.rounds * config.hosts * (env.task.life - 1)
         ppo = ppo.model_copy(update={"anneal_decisions": whole})
@@ -200,7 +212,7 @@ def play_round(
         rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
         tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
         goes_on &= ~_on(terminated, agent)
-        if agent.team.any(should_stop()):
+        if agent.team.vote(should_stop(), step + 1 == rollout.steps):
             raise InterruptedTraining(number)
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
     return tally

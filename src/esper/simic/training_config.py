@@ -98,7 +98,9 @@ class TrainingConfig(BaseModel):
     seed: int = Field(0, ge=0)
     """decides hosts, data orders, weights and draws"""
     devices: tuple[str, ...] = Field(("cpu",), min_length=1)
-    """where hosts train; the policy lives on the first"""
+    """where hosts train"""
+    policy_device: str = "cpu"
+    """where the policy decides and learns; a network this small is faster on the CPU, unless hosts are hundreds"""
     executor: Literal["auto", "eager", "graphed"] = "auto"
     """how hosts' steps are run"""
     amp: Literal["off", "bf16", "fp16"] = "off"

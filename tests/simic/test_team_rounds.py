@@ -1,0 +1,256 @@
+"""Ranks within a round: drifting apart, stopping together, failing together, dealt by what they take."""
+
+import os
+import signal
+import subprocess
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from esper import running
+from esper.leyline.errors import DeviceError, MaskError, SaveError
+from esper.simic import team as teams
+from esper.simic.agent import PPOAgent
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.team import joined_team
+from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
+from esper.telemetry.sink import JsonlSink, NullSink
+from simic import team_workers
+from simic.team_workers import (
+    CLOSE,
+    FREE,
+    assert_ended_well,
+    assert_one_line,
+    deals_of,
+    farthest,
+    farthest_tensor,
+    hosts_of,
+    in_team,
+    rounds_of,
+    run_ranks,
+    tensors_of,
+    train_ranks,
+)
+from simic.tiny_runs import command, tiny, train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory):
+    """What is loaded on first use is then there in every fork."""
+    train(tiny(tmp_path_factory.mktemp("warm")))
+
+
+def at_call(owner, name, number, act):
+    """`act` comes before the `number`-th call of a function."""
+    real, calls = getattr(owner, name), []
+
+    def called(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == number:
+            act()
+        return real(*args, **kwargs)
+
+    setattr(owner, name, called)
+
+
+def failing(problem):
+    def act():
+        raise problem
+
+    return act
+
+
+# -- stopping together -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("life", "asks", "ends"),
+    [(4, 5, (1, 6)), (13, 2, (0, 10)), (13, 4, (0, 12)), (13, 12, (0, 12))],
+    ids=["with the round", "some epochs late", "with the last vote", "at the last vote"],
+)
+@pytest.mark.parametrize("asker", [0, 1])
+def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, life, asks, ends, tmp_path):
+    def live(team):
+        asked = []
+
+        def should_stop():
+            asked.append(None)
+            return team.rank == asker and len(asked) == asks
+
+        config = tiny(tmp_path / "run", hosts=2, rounds=3, task__life=life)
+        with pytest.raises(InterruptedTraining) as stop:
+            train_ppo_vectorized(config, sink=NullSink(), team=team, should_stop=should_stop)
+        return stop.value.rounds, len(asked)
+
+    (tmp_path / "run").mkdir()
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    assert [rank.value for rank in ended] == [ends, ends]
+
+
+def test_a_rank_goes_ahead_of_another_and_both_hear_the_same(tmp_path):
+    ahead = tmp_path / "ahead"
+
+    def live(team):
+        until = time.monotonic() + 20
+        while team.rank == 1 and not ahead.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        heard = []
+        for step in range(12):
+            if team.rank == 0 and step == teams._LAG:
+                ahead.touch()
+            heard.append(team.vote(team.rank == 1 and step == 1, is_last=step == 11))
+        return heard, team.gather(ahead.exists())
+
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    heard = [step == 1 + teams._LAG for step in range(12)]
+    assert [rank.value for rank in ended] == [(heard, [True, True])] * 2
+
+
+# -- failing together --------------------------------------------------------------------------------------------------
+
+FULL, NO_ROOM = DeviceError("out of GPU memory."), SaveError("the disk is full.")
+FAULTS = {
+    "a step": (1, GrowthVectorEnv, "step", 5, FULL),
+    "a step of rank 0": (0, GrowthVectorEnv, "step", 5, FULL),
+    "the last step": (1, GrowthVectorEnv, "step", 6, FULL),
+    "a reset": (0, GrowthVectorEnv, "reset", 2, FULL),
+    "an event": (1, JsonlSink, "_append", 30, NO_ROOM),
+    "a commit": (1, JsonlSink, "commit", 2, NO_ROOM),
+    "an update": (1, PPOAgent, "_judge", 2, MaskError("nothing is possible.")),
+    "the last minibatch": (0, PPOAgent, "_descend", 8, MaskError("nothing is possible.")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_mistake_of_one_rank_within_a_round_ends_all_with_one_line(fault, tmp_path):
+    rank, owner, name, number, problem = FAULTS[fault]
+
+    def prepare(own):
+        if own == rank:
+            at_call(owner, name, number, failing(problem))
+
+    ended = train_ranks(tmp_path / "run", 2, prepare=prepare, ppo__target_kl=10.0)
+    assert_one_line(ended, str(problem))
+    assert [f"rank {rank} could not go on: " in own.said for own in ended] == [rank == 1, rank == 0]
+
+
+def test_a_rank_that_is_far_away_from_the_others_is_ended_too(tmp_path):
+    def prepare(rank):
+        if rank == 0:
+            at_call(GrowthVectorEnv, "step", 2, lambda: time.sleep(1000))
+        else:
+            at_call(GrowthVectorEnv, "step", 2, failing(FULL))
+
+    assert_one_line(train_ranks(tmp_path / "run", 2, prepare=prepare), str(FULL))
+
+
+def test_what_is_no_mistake_of_the_callers_is_told_to_the_others(tmp_path):
+    def prepare(rank):
+        if rank == 1:
+            at_call(GrowthVectorEnv, "step", 2, failing(ZeroDivisionError("a fault of ours")))
+
+    other, own = train_ranks(tmp_path / "run", 2, prepare=prepare)
+    assert_one_line([other], "rank 1 could not go on: ZeroDivisionError: a fault of ours")
+    assert (own.code, "Traceback" in own.said) == (99, True)
+
+
+def test_a_rank_that_is_killed_is_one_line_on_the_others(tmp_path):
+    def prepare(rank):
+        if rank == 1:
+            at_call(GrowthVectorEnv, "step", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    other, own = train_ranks(tmp_path / "run", 2, prepare=prepare)
+    assert_one_line([other], "rank 0 has lost the others")
+    assert "--resume" in other.said
+    assert own.code == -signal.SIGKILL
+
+
+def test_a_rank_that_falls_silent_is_not_waited_for(tmp_path):
+    def pause():
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def prepare(rank):
+        teams._SILENCE = timedelta(seconds=1.5)
+        if rank == 1:
+            at_call(GrowthVectorEnv, "step", 5, pause)
+
+    assert_one_line(train_ranks(tmp_path / "run", 2, prepare=prepare), "has lost the others")
+
+
+# -- dealt by cost -----------------------------------------------------------------------------------------------------
+
+
+def slow(rank):
+    """Rank 1 takes long for every host."""
+    if rank == 1:
+        team_workers.step_slowly(0.1)
+
+
+def test_a_slow_rank_gets_fewer_hosts_and_the_policy_is_that_of_one_rank(tmp_path):
+    settings = {**FREE, "hosts": 5, "ppo__anneal_decisions": 60}
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    assert_ended_well(train_ranks(whole, 1, **{**settings, "rounds": 4}))
+    ended = train_ranks(out, 2, prepare=slow, **settings)
+    assert_ended_well(ended)
+    assert deals_of(out) == [[3, 2], [3, 2], [4, 1]]
+    assert ended[0].said.count("hosts are dealt anew, by rank: 4, 1") == 1
+    assert tensors_of(out)[1]["facts"]["deal"] == [4, 1]
+    assert_ended_well(train_ranks(out, 2, resume=True, **{**settings, "rounds": 4}))
+    assert deals_of(out)[-1] == [4, 1]
+    assert farthest_tensor(tensors_of(whole)[0], tensors_of(out)[0]) < (CLOSE,)
+    assert farthest(rounds_of(whole), rounds_of(out)) < (CLOSE,)
+    assert farthest(hosts_of(whole), hosts_of(out)) < (CLOSE,)
+
+
+def test_other_ranks_than_a_deal_was_made_for_begin_evenly(tmp_path):
+    assert_ended_well(train_ranks(tmp_path / "run", 2, prepare=slow, **FREE))
+    assert deals_of(tmp_path / "run")[-1] == [3, 1]
+    assert_ended_well(train_ranks(tmp_path / "run", 3, resume=True, **{**FREE, "rounds": 4}))
+    assert deals_of(tmp_path / "run")[-1] == [2, 1, 1]
+
+
+def test_a_deterministic_run_keeps_its_deal(tmp_path):
+    assert_ended_well(train_ranks(tmp_path / "run", 2, prepare=slow, deterministic=True, **FREE))
+    assert deals_of(tmp_path / "run") == [[2, 2]] * 3
+
+
+# -- ranks that share a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharers", [(), (1,), (0, 1)])
+def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(sharers, tmp_path):
+    def live(rank):
+        begin, backends = dist.init_process_group, []
+        dist.init_process_group = lambda backend, **options: (backends.append(backend), begin("gloo", **options))
+        teams._own_device = lambda: (torch.device("meta"), rank in sharers)
+        with joined_team(wants_cuda=True) as team:
+            summed = team.sum(torch.tensor(rank + 1.0)).item() if sharers else None
+            return backends[0], str(team.device), team.shares_gpu, summed
+
+    ended = run_ranks(tmp_path, 2, live)
+    assert_ended_well(ended)
+    for rank, own in enumerate(ended):
+        backend = "gloo" if rank in sharers else "cpu:gloo,cuda:nccl"
+        assert own.value == (backend, "meta", bool(sharers), 3.0 if sharers else None)
+
+
+def test_a_run_whose_ranks_share_a_gpu_says_so(tmp_path):
+    def prepare(rank):
+        teams.Team.shares_gpu = property(lambda team: team.size > 1, lambda team, value: None)
+        teams.Team.sum = lambda team, values: values
+        running.train_ppo_vectorized = lambda *args, **options: None
+
+    def live(rank):
+        prepare(rank)
+        team_workers.esper(command(tmp_path / "run"))
+
+    first, second = run_ranks(tmp_path / "ranks", 2, live)
+    assert_ended_well([first, second])
+    assert first.said.count("2 hosts, ranks on cpu, cpu; some share a GPU") == 1
+    assert "share" not in second.said
