@@ -71,6 +71,11 @@ QUESTIONS = {
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
+    "controller-digits": {
+        "asks": "Short lives as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
+        "task": {"name": "digits", "epoch_examples": 512, "life": 16},
+        "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
+    },
     "controller-cifar10": {
         "asks": "Short lives as in the preset: a policy of `esper ppo --preset cifar10` on unseen host seeds.",
         "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
