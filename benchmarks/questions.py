@@ -81,6 +81,11 @@ QUESTIONS = {
         "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
+    "controller-fashion_mnist": {
+        "asks": "The policy of `esper ppo --preset cifar10` on a task that it never saw, lives as in its training.",
+        "task": {"name": "fashion_mnist", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
+    },
 }
 
 

@@ -13,7 +13,7 @@ ORDER = (
     ("Growing from scratch", ("q1-cifar10", "q1-digits")),
     ("Growing a trained host", ("q2-cifar10", "q2-fashion_mnist", "q2-shakespeare", "q2-digits")),
     ("Does the choice of place and kind matter?", ("budget-cifar10",)),
-    ("A first trained controller", ("controller-cifar10", "controller-digits")),
+    ("A first trained controller", ("controller-cifar10", "controller-fashion_mnist", "controller-digits")),
 )
 BARS = (
     ("q2-cifar10", "heuristic", "never", 3.0, "at 3 x the host's parameters, at least +3.0 points over kept training"),

@@ -63,7 +63,7 @@ def test_the_screen_shows_the_run_and_then_everything_that_was_said_is_printed(c
     assert train_beside(grow(run), run, False, screen) == 0
     assert screen.shown == [(run, True)]
     out, err = capfd.readouterr()
-    assert "cpu: 1 hosts" in out
+    assert "cpu: 1 host" in out
     assert "heuristic on blobs" in out
     assert err == ""
 

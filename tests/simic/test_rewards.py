@@ -307,7 +307,7 @@ def test_a_family_with_some_weights_changed(family):
     changed = weights_of(family, {"rent": 0.5})
     assert changed == {**FAMILIES[family], "rent": 0.5}
     assert list(changed) == list(FAMILIES[family])
-    assert FAMILIES[family]["rent"] == 0.01
+    assert FAMILIES[family]["rent"] in (0.003, 0.01)
     assert weights_of(family) == FAMILIES[family]
 
 

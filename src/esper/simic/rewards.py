@@ -99,8 +99,8 @@ FAMILIES: dict[str, dict[str, float]] = {
     "contribution": {
         "accuracy_beyond_twin": 10.0,
         "lasting_accuracy": 10.0,
-        "rent": 0.01,
-        "churn": 0.02,
+        "rent": 0.003,
+        "churn": 0.01,
         "breakdown": 0.1,
     },
     "loss": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "rent": 0.01, "churn": 0.02, "breakdown": 0.1},
