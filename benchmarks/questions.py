@@ -9,6 +9,7 @@ keeps finished arms, so that an interrupted question goes on.
 
 import argparse
 import datetime
+import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -20,7 +21,8 @@ from esper.trials.summary import summarise
 
 RESULTS = Path(__file__).parent / "results"
 ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
-TRAINED = "runs/controller/checkpoints/best.safetensors"
+TRAINED = "trained"
+"""Stands for the policy of --checkpoint."""
 
 QUESTIONS = {
     "q1-cifar10": {
@@ -74,6 +76,7 @@ QUESTIONS = {
     "controller-digits": {
         "asks": "Short lives as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
         "task": {"name": "digits", "epoch_examples": 512, "life": 16},
+        "first_seed": 1000,
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-cifar10": {
@@ -96,7 +99,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--checkpoint", type=Path, help=f"the trained policy, instead of {TRAINED}")
+    parser.add_argument("--checkpoint", type=Path, help="the trained policy of a controller's question")
     parser.add_argument("--work", type=Path, help="folder for finished arms")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -106,8 +109,9 @@ def main() -> None:
         return
     asked = dict(QUESTIONS[options.question])
     asks = asked.pop("asks")
-    named = {TRAINED: str(options.checkpoint)} if options.checkpoint else {}
-    asked["policies"] = [named.get(policy, policy) for policy in asked["policies"]]
+    if TRAINED in asked["policies"] and options.checkpoint is None:
+        parser.error(f"{options.question} needs --checkpoint, a policy that `esper ppo` trained")
+    asked["policies"] = [str(options.checkpoint) if policy == TRAINED else policy for policy in asked["policies"]]
     with tempfile.TemporaryDirectory() as temporary:
         Path(options.work or temporary).mkdir(parents=True, exist_ok=True)
         where = {"out": str(options.work or temporary), "data_root": options.data_root, "device": options.device}
@@ -115,27 +119,24 @@ def main() -> None:
         config = CompareConfig.of({**asked, **where, **threads, "seeds": options.seeds})
         found = summarise(config, Comparison(config, lambda line: print(line, flush=True), lambda: False).run())
     command = f"python benchmarks/questions.py {options.question} --seeds {options.seeds} --device {options.device}"
+    extra = {}
+    if TRAINED in QUESTIONS[options.question]["policies"]:
+        command += " --checkpoint FILE"
+        extra = {"checkpoint_sha256": hashlib.sha256(options.checkpoint.read_bytes()).hexdigest()}
     record = {
         "question": options.question,
         "asks": asks,
         "command": command,
         "hardware": hardware(options.device),
         "date": datetime.date.today().isoformat(),
-        **_named(found, named),
+        **extra,
+        **json.loads(json.dumps(found).replace(json.dumps(str(options.checkpoint)), json.dumps(TRAINED))),
     }
     path = options.out / f"question_{options.question}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     for arm, row in record["arms"].items():
         score = row["test_accuracy"]
         print(f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, {100 * score['high']:.2f}]")
-
-
-def _named(found: dict, named: dict[str, str]) -> dict:
-    """The results with the checkpoint's place on this machine replaced by what it is."""
-    text = json.dumps(found)
-    for path in named.values():
-        text = text.replace(json.dumps(path), json.dumps("trained"))
-    return json.loads(text.replace(json.dumps(TRAINED), json.dumps("trained")))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def share(options: argparse.Namespace) -> list[dict]:
             rows.append(
                 {
                     "processes": processes,
+                    "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
                     "hosts": options.total_hosts,
                     "rounds": options.rounds,
                     "amp": options.amp,

@@ -123,10 +123,7 @@ def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
         "germinated_per_life": [event["germinated"] / config.hosts for event in rounds],
         "alive_per_life": [count / config.hosts for count in alive],
         "fossilized_per_life": [event["fossilized"] / config.hosts for event in rounds],
-        **{
-            name: [event[name] for event in rounds]
-            for name in ("mean_return", "accuracy", "twin_accuracy", "params_share")
-        },
+        **{name: [event[name] for event in rounds] for name in READINGS},
         "explained_variance": [event["update"]["explained_variance"] for event in rounds],
         "first_ratio_gap": max(max(event["update"]["first_ratio_gap"].values()) for event in rounds),
     }

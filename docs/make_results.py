@@ -101,6 +101,7 @@ def section_of(name: str, found: dict[str, Any]) -> list[str]:
         found["asks"],
         "",
         f"{found['hardware']}, {found['date']}, {count} host seeds: `{found['command']}`",
+        *(["", found["remark"]] if "remark" in found else []),
         "",
         f"![{name}](pictures/question_{name}.svg)",
         "",

@@ -204,6 +204,24 @@ GARDEN_FAULTS = [
         "tamiyo/test_masks.py::test_a_head_that_no_op_can_use_has_exactly_its_first_entry",
     ),
     Fault(
+        "the schedule leaves every end to the clock",
+        RULES,
+        """        if memory["epoch"] not in self.epochs:
+            return _keep_surest(self.ground, masks, reports) or WAIT, memory
+""",
+        """        if memory["epoch"] not in self.epochs:
+            return WAIT, memory
+""",
+        "tamiyo/test_rules.py::test_controls_keep_what_has_proven_itself_as_the_heuristic_does[Schedule]",
+    ),
+    Fault(
+        "a network of fixed size starts like seeds do",
+        MODEL,
+        "self.germinate_seed(slot_id, blueprint_id, blend_id, scale=1.0)",
+        "self.germinate_seed(slot_id, blueprint_id, blend_id)",
+        "kasmina/test_model.py::test_what_is_built_in_starts_at_full_scale_whatever_seeds_start_at",
+    ),
+    Fault(
         "every host draws the same",
         RULES,
         'np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])',

@@ -10,6 +10,13 @@ TALLY = "simic/tally.py"
 TRAINING_FAULTS: list[Fault] = [
     *RUN_FAULTS,
     Fault(
+        "the policy lives where hosts do",
+        "simic/trainer.py",
+        "parse_devices([config.policy_device])[0]",
+        "parse_devices(config.devices)[0]",
+        "simic/test_trainer.py::test_the_policy_lives_where_it_is_told_to",
+    ),
+    Fault(
         "what is written is converted",
         CONFIG,
         'extra="forbid", strict=True, use_attribute',

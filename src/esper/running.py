@@ -126,7 +126,8 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
 
 def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     """The configuration with the devices that there are; a rank of a team has its own."""
-    parse_devices([config.policy_device])
+    if len(parse_devices([config.policy_device])) > 1:
+        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy lives on one device.")
     if team.size == 1:
         map_hosts(config.hosts, parse_devices(config.devices))
         return config
@@ -136,6 +137,8 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     team.share(config.hosts)
     places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
     if config.policy_device.startswith("cuda"):
+        if team.device.type == "cpu":
+            raise SettingError("policy_device is on a GPU, but ranks are on the CPU; leave it at cpu.")
         places.append(("policy_device", str(team.device)))
     return config.with_changes(places, "torchrun")
 
@@ -147,8 +150,9 @@ def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, cons
         console.print(places, markup=False, highlight=False)
         return
     shared = "; some share a GPU" if team.shares_gpu else ""
-    places = ", ".join(team.gather(str(team.device)))
-    console.print(f"{config.hosts} hosts, ranks on {places}{shared}", markup=False, highlight=False, soft_wrap=True)
+    ranks = zip(team.gather(str(team.device)), team.deal, strict=True)
+    places = ", ".join(f"rank {rank} on {device}: {count}" for rank, (device, count) in enumerate(ranks))
+    console.print(f"hosts by rank: {places}{shared}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:

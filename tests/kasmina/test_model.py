@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.kasmina import REGISTRY, MorphogeneticModel, blueprint, build_cnn_host
+from esper.kasmina import REGISTRY, GrowthSettings, MorphogeneticModel, blueprint, build_cnn_host
 from esper.leyline import SeedStage, SlotConfig, StageLengths
 from esper.leyline.errors import (
     BlueprintError,
@@ -349,3 +349,11 @@ def test_a_host_without_known_sites_is_refused_with_what_to_write():
 def test_a_host_without_an_example_is_refused_with_what_to_write():
     with pytest.raises(HostError, match="example=batch"):
         MorphogeneticModel(nn.Sequential(nn.Linear(2, 2)), SlotConfig.for_modules(["0"]))
+
+
+def test_what_is_built_in_starts_at_full_scale_whatever_seeds_start_at():
+    model = MorphogeneticModel(build_cnn_host(), settings=GrowthSettings(scale_at_birth=0.3))
+    model.build_in("r0c1", "conv_light")
+    model.germinate_seed("r0c2", "conv_light")
+    assert torch.equal(model.slot("r0c1").fossils[0].scale, torch.ones(16, 1, 1))
+    assert torch.equal(model.slot("r0c2").seed.scale, torch.full((32, 1, 1), 0.3))

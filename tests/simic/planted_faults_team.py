@@ -144,15 +144,15 @@ STOPS = [
     Fault(
         "ranks wait for each other after every epoch",
         TEAM,
-        "(0 if is_last else _LAG)",
+        "(0 if is_last else self._lag)",
         "0",
         f"{ROUNDS}::test_a_rank_goes_ahead_of_another_and_both_hear_the_same",
     ),
     Fault(
         "the last votes of a round are not read",
         TEAM,
-        "(0 if is_last else _LAG)",
-        "_LAG",
+        "(0 if is_last else self._lag)",
+        "self._lag",
         f"{STOP}[0-with the round]",
     ),
     Fault(
@@ -202,8 +202,8 @@ DEALS = [
     Fault(
         "hosts are dealt in turns",
         TEAM,
-        "(counts[rank] + 1) / rates[rank], rank)",
-        "counts[rank] + 1, rank)",
+        "(counts[rank] + 1) / rates[rank])",
+        "counts[rank] + 1)",
         f"{UNIT}::test_no_deal_is_done_earlier",
     ),
     Fault(
@@ -269,14 +269,28 @@ STARTS = [
         TEAM,
         "if wants_cuda and not is_shared else",
         "if wants_cuda else",
-        f"{SHARED}[sharers2]",
+        f"{SHARED}[True]",
     ),
     Fault(
-        "ranks that share a GPU sum elsewhere than those that do not",
+        "ranks that share a GPU sum there",
         TEAM,
-        "team.shares_gpu = any(team.gather(is_shared))",
-        "team.shares_gpu = is_shared",
-        f"{SHARED}[sharers1]",
+        '"cpu" if self.shares_gpu else values.device',
+        "values.device",
+        f"{SHARED}[True]",
+    ),
+    Fault(
+        "every rank is taken to share its GPU",
+        TEAM,
+        "range(size)}) < size",
+        "range(size)}) <= size",
+        f"{SHARED}[False]",
+    ),
+    Fault(
+        "a stop waits for eight epochs, however long they are",
+        TEAM,
+        "min(_LAG, int(_DRIFT / seconds))",
+        "_LAG",
+        f"{ROUNDS}::test_votes_lag_by_a_few_seconds_at_most",
     ),
     Fault(
         "the first hosts have two ranks",

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,8 @@ def started(machines, folder, arguments, **environment):
         for name in machines:
             found = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
             for pid in found.split():
-                os.kill(int(pid), signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         for run in runs:
             run.wait()
 

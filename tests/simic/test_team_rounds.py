@@ -75,6 +75,7 @@ def failing(problem):
 def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, life, asks, ends, tmp_path):
     def live(team):
         asked = []
+        team.pace(0.01)
 
         def should_stop():
             asked.append(None)
@@ -99,6 +100,7 @@ def test_a_rank_goes_ahead_of_another_and_both_hear_the_same(tmp_path):
         while team.rank == 1 and not ahead.exists() and time.monotonic() < until:
             time.sleep(0.01)
         heard = []
+        team.pace(0.01)
         for step in range(12):
             if team.rank == 0 and step == teams._LAG:
                 ahead.touch()
@@ -223,21 +225,42 @@ def test_a_deterministic_run_keeps_its_deal(tmp_path):
 # -- ranks that share a GPU --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharers", [(), (1,), (0, 1)])
-def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(sharers, tmp_path):
+class OnGpu:
+    """A tensor that says it is on a GPU and tells where it was moved to."""
+
+    device = torch.device("cpu", 0)
+
+    def detach(self):
+        return self
+
+    def to(self, place, copy):
+        self.moved = str(place)
+        return torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(is_shared, tmp_path):
     def live(rank):
         begin, backends = dist.init_process_group, []
         dist.init_process_group = lambda backend, **options: (backends.append(backend), begin("gloo", **options))
-        teams._own_device = lambda: (torch.device("meta"), rank in sharers)
+        teams._own_device = lambda: torch.device("meta")
+        teams._gpu_name = lambda device: "the only one" if is_shared else f"number {rank}"
         with joined_team(wants_cuda=True) as team:
-            summed = team.sum(torch.tensor(rank + 1.0)).item() if sharers else None
-            return backends[0], str(team.device), team.shares_gpu, summed
+            values = OnGpu()
+            summed = team.sum(values).item()
+            return backends[0], team.shares_gpu, values.moved, summed
 
     ended = run_ranks(tmp_path, 2, live)
     assert_ended_well(ended)
-    for rank, own in enumerate(ended):
-        backend = "gloo" if rank in sharers else "cpu:gloo,cuda:nccl"
-        assert own.value == (backend, "meta", bool(sharers), 3.0 if sharers else None)
+    expected = ("gloo", True, "cpu", 2.0) if is_shared else ("cpu:gloo,cuda:nccl", False, "cpu:0", 2.0)
+    assert [own.value for own in ended] == [expected] * 2
+
+
+def test_votes_lag_by_a_few_seconds_at_most():
+    team = teams.Team()
+    for seconds, lag in ((0.01, 8), (1.0, 8), (3.0, 2), (60.0, 0)):
+        team.pace(seconds)
+        assert team._lag == lag
 
 
 def test_a_run_whose_ranks_share_a_gpu_says_so(tmp_path):
@@ -252,5 +275,5 @@ def test_a_run_whose_ranks_share_a_gpu_says_so(tmp_path):
 
     first, second = run_ranks(tmp_path / "ranks", 2, live)
     assert_ended_well([first, second])
-    assert first.said.count("2 hosts, ranks on cpu, cpu; some share a GPU") == 1
+    assert first.said.count("hosts by rank: rank 0 on cpu: 1, rank 1 on cpu: 1; some share a GPU") == 1
     assert "share" not in second.said

@@ -382,3 +382,12 @@ def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
     seen = []
     agent = train(config, resume=True, watch=seen.append)
     assert (seen, agent.updates, events_of(config.out)) == ([], 3, before)
+
+
+def test_the_policy_lives_where_it_is_told_to(tmp_path, monkeypatch):
+    config = tiny(tmp_path)
+    env = build_environment(config)
+    monkeypatch.setattr(trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")])
+    monkeypatch.setattr(trainer, "PPOAgent", lambda network, *args, **options: network)
+    network, _ = build_agent(config.model_copy(update={"policy_device": "x"}), env)
+    assert {parameter.device.type for parameter in network.parameters()} == {"meta"}

@@ -133,6 +133,15 @@ def test_random_waits_where_nothing_can_be_planted(ground):
     assert choose(Random(ground), ground, reports_of(**full)) == WAIT
 
 
+@pytest.mark.parametrize("rule", [Schedule, Random])
+def test_controls_keep_what_has_proven_itself_as_the_heuristic_does(rule, ground):
+    others = {slot: {"stage": SeedStage.EMBARGOED} for slot in ("r0c0", "r0c2")}
+    for mean, expected in ((0.3, (OP_FOSSILIZE, 1, 0, 0)), (0.05, WAIT)):
+        probation = {"stage": SeedStage.PROBATIONARY, "mean": mean}
+        assert choose(rule(ground, epochs=(7,)), ground, reports_of(r0c1=probation)) == expected
+        assert choose(rule(ground, epochs=(1,)), ground, reports_of(r0c1=probation, **others)) == expected
+
+
 def test_random_is_the_same_twice(ground):
     runs = [lives(Random(ground, epochs=range(9), seed=4), ground, 9) for _ in range(2)]
     assert runs[0] == runs[1]

@@ -44,7 +44,9 @@ def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]
 
 def describe_map(placed: Sequence[torch.device]) -> str:
     """One line for people: devices with the number of hosts on each."""
-    return ", ".join(f"{device}: {count} host{'s' * (count > 1)}" for device, count in Counter(map(str, placed)).items())
+    return ", ".join(
+        f"{device}: {count} host{'s' * (count > 1)}" for device, count in Counter(map(str, placed)).items()
+    )
 
 
 @contextmanager

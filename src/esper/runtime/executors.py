@@ -81,10 +81,13 @@ class _Lane:
         """by structure and name; the first structure, in which lives begin, stays"""
 
     def of(self, structure: Any) -> dict[str, _Captured]:
-        """The graphs of this structure so far; the oldest of too many others go."""
+        """The graphs of this structure so far; of too many others those that were used least lately go."""
+        if structure == next(iter(self.graphs), None):
+            return self.graphs[structure]
         if structure not in self.graphs and len(self.graphs) >= _KEPT:
             del self.graphs[list(self.graphs)[1]]
-        return self.graphs.setdefault(structure, {})
+        self.graphs[structure] = found = self.graphs.pop(structure, {})
+        return found
 
 
 class GraphedExecutor:

@@ -80,9 +80,12 @@ class HostRun:
     def begin_life(self, seed: int) -> None:
         """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""
         self.restore(self._birth)
-        self._primed = {module: number for module, number in self._primed.items() if module is self.model.host}
+        self._primed.clear()
         with own_randomness(seed):
-            self.model.host.load_state_dict(self.task.build_host().state_dict())
+            newborn = self.task.build_host()
+        with torch.no_grad():
+            for old, new in zip(_tensors_of(self.model.host), _tensors_of(newborn), strict=True):
+                old.copy_(new)
         self.seed = seed
         self.model.settings = replace(self.model.settings, seed=mix_seed(seed, 1))
         self.plan.stream = ExampleStream(len(self.splits.train), mix_seed(seed, 2))
@@ -247,6 +250,10 @@ class HostRun:
         for module in (self.model.host, *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None)):
             if prime_state(self.optimizer, module.parameters()):
                 self._primed[module] = self._primed.get(module, 0) + 1
+
+
+def _tensors_of(host: nn.Module) -> list[Tensor]:
+    return [*host.parameters(), *host.buffers()]
 
 
 def draws_random_numbers(host: nn.Module) -> bool:

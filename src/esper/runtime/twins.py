@@ -19,10 +19,8 @@ _DECIDES_A_TWIN = (
     "name",
     "batch",
     "optimizer",
-    "lr",
     "weight_decay",
     "clip_norm",
-    "constant_share",
     "epoch_examples",
     "life",
     "augment",
@@ -33,7 +31,9 @@ _DECIDES_A_TWIN = (
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
     facts: dict[str, Any] = {name: getattr(task, name) for name in _DECIDES_A_TWIN}
-    facts |= {key: str(population[key]) for key in ("devices", "executor", "amp") if key in population}
+    facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
+    facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
+    facts["rates"] = [task.rate(epoch) for epoch in range(task.life)]
     with torch.device("meta"):
         host = task.build_host()
     facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]

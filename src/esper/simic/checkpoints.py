@@ -106,7 +106,8 @@ def _require_fit(tensors: Mapping[str, Tensor], agent: PPOAgent, path: Path) -> 
         if tensors[name].shape != value.shape:
             raise CheckpointMismatchError(
                 f"{path} has {name} of shape {list(tensors[name].shape)}, here it is {list(value.shape)} (size "
-                f"mismatch). A run goes on on the kind of device that it was started on; this is {agent.device.type}."
+                f"mismatch). A run goes on on the kind of device that it was started on; this is {agent.device.type}: "
+                "set policy_device to the other."
             )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -10,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,8 +29,8 @@ _JOINING = timedelta(minutes=5)
 """Longest wait for the address at which ranks meet."""
 _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 """How often ranks hear of each other, and how long one may be silent before it counts as lost."""
-_LAG = 8
-"""Votes are read this many epochs late: by so much ranks may drift apart within a round."""
+_LAG, _DRIFT = 8, 8.0
+"""Most epochs, and most seconds, by which ranks may drift apart within a round: so late a stop is seen."""
 _UNEVEN = 1.2
 """Hosts are dealt anew where the slowest rank takes this much longer than with the best deal."""
 
@@ -47,6 +47,7 @@ class Team:
         self._told: EsperError | None = None
         self._took: Sequence[float] = ()
         self._votes: deque[tuple[dist.Work, Tensor]] = deque()
+        self._lag = 0
         self._waited = 0.0
 
     def share(self, total: int) -> range:
@@ -90,16 +91,20 @@ class Team:
         return bool(self.sum(torch.tensor(int(claim))) > 0)
 
     def vote(self, claim: bool, is_last: bool) -> bool:
-        """Whether any rank claimed so `_LAG` votes ago, or, with the last vote, in any that is open; alone, at once."""
+        """Whether any rank claimed so as many votes ago as they lag, or, with the last, in any that is open."""
         if self.size == 1:
             return claim
         count, started = torch.tensor(int(claim)), time.perf_counter()
         self._votes.append((dist.all_reduce(count, async_op=True), count))
-        due = [self._votes.popleft() for _ in range(len(self._votes) - (0 if is_last else _LAG))]
+        due = [self._votes.popleft() for _ in range(len(self._votes) - (0 if is_last else self._lag))]
         for work, _ in due:
             work.wait()
         self._waited += time.perf_counter() - started
         return any(count > 0 for _, count in due)
+
+    def pace(self, seconds: float) -> None:
+        """From the next round on votes lag by what fits into a few seconds, where an epoch takes so long."""
+        self._lag = min(_LAG, int(_DRIFT / seconds))
 
     def clock(self) -> float:
         """Seconds; it stands still while this rank waits for the votes of others."""
@@ -144,12 +149,8 @@ class Team:
 def deal_hosts(total: int, rates: Sequence[float]) -> list[int]:
     """Hosts for ranks that live so many per second, at least one each, so that the last is done as early as can be."""
     counts = [1] * len(rates)
-    ends = [(2 / rate, rank) for rank, rate in enumerate(rates)]  # with one host more
-    heapify(ends)
     for _ in range(total - len(rates)):
-        rank = ends[0][1]
-        counts[rank] += 1
-        heapreplace(ends, ((counts[rank] + 1) / rates[rank], rank))
+        counts[min(range(len(rates)), key=lambda rank: (counts[rank] + 1) / rates[rank])] += 1
     return counts
 
 
@@ -175,10 +176,12 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
     if not is_launched():
         yield Team()
         return
-    device, is_shared = _own_device() if wants_cuda else (torch.device("cpu"), False)
+    device = _own_device() if wants_cuda else torch.device("cpu")
     try:
         store, rank, size = next(rendezvous("env://", timeout=_JOINING))
-        backend, fresh = "cpu:gloo,cuda:nccl" if wants_cuda and not is_shared else "gloo", _met(store, rank, size)
+        fresh = _met(store, rank, size)
+        is_shared = wants_cuda and _is_shared(fresh, rank, size, device)
+        backend = "cpu:gloo,cuda:nccl" if wants_cuda and not is_shared else "gloo"
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=_PATIENCE)
         pulse = Pulse(rank, size)
     except (RuntimeError, ValueError, OSError) as problem:
@@ -190,7 +193,7 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
     ended: BaseException | None = None
     try:
         team = Team(rank, size, device)
-        team.shares_gpu = any(team.gather(is_shared))
+        team.shares_gpu = is_shared
         yield team
     except BaseException as problem:
         ended = problem
@@ -202,14 +205,24 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
         raise ended
 
 
-def _own_device() -> tuple[torch.device, bool]:
-    """This rank's GPU, and whether the machine has fewer than ranks: NCCL refuses two ranks on one."""
+def _own_device() -> torch.device:
+    """This rank's GPU; where there are more ranks than GPUs, they take turns."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise DeviceError("the configuration asks for CUDA, but this machine has no GPU; --set devices='[\"cpu\"]'.")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
     torch.cuda.set_device(device)
-    return device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count
+    return device
+
+
+def _is_shared(store: Store, rank: int, size: int, device: torch.device) -> bool:
+    """Whether two ranks have one GPU, which NCCL refuses; all ranks get the same answer."""
+    store.set(f"gpu/{rank}", f"{socket.gethostname()} {_gpu_name(device)}")
+    return len({store.get(f"gpu/{other}") for other in range(size)}) < size
+
+
+def _gpu_name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 class Pulse:

@@ -78,6 +78,7 @@ def train_ppo_vectorized(
             if team.deal != deal:  # hosts begin anew with every round, so they may as well do so on another rank
                 del env, rollout
                 gc.collect()  # of two populations at once the second may find no room
+                torch.cuda.empty_cache()
                 with team.together():
                     env, deal = build_environment(config, team), team.deal
                     rollout = build_rollout(env, agent, config.hosts)
@@ -87,6 +88,7 @@ def train_ppo_vectorized(
             timed = RankTimed(number, team.rank, env.num_envs, team.clock() - began)
             sink.write(timed)
             ranks = [RankTimed(*row) for row in team.gather(astuple(timed))]
+            team.pace(max(rank.seconds for rank in ranks) / rollout.steps)
             if not config.deterministic:  # sums would be added up in an order that the clock decides
                 team.deal_anew([rank.seconds for rank in ranks])
             watch_ranks(ranks)

@@ -81,7 +81,7 @@ class Schedule:
         wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
         places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
         if not places:
-            return WAIT, memory
+            return _keep_surest(self.ground, masks, reports) or WAIT, memory
         turn = memory.get("turn", 0)
         slots = self.ground.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
