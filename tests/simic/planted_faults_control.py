@@ -17,9 +17,6 @@ ANOMALIES = "simic/test_anomalies.py::test_"
 SETTINGS = "simic/test_config.py::test_"
 ESCALATING = "telemetry/test_escalation.py::test_"
 
-STEP = """            norm = self._descend(policy.total + config.value_weight * value - weight * entropies.sum())
-"""
-
 CONTROL = [
     Fault(
         "35: the divergence is the mean log-ratio",
@@ -38,12 +35,8 @@ CONTROL = [
     Fault(
         "35: the minibatch that goes too far still takes its step",
         AGENT,
-        "        norm, kl = None, self.team.sum(policy.kl)\n"
-        "        if config.target_kl is None or not bool(kl > KL_SLACK * config.target_kl):\n" + STEP,
-        STEP.replace("            ", "        ")
-        + "        kl = self.team.sum(policy.kl)\n"
-        + "        if config.target_kl is not None and bool(kl > KL_SLACK * config.target_kl):\n"
-        + "            norm = None\n",
+        "            return None, kl\n",
+        "            self.optimizer.step()\n            return None, kl\n",
         UPDATE + "the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update",
     ),
     Fault(

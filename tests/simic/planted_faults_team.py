@@ -16,8 +16,8 @@ SUMS = [
     Fault(
         "gradients are averaged over ranks",
         TEAM,
-        "self.sum(flat).split(",
-        "(self.sum(flat) / self.size).split(",
+        "parameter.grad = part.view_as(parameter).clone()",
+        "parameter.grad = part.view_as(parameter) / self.size",
         f"{SAME}[2 ranks]",
     ),
     Fault(
@@ -130,8 +130,8 @@ STOPS = [
     Fault(
         "every rank minds its own divergence",
         AGENT,
-        "self.team.sum(policy.kl)",
-        "policy.kl",
+        "kl = self.team.sum_gradients(self.network.parameters(), kl)",
+        "self.team.sum_gradients(self.network.parameters(), kl)",
         f"{RANKS}::test_one_rank_over_the_limit_stops_all_in_the_same_minibatch",
     ),
     Fault(

@@ -86,7 +86,7 @@ def test_a_team_of_one_has_what_it_has():
     values, weight = torch.tensor([1.0, 2.0]), nn.Parameter(torch.ones(2))
     weight.grad = torch.tensor([3.0, 4.0])
     alone = Team()
-    alone.sum_gradients([weight])
+    assert alone.sum_gradients([weight], values) is values
     assert alone.sum(values) is values
     assert weight.grad.tolist() == [3.0, 4.0]
     assert alone.gather({"a": 1}) == [{"a": 1}]

@@ -94,7 +94,7 @@ def waiting_rollout(agent, possible=tuple(range(NUM_OPS))):
 def gradients(agent, rollout, weight):
     index = torch.arange(rollout.count)
     rows, flat = rollout.rows(index), torch.zeros(rollout.count, rollout.steps)
-    agent._descend = lambda loss: (agent.network.zero_grad(), loss.backward())[1]
+    agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
     agent._step(rows, index, flat, flat, weight)
     return {name: value.grad for name, value in agent.network.named_parameters() if value.grad is not None}
 

@@ -157,9 +157,7 @@ class PPOAgent:
         scale = self.network.return_stats.std.to(values.dtype)
         value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, counts.valid)
         entropies = mean_entropy(entropy, is_open, rows.valid, counts.open)
-        norm, kl = None, self.team.sum(policy.kl)
-        if config.target_kl is None or not bool(kl > KL_SLACK * config.target_kl):
-            norm = self._descend(policy.total + config.value_weight * value - weight * entropies.sum())
+        norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
             rows=index,
             log_ratios=policy.log_ratios,
@@ -184,16 +182,21 @@ class PPOAgent:
         )
         return new, said.values, entropy, is_open
 
-    def _descend(self, loss: Tensor) -> Tensor:
-        """One optimiser step; gradients that are not finite leave everything as it is."""
+    def _descend(self, loss: Tensor, kl: Tensor) -> tuple[Tensor | None, Tensor]:
+        """One optimiser step, unless the policy has gone too far: then there is no norm. Returns all ranks' divergence.
+
+        Gradients that are not finite leave everything as it is.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()
-        self.team.sum_gradients(self.network.parameters())
+        kl = self.team.sum_gradients(self.network.parameters(), kl)
+        if self.config.target_kl is not None and bool(kl > KL_SLACK * self.config.target_kl):
+            return None, kl
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
-        return norm
+        return norm, kl
 
     @torch.no_grad()
     def _stale_state_error(self, rollout: Rollout) -> float:

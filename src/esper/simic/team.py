@@ -77,14 +77,16 @@ class Team:
         dist.all_reduce(total)
         return total.to(values.device)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every gradient becomes its sum over ranks; a rank without one adds zero."""
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], number: Tensor) -> Tensor:
+        """Every gradient becomes its sum over ranks; a rank without one adds zero. Returns the sum of `number` too."""
         if self.size == 1:
-            return
+            return number
         own = list(parameters)
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
-        for parameter, part in zip(own, self.sum(flat).split([p.numel() for p in own]), strict=True):
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own]
+        *parts, total = self.sum(torch.cat([*flat, number.to(flat[0])[None]])).split([*(p.numel() for p in own), 1])
+        for parameter, part in zip(own, parts, strict=True):
             parameter.grad = part.view_as(parameter).clone()
+        return total[0]
 
     def any(self, claim: bool) -> bool:
         """Whether any rank says so."""
