@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,19 @@ def test_summaries_follow_from_the_rows_beside_them(name):
 def test_results_name_no_place_on_a_machine():
     for found in KNOWN.values():
         assert re.search(r"/(tmp|home|root|work)/", str(found)) is None
+
+
+def test_a_sweep_pays_for_every_size_until_one_reaches_the_target(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    judge = runpy.run_path(str(ROOT / "benchmarks" / "sweep.py"))["judge"]
+
+    def rows(*pairs):
+        return [{"flops": f, "validation_accuracy": v, "final_params": 100 * f} for f, v in pairs]
+
+    grown = rows((2.0, 0.7), (2.0, 0.6))
+    sweeps = [rows((1.0, 0.5), (3.0, 0.7), (9.0, 0.9)), rows((1.0, 0.5), (3.0, 0.6), (9.0, 0.6))]
+    found = judge(grown, sweeps, 0.65)
+    assert (found["grown_reaches"], found["sweep_reaches"]) == (0.5, 0.5)
+    assert (found["sweep_flops"], found["sweep_params"]) == ((4.0 + 13.0) / 2, 300.0)
+    assert found["flops_ratio"]["mean"] == (4.0 / 2.0 + 13.0 / 2.0) / 2
+    assert found["right_size_ratio"] == 3.0 / 2.0

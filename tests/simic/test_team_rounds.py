@@ -34,13 +34,9 @@ from simic.team_workers import (
     tensors_of,
     train_ranks,
 )
-from simic.tiny_runs import command, tiny, train
+from simic.tiny_runs import command, tiny
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm(tmp_path_factory):
-    """What is loaded on first use is then there in every fork."""
-    train(tiny(tmp_path_factory.mktemp("warm")))
+pytestmark = pytest.mark.usefixtures("warm_forks")
 
 
 def at_call(owner, name, number, act):

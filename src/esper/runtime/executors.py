@@ -100,7 +100,7 @@ class GraphedExecutor:
     def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
         ready = [run for run in runs if self._is_ready(run)]
-        changed = [run for run in runs if not self._is_ready(run)]
+        changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay(ready, [own[2:] for own in calls])
         for run in changed:
@@ -122,7 +122,8 @@ class GraphedExecutor:
         # captured first: what is captured later cannot write over a result that is read after it
         score = self._captured(run, "score", partial(greedy_scores, run))
         sizes = step_sizes(run.examples, run.task.batch)
-        return [score, *(self._captured(run, f"train {size}", _train_call(run, size)) for size in sizes)]
+        steps = {size: self._captured(run, f"train {size}", _train_call(run, size)) for size in dict.fromkeys(sizes)}
+        return [score, *(steps[size] for size in sizes)]
 
     def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
         """Each host's calls on its stream, one of each in turn: a deep queue of one host would keep others out."""
