@@ -162,8 +162,8 @@ COMMANDS = [
     Fault(
         "growing begins in any folder",
         RUNNING,
-        "runfolder.require_fresh(config.out)\n        console.print(describe_map",
-        "assert config.out.exists()\n        console.print(describe_map",
+        'runfolder.require_fresh(config.out)\n        console.print(f"{config.policy}',
+        'assert config.out.exists()\n        console.print(f"{config.policy}',
         "test_cli_grow.py::test_a_folder_that_is_not_empty_is_refused",
     ),
     Fault(

@@ -175,7 +175,7 @@ def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypat
     monkeypatch.setenv("COLUMNS", "160")
     code, out, err = call(capsys, *command(tmp_path / "run"))
     assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "cpu: 2 hosts"
+    assert out.splitlines()[0] == "heuristic on cpu: 2 hosts"
     for event in events_of(tmp_path / "run", "ActionTaken"):
         assert f"  host {event['host']}, epoch {event['epoch']}: {event['op']}" in out
     assert "heuristic on blobs" in out

@@ -178,7 +178,7 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
     with runfolder.only_writer(config.out):
         if not resume:
             runfolder.require_fresh(config.out)
-        console.print(describe_map(places), markup=False, highlight=False)
+        console.print(f"{config.policy} on {describe_map(places)}", markup=False, highlight=False)
 
         def tell(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
