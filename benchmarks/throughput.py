@@ -79,14 +79,14 @@ def plant(population: Population, blueprint: str) -> None:
     population.tick()
 
 
-def warm_up(population: Population, examples: int) -> None:
+def warm_up(population: Population, steps: int = 3) -> None:
     """A few steps that capture and allocate; the epoch that is timed starts afresh."""
-    whole = population.runs[0].examples
+    whole = population.runs[0].plan.steps
     for run in population.runs:
-        run.examples = run.plan.examples = examples
+        run.plan.steps = steps
     population.executor.train(population.runs)
     for run in population.runs:
-        run.examples = run.plan.examples = whole
+        run.plan.steps = whole
 
 
 def synchronize(device: str) -> None:
@@ -109,13 +109,13 @@ def time_training(
     )
     if seeds:
         plant(population, "conv_light")
-    warm_up(population, 3 * batch)
+    warm_up(population)
     synchronize(options.device)
     started = time.perf_counter()
     population.executor.train(population.runs)
     synchronize(options.device)
     seconds = time.perf_counter() - started
-    population.runs[0].end_epoch(population.runs[0].sums.tolist(), steps)
+    population.runs[0].end_epoch(population.runs[0].sums.tolist())
     peak = torch.cuda.max_memory_allocated() if options.device.startswith("cuda") else 0
     return {
         "device": options.device,
@@ -230,7 +230,7 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
     task = task_for(batch, batch * options.steps)
     population = Population(task, list(range(hosts)), [options.device], executor="eager", splits=options.splits)
     executors.SharedBatchIterator = TakingTurns
-    warm_up(population, 3 * batch)
+    warm_up(population)
     ours_s, plain_s = [], []
     for _ in range(options.repeats):
         plain.seconds = 0.0

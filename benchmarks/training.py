@@ -85,29 +85,41 @@ def measure(options: argparse.Namespace) -> dict | None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
         config = config_of(options, str(folder))
+        known = len(rounds_of(records_in(folder)))
         started = time.perf_counter()
-        with BusyWatch() as busy:
-            run_ppo(config, False, Console())
-        whole = time.perf_counter() - started
         if int(os.environ.get("RANK", "0")):
+            run_ppo(config, options.resume, Console())
             return None
-        records = [json.loads(line) for path in sorted(folder.glob("events-*.jsonl")) for line in path.open()]
-    rounds = [record for record in records if record["type"] == "RoundFinished"]
+        with BusyWatch() as busy:
+            run_ppo(config, options.resume, Console())
+        whole = time.perf_counter() - started
+        records = records_in(folder)
     verdicts = Counter((r["gate"], r["verdict"]) for r in records if r["type"] == "GateJudged")
-    return {**describe(config, rounds), "seconds": whole, "gpu_busy_percent": mean_or_none(busy.samples)} | {
+    return {**describe(config, rounds_of(records), known), "seconds": whole} | {
+        "gpu_busy_percent": mean_or_none(busy.samples),
+        "resumed_after_rounds": known,
         "gates": {f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())},
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
     }
 
 
+def records_in(folder: Path) -> list[dict]:
+    return [json.loads(line) for path in sorted(folder.glob("events-*.jsonl")) for line in path.open()]
+
+
+def rounds_of(records: list[dict]) -> list[dict]:
+    return [record for record in records if record["type"] == "RoundFinished"]
+
+
 def mean_or_none(values: list[float]) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
+def describe(config: TrainingConfig, rounds: list[dict], known: int) -> dict:
+    """All rounds; the speed is that of the rounds of this call."""
     task = config.task.build()
-    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[1:]]
+    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[known + 1 :]]
     alive = [event["germinated"] - event["fossilized"] - event["culled"] for event in rounds]
     return {
         "task": task.name,
@@ -139,6 +151,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the configuration")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--keep", type=Path, help="run folder to leave behind")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --keep")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -215,11 +215,11 @@ GARDEN_FAULTS = [
         "tamiyo/test_rules.py::test_controls_keep_what_has_proven_itself_as_the_heuristic_does[Schedule]",
     ),
     Fault(
-        "a network of fixed size starts like seeds do",
+        "what is built in keeps its slot closed",
         MODEL,
-        "self.germinate_seed(slot_id, blueprint_id, blend_id, scale=1.0)",
-        "self.germinate_seed(slot_id, blueprint_id, blend_id)",
-        "kasmina/test_model.py::test_what_is_built_in_starts_at_full_scale_whatever_seeds_start_at",
+        "        slot.assign(SeedState())\n\n    def act(",
+        "\n    def act(",
+        "kasmina/test_model.py::test_what_is_built_in_starts_as_seeds_do",
     ),
     Fault(
         "every host draws the same",

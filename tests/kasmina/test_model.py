@@ -351,9 +351,8 @@ def test_a_host_without_an_example_is_refused_with_what_to_write():
         MorphogeneticModel(nn.Sequential(nn.Linear(2, 2)), SlotConfig.for_modules(["0"]))
 
 
-def test_what_is_built_in_starts_at_full_scale_whatever_seeds_start_at():
+def test_what_is_built_in_starts_as_seeds_do():
     model = MorphogeneticModel(build_cnn_host(), settings=GrowthSettings(scale_at_birth=0.3))
     model.build_in("r0c1", "conv_light")
-    model.germinate_seed("r0c2", "conv_light")
-    assert torch.equal(model.slot("r0c1").fossils[0].scale, torch.ones(16, 1, 1))
-    assert torch.equal(model.slot("r0c2").seed.scale, torch.full((32, 1, 1), 0.3))
+    assert torch.equal(model.slot("r0c1").fossils[0].scale, torch.full((16, 1, 1), 0.3))
+    model.germinate_seed("r0c1", "norm")

@@ -39,7 +39,7 @@ IMAGES = replace(
     life=12,
     augment=True,
 )
-"""Two slots, batch norm, augmentation, a last batch of 16."""
+"""Two slots, batch norm, augmentation, 81 examples in an epoch."""
 BLOBS = replace(get_task("blobs"), batch=64, lr=0.05, scale_at_birth=0.0, lengths=QUICK)
 
 GROWTH = {

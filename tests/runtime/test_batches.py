@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator, step_sizes
+from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator, whole_steps
 from esper.runtime.population import Population
 from esper.runtime.splits import TensorSplit, TokenSplit
 from runtime.lives import BLOBS, replace
@@ -19,8 +19,8 @@ def numbered(count, padded=False):
     return split.with_border() if padded else split
 
 
-def plans(split, examples, augment, hosts=3):
-    made = [EpochPlan(split, ExampleStream(len(split), seed), examples, augment, CPU) for seed in range(hosts)]
+def plans(split, steps, augment, hosts=3):
+    made = [EpochPlan(split, ExampleStream(len(split), seed), steps, augment, CPU) for seed in range(hosts)]
     for plan in made:
         plan.draw()
     return made
@@ -85,58 +85,58 @@ def test_an_epoch_takes_the_next_examples_of_the_stream_whatever_its_size(exampl
     expected.load(run.plan.stream.state())
     for _ in range(2):
         population.train_epoch()
-        assert torch.equal(run.plan.rows, expected.draw(examples))
+        assert torch.equal(run.plan.rows, expected.draw(run.examples))
 
 
-def test_by_default_an_epoch_is_one_pass():
-    population = Population(BLOBS, [3])
+@pytest.mark.parametrize("batch", [32, 100])
+def test_by_default_an_epoch_is_one_pass_and_what_fills_its_last_step(batch):
+    population = Population(replace(BLOBS, batch=batch), [3])
     population.train_epoch()
-    rows = population.runs[0].plan.rows
-    assert torch.equal(rows.sort().values, torch.arange(len(population.runs[0].splits.train)))
+    run = population.runs[0]
+    count = len(run.splits.train)
+    assert torch.equal(run.plan.rows[:count].sort().values, torch.arange(count))
+    assert len(run.plan.rows) == run.examples < count + run.plan.steps
 
 
 @pytest.mark.parametrize("augment", [False, True])
-@pytest.mark.parametrize(("examples", "batch"), [(12, 4), (14, 4), (3, 4)])
-def test_the_shared_gather_equals_each_hosts_own_batches_row_for_row(augment, examples, batch):
+@pytest.mark.parametrize("steps", [(3, 4), (4, 4), (1, 3)])
+def test_the_shared_gather_equals_each_hosts_own_batches_row_for_row(augment, steps):
     split = numbered(9, padded=augment)
-    together, alone = plans(split, examples, augment), plans(split, examples, augment)
-    steps = 0
-    for inputs, targets in SharedBatchIterator(together, batch):
-        size = step_sizes(examples, batch)[steps]
+    together, alone = plans(split, steps, augment), plans(split, steps, augment)
+    shared = list(SharedBatchIterator(together))
+    assert len(shared) == steps[0]
+    for inputs, targets in shared:
         for host, plan in enumerate(alone):
-            own_inputs, own_targets = plan.next_batch(size)
+            own_inputs, own_targets = plan.next_batch()
             assert torch.equal(inputs[host], own_inputs)
             assert torch.equal(targets[host], own_targets)
-        steps += 1
-    assert steps == len(step_sizes(examples, batch))
 
 
 @given(st.integers(1, 5000), st.integers(1, 600))
-def test_steps_take_every_example_once_none_too_many_and_are_alike(examples, batch):
-    sizes = step_sizes(examples, batch)
-    assert sum(sizes) == examples
-    assert len(sizes) == -(-examples // batch)
-    assert max(sizes) <= batch
-    assert max(sizes) - min(sizes) <= 1
+def test_steps_are_alike_none_too_large_and_hardly_more_than_was_asked_for(examples, batch):
+    steps, size = whole_steps(examples, batch)
+    assert size <= batch
+    assert examples <= steps * size < examples + steps
+    assert (steps - 1) * batch < examples
 
 
 def test_the_shared_gather_serves_texts_too():
     split = TokenSplit(torch.arange(61, dtype=torch.uint8), context=5)
-    together, alone = plans(split, 7, False), plans(split, 7, False)
-    for inputs, targets in SharedBatchIterator(together, 7):
+    together, alone = plans(split, (1, 7), False), plans(split, (1, 7), False)
+    for inputs, targets in SharedBatchIterator(together):
         for host, plan in enumerate(alone):
-            assert torch.equal(torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch(7)))
+            assert torch.equal(torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch()))
 
 
 def test_a_new_epoch_starts_at_its_first_example():
-    (plan,) = plans(numbered(9), 6, augment=False, hosts=1)
-    plan.next_batch(4)
+    (plan,) = plans(numbered(9), (2, 3), augment=False, hosts=1)
+    plan.next_batch()
     plan.draw()
-    assert torch.equal(plan.next_batch(6)[1], plan.rows)
+    assert torch.equal(plan.next_batch()[1], plan.rows[:3])
 
 
 def test_every_example_of_every_epoch_is_augmented_anew():
-    (plan,) = plans(numbered(9, padded=True), 200, augment=True, hosts=1)
+    (plan,) = plans(numbered(9, padded=True), (10, 20), augment=True, hosts=1)
     first = plan.offsets.clone()
     plan.draw()
     assert not torch.equal(first, plan.offsets)

@@ -46,7 +46,7 @@ TEXT = replace(
     life=12,
 )
 CASES = {
-    "sgd, batch norm, augmentation": (replace(IMAGES, lr=0.03), GROWTH),
+    "sgd, batch norm, augmentation": (replace(IMAGES, lr=0.02), GROWTH),
     "adamw": (replace(POINTS, optimizer="adamw", lr=0.01), VECTORS),
     "text": (
         TEXT,

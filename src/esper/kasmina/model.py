@@ -109,14 +109,11 @@ class MorphogeneticModel(nn.Module):
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
-    def germinate_seed(
-        self, slot_id: str, blueprint_id: str, blend_id: str = "linear", *, scale: float | None = None
-    ) -> SlotChange:
+    def germinate_seed(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
         slot = self._permit(LifecycleOp.GERMINATE, slot_id, blueprint_id, blend_id)
         gated = blend_id == "gated"
-        if scale is None:
-            scale = 0.0 if self.settings.lengths.training else self.settings.scale_at_birth
+        scale = 0.0 if self.settings.lengths.training else self.settings.scale_at_birth
         with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
             probe = torch.randn(2, *slot.feature_shape)
@@ -151,8 +148,8 @@ class MorphogeneticModel(nn.Module):
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
-        """Make a fossil at once, at full scale: part of the host from the first step on, as in a net of fixed size."""
-        self.germinate_seed(slot_id, blueprint_id, blend_id, scale=1.0)
+        """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
+        self.germinate_seed(slot_id, blueprint_id, blend_id)
         slot = self.slot(slot_id)
         seed = slot.petrify()
         if self.link is not None:

@@ -9,15 +9,14 @@ from torch import Tensor
 from esper.runtime.splits import Split
 
 
-def step_sizes(examples: int, batch: int) -> list[int]:
-    """Examples in each step of an epoch: at most `batch`, and alike to one.
+def whole_steps(examples: int, batch: int) -> tuple[int, int]:
+    """How many steps an epoch has, and how many examples each of them: at most `batch`, together at least `examples`.
 
     A last batch of what is left over may be tiny. Its gradient and its batch statistics are then mostly noise, and it
-    comes right before the measurement.
+    comes right before the measurement. And steps of one size are one graph.
     """
     steps = -(-examples // batch)
-    least, more = divmod(examples, steps)
-    return [least + 1] * more + [least] * (steps - more)
+    return steps, -(-examples // steps)
 
 
 class ExampleStream:
@@ -57,14 +56,22 @@ class ExampleStream:
 class EpochPlan:
     """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance."""
 
-    def __init__(self, split: Split, stream: ExampleStream, examples: int, augment: bool, device: torch.device):
-        self.split, self.stream, self.examples, self.augment = split, stream, examples, augment
+    def __init__(
+        self, split: Split, stream: ExampleStream, steps: tuple[int, int], augment: bool, device: torch.device
+    ):
+        self.split, self.stream, self.augment = split, stream, augment
+        self.steps, self.size = steps
+        examples = self.examples
         self._drawn = torch.zeros((4 if augment else 1, examples), dtype=torch.long, pin_memory=device.type == "cuda")
         self._placed = self._drawn.to(device, copy=True)
         self.rows = self._placed[0]
         self.offsets = self._placed[1:] if augment else None
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
-        self._steps = torch.arange(examples, device=device)
+        self._step = torch.arange(self.size, device=device)
+
+    @property
+    def examples(self) -> int:
+        return self.steps * self.size
 
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
@@ -74,29 +81,27 @@ class EpochPlan:
         self._placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 
-    def next_batch(self, size: int) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Tensor, Tensor]:
         """The next batch, found by the cursor on the device, so that a captured call goes on by itself."""
-        places = self.cursor + self._steps[:size]
-        self.cursor += size
-        offsets = None if self.offsets is None else self.offsets[:, places]
-        return self.split.gather(self.rows[places], offsets)
+        drawn = self._placed[:, self.cursor + self._step]
+        self.cursor += self.size
+        return self.split.gather(drawn[0], drawn[1:] if self.augment else None)
 
 
 class SharedBatchIterator:
     """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
 
-    def __init__(self, plans: Sequence[EpochPlan], batch: int):
-        self.plans, self.batch = plans, batch
+    def __init__(self, plans: Sequence[EpochPlan]):
+        self.plans = plans
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = self.plans[0]
-        end = 0
-        for size in step_sizes(first.examples, self.batch):
-            start, end = end, end + size
+        for start in range(0, first.examples, first.size):
+            end = start + first.size
             rows = torch.cat([plan.rows[start:end] for plan in self.plans])
             offsets = None
             if first.augment:
                 offsets = torch.cat([plan.offsets[:, start:end] for plan in self.plans if plan.offsets is not None], 1)
             inputs, targets = first.split.gather(rows, offsets)
             hosts = len(self.plans)
-            yield inputs.view(hosts, size, *inputs.shape[1:]), targets.view(hosts, size, *targets.shape[1:])
+            yield inputs.view(hosts, -1, *inputs.shape[1:]), targets.view(hosts, -1, *targets.shape[1:])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError
-from esper.runtime.batches import SharedBatchIterator, step_sizes
+from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.host import HostRun, draws_random_numbers
 from esper.runtime.measuring import greedy_scores, measure
 from esper.runtime.splits import Split
@@ -40,7 +40,7 @@ class EagerExecutor:
         scores = [greedy_scores(run) for run in runs]
         for device in dict.fromkeys(run.device for run in runs):
             own = [run for run in runs if run.device == device]
-            for inputs, targets in SharedBatchIterator([run.plan for run in own], own[0].task.batch):
+            for inputs, targets in SharedBatchIterator([run.plan for run in own]):
                 for index, run in enumerate(own):
                     run.learn(inputs[index], targets[index])
         return scores
@@ -52,6 +52,7 @@ class EagerExecutor:
         """Nothing is remembered."""
 
 
+_TRAIN = "train"
 _KEPT = 8
 """Structures of a host whose graphs are kept: a culled seed brings an earlier one back."""
 
@@ -121,9 +122,8 @@ class GraphedExecutor:
         """The greedy score, then every step of the epoch."""
         # captured first: what is captured later cannot write over a result that is read after it
         score = self._captured(run, "score", partial(greedy_scores, run))
-        sizes = step_sizes(run.examples, run.task.batch)
-        steps = {size: self._captured(run, f"train {size}", _train_call(run, size)) for size in dict.fromkeys(sizes)}
-        return [score, *(steps[size] for size in sizes)]
+        step = self._captured(run, _TRAIN, lambda: run.learn(*run.plan.next_batch()))
+        return [score, *[step] * run.plan.steps]
 
     def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
         """Each host's calls on its stream, one of each in turn: a deep queue of one host would keep others out."""
@@ -167,9 +167,8 @@ class GraphedExecutor:
 
     def _warm_up(self, run: HostRun, name: str, lane: _Lane, call: Callable[[], Tensor | None]) -> None:
         """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
-        is_learning = name.startswith("train")
-        kernels = "train" if is_learning else name  # steps of all sizes have the same
-        parts = {(kernels, run.device, run.amp, part) for part in _parts(run)}
+        is_learning = name == _TRAIN
+        parts = {(name, run.device, run.amp, part) for part in _parts(run)}
         if parts <= self._warmed:
             return
         self._warmed |= parts
@@ -192,10 +191,6 @@ class GraphedExecutor:
     def _join(self, runs: Sequence[HostRun]) -> None:
         for run in runs:
             torch.cuda.current_stream(run.device).wait_stream(self._lane(run).stream)
-
-
-def _train_call(run: HostRun, batch: int) -> Callable[[], None]:
-    return lambda: run.learn(*run.plan.next_batch(batch))
 
 
 def _parts(run: HostRun) -> set[Any]:

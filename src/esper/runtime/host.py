@@ -14,7 +14,7 @@ from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
-from esper.runtime.batches import EpochPlan, ExampleStream
+from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
 from esper.runtime.ledger import Ledger
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
@@ -65,9 +65,10 @@ class HostRun:
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
         count = len(splits.train)
-        self.examples = task.epoch_examples or count
         stream = ExampleStream(count, mix_seed(seed, 2))
-        self.plan = EpochPlan(splits.train, stream, self.examples, task.augment, device)
+        self.plan = EpochPlan(
+            splits.train, stream, whole_steps(task.epoch_examples or count, task.batch), task.augment, device
+        )
         self.has_segments = knows_its_slots(host, self.model.slot_config)
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self._nothing = torch.zeros((), device=device)
@@ -92,6 +93,11 @@ class HostRun:
         self.ledger = Ledger(peak_params=self.model.total_params)
 
     # -- training ----------------------------------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> int:
+        """Of one epoch."""
+        return self.plan.examples
 
     def topology(self) -> tuple[Any, ...]:
         """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
@@ -167,9 +173,10 @@ class HostRun:
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
 
-    def end_epoch(self, sums: list[float], steps: int) -> None:
+    def end_epoch(self, sums: list[float]) -> None:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
         loss, correct, host_norm, *seed_norms = sums
+        steps = self.plan.steps
         rate = self.task.rate(self.epoch)
         self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, host_norm / steps, rate)
         host_params = self.model.host_params

@@ -17,7 +17,6 @@ from esper.leyline.factored_actions import FactoredAction
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
-from esper.runtime.batches import step_sizes
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor, find_eager_only
 from esper.runtime.governor import Governor, keep_together
@@ -106,10 +105,9 @@ class Population:
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs)
             sums = _read([run.sums for run in self.runs])
-        steps = len(step_sizes(self.runs[0].examples, self.task.batch))
         seconds = (time.perf_counter() - started) / len(self.runs)
         for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
-            run.end_epoch(row, steps)
+            run.end_epoch(row)
             for slot, value in zip(run.slots, score, strict=True):
                 slot.greedy_score = value
             flops = (1 + BACKWARD) * network_flops(run.model, self.flops)

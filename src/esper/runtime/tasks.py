@@ -41,7 +41,7 @@ class Task:
     """accuracy of random guessing; the governor knows a collapse by it"""
     score: Score = cross_entropy_scores
     batch: int = 128
-    """most examples per step; all steps of an epoch are alike to one example"""
+    """most examples per step; all steps of an epoch have as many"""
     optimizer: str = "sgd"
     """sgd (nesterov momentum 0.9) or adamw"""
     lr: float = 0.1
@@ -52,7 +52,7 @@ class Task:
     constant_share: float = 0.5
     """part of the life at the peak rate"""
     epoch_examples: int | None = None
-    """examples per epoch and decision; None is one pass over the training split"""
+    """least examples per epoch and decision, rounded up to whole steps; None is one pass over the training split"""
     held_out: int | None = None
     """validation examples to measure on, always the same ones; None is all that were carved off"""
     life: int = 20

@@ -74,6 +74,7 @@ def train_ppo_vectorized(
             if team.rank == 0:  # what it goes on with
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         rollout = build_rollout(env, agent, config.hosts)
+        started = time.perf_counter()
         for number in range(first, config.rounds):
             if team.deal != deal:  # hosts begin anew with every round, so they may as well do so on another rank
                 del env, rollout
@@ -82,7 +83,7 @@ def train_ppo_vectorized(
                 with team.together():
                     env, deal = build_environment(config, team), team.deal
                     rollout = build_rollout(env, agent, config.hosts)
-            started, began = time.perf_counter(), team.clock()
+            began = team.clock()
             sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
             timed = RankTimed(number, team.rank, env.num_envs, team.clock() - began)
@@ -94,7 +95,8 @@ def train_ppo_vectorized(
             watch_ranks(ranks)
             record = agent.update(rollout)
             check_health(record, number, config, sink, team)
-            event = tally.finish(number, agent.decisions, plain_record(record), time.perf_counter() - started, team)
+            before, started = started, time.perf_counter()  # with the checkpoint of the round before
+            event = tally.finish(number, agent.decisions, plain_record(record), started - before, team)
             del tally  # it holds the hosts
             if team.rank == 0:
                 sink.write(event)
