@@ -30,7 +30,7 @@ QUESTIONS = {
         "task": {"name": "cifar10", "life": 20},
         "policies": ["never", "heuristic"],
         "static": ["final", "final-equal-flops"],
-        "rates": [1.0, 2.0],
+        "rates": [0.5, 1.0, 2.0],
     },
     "q2-cifar10": {
         "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
@@ -83,6 +83,12 @@ QUESTIONS = {
         "asks": "Short lives as in the preset: a policy of `esper ppo --preset cifar10` on unseen host seeds.",
         "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
+    },
+    "controller-cifar10-longer": {
+        "asks": "The same policy after 20 rounds more, hosts in bf16, on other host seeds, against the best rule.",
+        "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "first_seed": 1000,
+        "policies": ["heuristic", TRAINED],
     },
     "controller-fashion_mnist": {
         "asks": "The policy of `esper ppo --preset cifar10` on a task that it never saw, lives as in its training.",

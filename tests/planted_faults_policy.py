@@ -3,6 +3,8 @@
 from planted_faults import Fault
 from tamiyo.planted_faults import NETWORK, PART_FAULTS
 
+CASES = "tamiyo/cases.py"
+
 NETWORK_FAULTS = [
     Fault(
         "an op is judged with another op's embedding",
@@ -13,15 +15,15 @@ NETWORK_FAULTS = [
     ),
     Fault(
         "an op is judged under another op's mask",
-        NETWORK,
-        "rows = mask[:, uses] if axis == 0 else mask",
-        "rows = mask[:, : len(uses)] if axis == 0 else mask",
+        CASES,
+        "mask[:, list(spec.uses(head))] if axis == 0",
+        "mask[:, : len(spec.uses(head))] if axis == 0",
         "tamiyo/test_network_reconstruction.py::test_without_a_step_of_the_optimiser_every_ratio_is_one",
     ),
     Fault(
         "masks are dropped when learning",
         NETWORK,
-        "mask = self._mask_cases(place, masks.get(head.name), len(earlier), uses)",
+        "mask = mask_cases(self.spec, place, masks.get(head.name))",
         "mask = None",
         "tamiyo/test_network_reconstruction.py::test_without_a_step_of_the_optimiser_every_ratio_is_one",
     ),
@@ -185,15 +187,15 @@ NETWORK_FAULTS = [
     Fault(
         "all cases count alike in the expected entropy",
         NETWORK,
-        "reach = reach.unsqueeze(-1) * probs",
-        "reach = reach.unsqueeze(-1) * torch.ones_like(probs)",
+        "probs = [table.log_probs.detach().exp() for table in tables]",
+        "probs = [torch.ones_like(table.log_probs) for table in tables]",
         "tamiyo/test_network_entropy.py::test_on_a_table_of_two_by_three_the_entropy_is_the_closed_form",
     ),
     Fault(
         "planting is reached through culling's slots",
-        NETWORK,
-        "probs = probs[:, [known.index(use) for use in uses]]",
-        "probs = probs[:, [min(use, len(known) - 1) for use in uses]]",
+        CASES,
+        "given[:, [known.index(use) for use in uses]]",
+        "given[:, [min(use, len(known) - 1) for use in uses]]",
         "tamiyo/test_network_entropy.py::test_expected_entropy_equals_the_enumeration_of_all_decisions",
     ),
     Fault(
@@ -213,22 +215,22 @@ NETWORK_FAULTS = [
     Fault(
         "an op is bribed by the entropy of the heads it opens",
         NETWORK,
-        "probs = table.log_probs.detach().exp()",
-        "probs = table.log_probs.exp()",
+        "probs = [table.log_probs.detach().exp()",
+        "probs = [table.log_probs.exp()",
         "tamiyo/test_network_entropy.py::test_the_weight_itself_has_no_gradient_so_that_no_earlier_head_is_bribed",
     ),
     Fault(
         "a step counts for a head that no possible op uses",
-        NETWORK,
-        "((table.reach > 0) & many)",
-        "((table.reach >= 0) & many)",
+        CASES,
+        "is_open = reach & (mask",
+        "is_open = torch.ones_like(reach) & (mask",
         "tamiyo/test_network_entropy.py::test_a_step_counts_for_a_head_only_if_it_had_a_choice_there",
     ),
     Fault(
         "a single valid entry counts as a choice",
-        NETWORK,
-        "table.mask.sum(-1) > 1",
-        "table.mask.sum(-1) > 0",
+        CASES,
+        "mask.sum(-1) > 1",
+        "mask.sum(-1) > 0",
         "tamiyo/test_network_entropy.py::test_a_step_counts_for_a_head_only_if_it_had_a_choice_there",
     ),
     Fault(

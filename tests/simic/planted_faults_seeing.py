@@ -238,8 +238,8 @@ HEADS = [
     Fault(
         "27: the entropy bonus is paid only where the op was taken",
         AGENT,
-        "mean_entropy(entropy, is_open, rows.valid, counts.open)",
-        "mean_entropy(entropy, is_open & relevant, rows.valid, counts.open)",
+        "mean_entropy(entropy, steps.is_open, rows.valid, counts.open)",
+        "mean_entropy(entropy, steps.is_open & relevant, rows.valid, counts.open)",
         UPDATE + "a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus",
     ),
     Fault(

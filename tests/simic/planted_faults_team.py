@@ -23,8 +23,8 @@ SUMS = [
     Fault(
         "losses are divided by what one rank has",
         AGENT,
-        "Counts.of(relevant, rows.valid, is_open, self.team.sum)",
-        "Counts.of(relevant, rows.valid, is_open)",
+        "is_open, self.team.sum(counts)",
+        "is_open, counts",
         f"{SAME}[shares of 3 and 2]",
     ),
     Fault(
@@ -65,8 +65,8 @@ SUMS = [
     Fault(
         "every rank has the first rank's minibatches",
         AGENT,
-        ".to(self.device) - here.start",
-        ".to(self.device)",
+        "index = part - rollout.first",
+        "index = part",
         f"{SAME}[2 ranks]",
     ),
     Fault(

@@ -54,7 +54,7 @@ class SlowLearner:
                     shares[name].append(self.surrogate(change.exp(), advantage))
                     self.ratios[name].append(change.exp().item())
                     total = total + change
-                if said.is_open[name][0, step]:
+                if said.entropy[name][0, step] > 0:
                     open_entropies[name].append(said.entropy[name][0, step])
             joint_shares.append(self.surrogate(total.exp(), advantage))
             self.ratios["joint"].append(total.exp().item())

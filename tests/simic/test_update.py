@@ -7,6 +7,7 @@ import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.simic import agent as agent_module
+from esper.simic.losses import Counts, HeadSteps
 from simic.worlds import SMALL, bytes_of, clocks, growth_agent, growth_rollout, player_for
 
 EVERY_OP = {
@@ -95,7 +96,8 @@ def gradients(agent, rollout, weight):
     index = torch.arange(rollout.count)
     rows, flat = rollout.rows(index), torch.zeros(rollout.count, rollout.steps)
     agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
-    agent._step(rows, index, flat, flat, weight)
+    is_relevant, is_open, counts = agent._look_through(rollout)
+    agent._step(rows, index, HeadSteps(is_relevant, is_open, Counts.of(counts)), flat, flat, weight)
     return {name: value.grad for name, value in agent.network.named_parameters() if value.grad is not None}
 
 

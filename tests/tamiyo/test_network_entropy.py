@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
+from esper.tamiyo.cases import openings
 from esper.tamiyo.heads import Head, HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 from tamiyo.policy_cases import (
@@ -222,21 +223,22 @@ def test_a_step_counts_for_a_head_only_if_it_had_a_choice_there():
     masks["slot"][3, 0, OP_FOSSILIZE] = True  # host 3 would have two, but cannot fossilize
     masks["op"][4] = torch.tensor([True, True, False, False])  # host 4 can plant, in one slot
     found = net.evaluate(torch.randn(5, 1, STATE_DIM), waits(5, 1), masks, net.get_initial_hidden(5))
-    counts = {head: rows[:, 0].tolist() for head, rows in found.is_open.items()}
-    assert counts == {
+    is_open = dict(zip(HEADS, openings(net.spec, masks, torch.zeros(5, 1)), strict=True))
+    assert {head: rows[:, 0].tolist() for head, rows in is_open.items()} == {
         "op": [False, True, True, True, True],
         "slot": [False, False, True, False, False],
         "blueprint": [False, False, False, False, True],
         "blend": [False, False, False, False, True],
     }
-    for head, rows in found.is_open.items():
+    for head, rows in is_open.items():
         assert torch.equal(found.entropy[head] > 0, rows)
 
 
 def test_without_masks_every_head_with_more_than_one_choice_counts():
     net = build(1)
     found = net.evaluate(torch.randn(2, 3, STATE_DIM), waits(2, 3), {}, net.get_initial_hidden(2))
-    assert {head: bool(rows.all()) for head, rows in found.is_open.items()} == {
+    is_open = dict(zip(HEADS, openings(net.spec, {}, torch.zeros(2, 3)), strict=True))
+    assert {head: bool(rows.all()) for head, rows in is_open.items()} == {
         "op": True,
         "slot": False,
         "blueprint": True,
@@ -269,7 +271,6 @@ def test_stored_choices_of_unused_heads_change_nothing_by_one_bit(head, make):
     for name in HEADS:
         assert torch.equal(found[0].log_probs[name], found[1].log_probs[name])
         assert torch.equal(found[0].entropy[name], found[1].entropy[name])
-        assert torch.equal(found[0].is_open[name], found[1].is_open[name])
     assert (found[0].log_probs[head][unused] == 0).all()
     for name, slope in slopes[0].items():
         assert slope is None or torch.equal(slope, slopes[1][name]), name

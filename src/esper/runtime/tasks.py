@@ -221,7 +221,7 @@ def _always_there() -> tuple[Task, Task]:
 
 def _texts() -> list[Task]:
     text: dict[str, Any] = {"chance": 1 / 256, "optimizer": "adamw", "lr": 2e-3, "weight_decay": 0.01, "batch": 64}
-    text |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "scale_at_birth": 0.0}
+    text |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "lengths": StageLengths(ramp=3)}
     text |= {"blueprints": ("lora", "mlp_small", "mlp", "attention", "norm")}
     return [
         Task(name, summary, source, load, _text_host, **text)

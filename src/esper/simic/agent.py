@@ -10,11 +10,12 @@ from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import UpdateRecord
-from esper.simic.losses import Counts, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
 from esper.simic.team import Team
 from esper.simic.tracing import MinibatchTrace, summarise
+from esper.tamiyo.cases import openings
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
 
@@ -132,31 +133,43 @@ class PPOAgent:
     ) -> tuple[list[MinibatchTrace], int | None]:
         """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in."""
         traces: list[MinibatchTrace] = []
+        is_relevant, is_open, counts = self._look_through(rollout)
         for epoch in range(self.config.epochs):
-            for index in self._deal(rollout.total, range(rollout.first, rollout.first + rollout.count)):
-                rows = rollout.rows(index)
-                traces.append(self._step(rows, index, advantages[:, index].T, returns[:, index].T, weight))
+            for part in self._deal(rollout.total):
+                index = part - rollout.first
+                index = index[(index >= 0) & (index < rollout.count)]  # of each minibatch, the rows that are here
+                steps = HeadSteps(is_relevant[:, index], is_open[:, index], Counts.of(counts[:, part]))
+                own = advantages[:, index].T, returns[:, index].T
+                traces.append(self._step(rollout.rows(index), index, steps, *own, weight))
                 if traces[-1].gradient_norm is None:
                     return traces, epoch
         return traces, None
 
-    def _deal(self, total: int, here: range | None = None) -> list[Tensor]:
-        """All processes' rows in a fresh order, in `minibatches` parts; of each part, the rows that are here."""
-        here = here or range(total)
-        order = torch.randperm(total, generator=self.shuffles).to(self.device) - here.start
-        parts = order.tensor_split(min(self.config.minibatches, total))
-        return [part[(part >= 0) & (part < len(here))] for part in parts]
+    def _look_through(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each head took part and where it had a choice, here; and the counts of every row of all processes."""
+        rows = rollout.rows(torch.arange(rollout.count, device=self.device))
+        is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
+        is_open = openings(self.network.spec, rows.masks, rows.valid)
+        own = Counts.by_row(is_relevant, rows.valid, is_open)
+        counts = own.new_zeros(len(own), rollout.total)
+        counts[:, rollout.first : rollout.first + rollout.count] = own
+        return is_relevant, is_open, self.team.sum(counts)
 
-    def _step(self, rows: Rows, index: Tensor, advantages: Tensor, returns: Tensor, weight: float) -> MinibatchTrace:
-        config, spec = self.config, self.network.spec
-        new, values, entropy, is_open = self._judge(rows)
-        relevant = relevant_steps(spec, rows.choices, rows.valid)
-        counts = Counts.of(relevant, rows.valid, is_open, self.team.sum)
+    def _deal(self, total: int) -> list[Tensor]:
+        """All processes' rows in a fresh order, in `minibatches` parts."""
+        order = torch.randperm(total, generator=self.shuffles).to(self.device)
+        return list(order.tensor_split(min(self.config.minibatches, total)))
+
+    def _step(
+        self, rows: Rows, index: Tensor, steps: HeadSteps, advantages: Tensor, returns: Tensor, weight: float
+    ) -> MinibatchTrace:
+        config, counts, relevant = self.config, steps.counts, steps.is_relevant
+        new, values, entropy = self._judge(rows)
         old = rows.log_probs.movedim(-1, 0)
         policy = policy_loss(new, old, advantages, relevant, rows.valid, config.clip, config.clip_mode, counts)
         scale = self.network.return_stats.std.to(values.dtype)
         value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, counts.valid)
-        entropies = mean_entropy(entropy, is_open, rows.valid, counts.open)
+        entropies = mean_entropy(entropy, steps.is_open, rows.valid, counts.open)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
             rows=index,
@@ -170,17 +183,15 @@ class PPOAgent:
             gradient_norm=norm,
         )
 
-    def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Log-probabilities, values, entropies and which heads had a choice; without rows there are none of them."""
+    def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, values and entropies; without rows there are none of them."""
         names, heads = self.network.spec.names, len(self.network.spec.names)
         if not len(rows.states):
             none = rows.values.new_zeros(heads, *rows.valid.shape)
-            return none, rows.values, none, none.bool()
+            return none, rows.values, none
         said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
-        new, entropy, is_open = (
-            torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy, said.is_open)
-        )
-        return new, said.values, entropy, is_open
+        new, entropy = (torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy))
+        return new, said.values, entropy
 
     def _descend(self, loss: Tensor, kl: Tensor) -> tuple[Tensor | None, Tensor]:
         """One optimiser step, unless the policy has gone too far: then there is no norm. Returns all ranks' divergence.

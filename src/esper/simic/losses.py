@@ -8,7 +8,6 @@ from torch import Tensor
 
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
-from esper.tamiyo.normalising import Pool
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,27 @@ class Counts:
     open: Tensor
     """[heads]: valid steps at which each had a choice"""
 
+    @staticmethod
+    def by_row(is_relevant: Tensor, valid: Tensor, is_open: Tensor) -> Tensor:
+        """The counts of every row by itself, [2 heads + 1, R]."""
+        return torch.cat([is_relevant.sum(2), valid.sum(1)[None], (is_open & valid).sum(2)])
+
     @classmethod
-    def of(
-        cls, is_relevant: Tensor, valid: Tensor, is_open: Tensor | None = None, pool: Pool = lambda values: values
-    ) -> Self:
-        is_open = is_relevant if is_open is None else is_open & valid
-        own = torch.cat([is_relevant.sum((1, 2)), valid.sum()[None], is_open.sum((1, 2))])
-        heads = len(is_relevant)
-        relevant, steps, chosen = pool(own).clamp(min=1).split([heads, 1, heads])
+    def of(cls, by_row: Tensor) -> Self:
+        heads = len(by_row) // 2
+        relevant, steps, chosen = by_row.sum(1).clamp(min=1).split([heads, 1, heads])
         return cls(relevant, steps[0], chosen)
+
+
+@dataclass(frozen=True)
+class HeadSteps:
+    """What some rows' decisions were like; nothing in it depends on the network."""
+
+    is_relevant: Tensor
+    """[heads, R, T]: where each took part"""
+    is_open: Tensor
+    """[heads, R, T]: where each had a choice"""
+    counts: Counts
 
 
 def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
@@ -72,7 +83,7 @@ def policy_loss(
 
     per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
     """
-    counts = counts or Counts.of(is_relevant, valid)
+    counts = counts or Counts.of(Counts.by_row(is_relevant, valid, is_relevant))
     log_ratios = torch.where(is_relevant, new - old, 0.0)
     joint = log_ratios.sum(0)
     if mode == "joint":

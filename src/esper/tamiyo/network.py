@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
+from esper.tamiyo.cases import mask_cases, reach_cases
 from esper.tamiyo.distributions import (
     MaskedCategorical,
     at_least_single,
@@ -33,8 +34,6 @@ class Evaluation:
     values: Tensor
     entropy: PerHead
     """expected over the earlier choices, normalised to 0 .. 1"""
-    is_open: dict[str, Tensor]
-    """where the head had, in some reachable case, more than one valid choice"""
     hidden: Hidden
 
 
@@ -188,31 +187,11 @@ class RecurrentActorCritic(nn.Module):
         for axis, other in enumerate(earlier):
             shift = self._shift(first, other)
             inner = inner.unsqueeze(-2) + (shift[uses] if axis == 0 else shift)
-        mask = self._mask_cases(place, masks.get(head.name), len(earlier), uses)
+        mask = mask_cases(self.spec, place, masks.get(head.name))
         log_probs = masked_log_softmax(last(activation(inner)), mask)
-        reach = at_least_single(features.new_ones(len(features)))
-        for axis, table in enumerate(tables[: len(earlier)]):
-            probs = table.log_probs.detach().exp()
-            if axis == 0:
-                probs = probs[:, uses]
-            else:
-                known = list(self.spec.uses(self.spec.heads[axis]))
-                probs = probs[:, [known.index(use) for use in uses]]
-            reach = reach.unsqueeze(-1) * probs
+        probs = [table.log_probs.detach().exp() for table in tables]
+        reach = reach_cases(self.spec, place, at_least_single(features.new_ones(len(features))), probs)
         return _Table(log_probs, mask, reach)
-
-    def _mask_cases(self, place: int, mask: Tensor | None, cases: int, uses: list[int]) -> Tensor | None:
-        """A mask [R, size] or [R, rows, size] with an axis for every earlier choice."""
-        if mask is None:
-            return None
-        head = self.spec.heads[place]
-        if mask.dim() == 2:
-            return mask.reshape(len(mask), *(1,) * cases, head.size)
-        axis = self.spec.names.index(str(head.mask_by))
-        rows = mask[:, uses] if axis == 0 else mask
-        shape = [1] * cases
-        shape[axis] = rows.shape[1]
-        return rows.reshape(len(mask), *shape, head.size)
 
     def evaluate(
         self,
@@ -242,16 +221,13 @@ class RecurrentActorCritic(nn.Module):
         tables: list[_Table] = []
         log_probs: PerHead = {}
         entropy: PerHead = {}
-        is_open: dict[str, Tensor] = {}
         for place, head in enumerate(self.spec.heads):
             table = self._table(place, rows, flat, tables)
             tables.append(table)
             log_probs[head.name] = self._taken(place, table, choices).view(shape)
             uncertain = normalised_entropy(table.log_probs, table.mask)
             entropy[head.name] = (table.reach * uncertain).view(len(rows), -1).sum(1).view(shape)
-            many = head.size > 1 if table.mask is None else table.mask.sum(-1) > 1
-            is_open[head.name] = ((table.reach > 0) & many).view(len(rows), -1).any(1).view(shape)
-        return Evaluation(log_probs, self._values(features), entropy, is_open, hidden)
+        return Evaluation(log_probs, self._values(features), entropy, hidden)
 
     def _taken(self, place: int, table: _Table, choices: PerHead) -> Tensor:
         """Log-probability of the stored choice in the case of the stored earlier choices; 0 where it is not used."""
