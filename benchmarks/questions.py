@@ -85,7 +85,7 @@ QUESTIONS = {
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-cifar10-longer": {
-        "asks": "The same policy after 20 rounds more, hosts in bf16, on other host seeds, against the best rule.",
+        "asks": "The policy after 20 more rounds (with hosts in bf16), on other host seeds, against the heuristic.",
         "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
         "first_seed": 1000,
         "policies": ["heuristic", TRAINED],

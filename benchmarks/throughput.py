@@ -185,7 +185,7 @@ def time_scores(population: Population, device: str) -> float:
     for run in population.runs:
         if isinstance(executor, GraphedExecutor):
             with torch.cuda.stream(executor._lane(run).stream):
-                executor._lane(run).graphs["score"].graph.replay()
+                executor._graphs(run)["score"].graph.replay()
         else:
             greedy_scores(run)
     synchronize(device)
@@ -286,7 +286,7 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
             executor.train(population.runs)
             for run in population.runs:
                 run.begin_epoch()
-            calls = [[executor._lane(run).graphs["train 128"]] for run in population.runs]
+            calls = [[executor._graphs(run)["train"]] for run in population.runs]
             times = []
             for _ in range(options.steps):
                 synchronize(options.device)

@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
 --findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
-per host and decision, batch 512. The first round (capture, allocation) is left out of the speed; of a run that is
-gone on with, speed and gates are those of the new rounds.
+per host and decision, batch 512. The first round (capture, allocation) is left out of the speed; a run
+that is gone on with is told from where it goes on.
 """
 
 import argparse
@@ -29,7 +29,9 @@ from rich.console import Console
 from throughput import generated
 
 from esper.running import run_ppo
+from esper.runtime.batches import whole_steps
 from esper.runtime.tasks import get_task, register
+from esper.simic.runfolder import MANIFEST
 from esper.simic.training_config import TrainingConfig, read_setting
 
 READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
@@ -87,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict | None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
         config = config_of(options, str(folder))
-        known = len(rounds_in(folder))
+        known = known_rounds(folder)
         started = time.perf_counter()
         if int(os.environ.get("RANK", "0")):
             run_ppo(config, options.resume, Console())
@@ -96,7 +98,7 @@ def measure(options: argparse.Namespace) -> dict | None:
             run_ppo(config, options.resume, Console())
         whole = time.perf_counter() - started
         rounds, verdicts = rounds_in(folder), verdicts_in(folder, known)
-    return {**describe(config, rounds, known), "seconds": whole} | {
+    return {**describe(config, rounds[known:]), "seconds": whole} | {
         "gpu_busy_percent": mean_or_none(busy.samples),
         "resumed_after_rounds": known,
         "gates": {f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())},
@@ -115,6 +117,12 @@ def records_in(folder: Path) -> Iterator[tuple[int, dict]]:
             yield number, record
 
 
+def known_rounds(folder: Path) -> int:
+    """Whole rounds that a run to go on with has behind it."""
+    manifest = folder / MANIFEST
+    return int(json.loads(manifest.read_text())["rounds"]) if manifest.is_file() else 0
+
+
 def rounds_in(folder: Path) -> list[dict]:
     return [record for _, record in records_in(folder) if record["type"] == "RoundFinished"]
 
@@ -129,10 +137,11 @@ def mean_or_none(values: list[float]) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def describe(config: TrainingConfig, rounds: list[dict], known: int) -> dict:
-    """All rounds; the speed is that of the rounds of this call."""
+def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
+    """The rounds of this call."""
     task = config.task.build()
-    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[known + 1 :]]
+    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[1:]]
+    steps, size = whole_steps(task.epoch_examples or 0, task.batch) if task.epoch_examples else (0, 0)
     alive = [event["germinated"] - event["fossilized"] - event["culled"] for event in rounds]
     return {
         "task": task.name,
@@ -144,7 +153,7 @@ def describe(config: TrainingConfig, rounds: list[dict], known: int) -> dict:
         "held_out": task.held_out,
         "decisions_per_s": statistics.median(rates),
         "decisions_per_s_range": [min(rates), max(rates)],
-        "examples_per_s": statistics.median(rates) * (task.epoch_examples or 0),
+        "examples_per_s": statistics.median(rates) * steps * size,
         "germinated_per_life": [event["germinated"] / config.hosts for event in rounds],
         "alive_per_life": [count / config.hosts for count in alive],
         "fossilized_per_life": [event["fossilized"] / config.hosts for event in rounds],
@@ -167,6 +176,10 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the run in --keep")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.resume and options.keep is None:
+        parser.error("--resume needs --keep, the run to go on with")
+    if options.rounds - (known_rounds(options.keep) if options.resume else 0) < 2:
+        parser.error("the first round does not count, so at least two more are needed")
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     row = measure(options)

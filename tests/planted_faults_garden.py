@@ -219,7 +219,7 @@ GARDEN_FAULTS = [
         MODEL,
         "        slot.assign(SeedState())\n\n    def act(",
         "\n    def act(",
-        "kasmina/test_model.py::test_what_is_built_in_starts_as_seeds_do",
+        "kasmina/test_model.py::test_what_is_built_in_starts_as_seeds_do_and_is_never_incubated",
     ),
     Fault(
         "every host draws the same",

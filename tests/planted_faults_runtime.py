@@ -41,6 +41,13 @@ RUNTIME_FAULTS = [
         "runtime/test_batches.py::test_the_shared_gather_equals_each_hosts_own_batches_row_for_row",
     ),
     Fault(
+        "steps are as large as they may be",
+        BATCHES,
+        "return steps, -(-examples // steps)",
+        "return steps, batch",
+        "runtime/test_batches.py::test_steps_are_alike_none_too_large_and_hardly_more_than_was_asked_for",
+    ),
+    Fault(
         "an epoch goes on where the last one ended",
         BATCHES,
         "        self.cursor.zero_()\n",

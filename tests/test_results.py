@@ -22,6 +22,11 @@ def test_a_figure_is_the_one_that_its_results_make(name):
     assert picture.read_text(encoding="utf-8") == SCRIPT["compared_figure"](KNOWN[name]), "run: docs/make_results.py"
 
 
+def test_the_curve_is_the_one_that_its_results_make():
+    picture = ROOT / "docs" / "pictures" / SCRIPT["CURVE_PICTURE"]
+    assert picture.read_text(encoding="utf-8") == SCRIPT["curve_figure"](), "run: docs/make_results.py"
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_summaries_follow_from_the_rows_beside_them(name):
     """Means in a committed result are those of its own lives, at the rate that validation chose."""

@@ -351,8 +351,10 @@ def test_a_host_without_an_example_is_refused_with_what_to_write():
         MorphogeneticModel(nn.Sequential(nn.Linear(2, 2)), SlotConfig.for_modules(["0"]))
 
 
-def test_what_is_built_in_starts_as_seeds_do():
-    model = MorphogeneticModel(build_cnn_host(), settings=GrowthSettings(scale_at_birth=0.3))
+@pytest.mark.parametrize("training", [0, 2])
+def test_what_is_built_in_starts_as_seeds_do_and_is_never_incubated(training):
+    lengths = StageLengths(training=training)
+    model = MorphogeneticModel(build_cnn_host(), settings=GrowthSettings(lengths=lengths, scale_at_birth=0.3))
     model.build_in("r0c1", "conv_light")
     assert torch.equal(model.slot("r0c1").fossils[0].scale, torch.full((16, 1, 1), 0.3))
     model.germinate_seed("r0c1", "norm")

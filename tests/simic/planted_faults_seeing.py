@@ -136,9 +136,9 @@ SEEN_AGAIN = [
     Fault(
         "12: statistics move from minibatch to minibatch",
         AGENT,
-        "                rows = rollout.rows(index)\n",
-        "                rows = rollout.rows(index)\n"
-        "                self.network.observation_stats.update(rows.states.flatten(0, 1))\n",
+        "                own = advantages[:, index].T, returns[:, index].T\n",
+        "                own = advantages[:, index].T, returns[:, index].T\n"
+        "                self.network.observation_stats.update(rollout.rows(index).states.flatten(0, 1))\n",
         RECONSTRUCTION + "statistics_stand_still_from_the_first_act_to_the_last_minibatch_and_change_once_after",
     ),
     Fault(
@@ -189,8 +189,8 @@ HEADS = [
     Fault(
         "23: a head that nobody used is 0 / 0",
         LOSSES,
-        "pool(own).clamp(min=1).split(",
-        "pool(own).split(",
+        "by_row.sum(1).clamp(min=1).split(",
+        "by_row.sum(1).split(",
         LOSS + "a_head_that_nobody_used_costs_nothing",
     ),
     Fault(

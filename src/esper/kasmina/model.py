@@ -111,9 +111,12 @@ class MorphogeneticModel(nn.Module):
 
     def germinate_seed(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
+        is_incubated = self.settings.lengths.training > 0
+        return self._plant(slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth)
+
+    def _plant(self, slot_id: str, blueprint_id: str, blend_id: str, scale: float) -> SlotChange:
         slot = self._permit(LifecycleOp.GERMINATE, slot_id, blueprint_id, blend_id)
         gated = blend_id == "gated"
-        scale = 0.0 if self.settings.lengths.training else self.settings.scale_at_birth
         with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
             probe = torch.randn(2, *slot.feature_shape)
@@ -149,7 +152,7 @@ class MorphogeneticModel(nn.Module):
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
         """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
-        self.germinate_seed(slot_id, blueprint_id, blend_id)
+        self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
         slot = self.slot(slot_id)
         seed = slot.petrify()
         if self.link is not None:

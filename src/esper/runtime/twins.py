@@ -30,7 +30,7 @@ _DECIDES_A_TWIN = (
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
-    facts: dict[str, Any] = {name: getattr(task, name) for name in _DECIDES_A_TWIN}
+    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _DECIDES_A_TWIN}}
     facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
     facts["rates"] = [task.rate(epoch) for epoch in range(task.life)]

@@ -95,7 +95,7 @@ def train_ppo_vectorized(
             watch_ranks(ranks)
             record = agent.update(rollout)
             check_health(record, number, config, sink, team)
-            before, started = started, time.perf_counter()  # with the checkpoint of the round before
+            before, started = started, time.perf_counter()  # from update to update, checkpoint and all
             event = tally.finish(number, agent.decisions, plain_record(record), started - before, team)
             del tally  # it holds the hosts
             if team.rank == 0:

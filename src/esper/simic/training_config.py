@@ -28,11 +28,11 @@ class TaskConfig(BaseModel):
     name: str = "digits"
     """one of `esper tasks`"""
     epoch_examples: int | None = Field(None, ge=1)
-    """examples per epoch and decision"""
+    """least examples per epoch and decision, rounded up to steps of one size"""
     held_out: int | None = Field(None, ge=2)
     """validation examples to measure on"""
     batch: int | None = Field(None, ge=1)
-    """examples per training step"""
+    """most examples per training step"""
     life: int | None = Field(None, ge=2)
     """epochs in a host's life"""
     budget: float | None = Field(None, gt=1)

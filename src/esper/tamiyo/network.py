@@ -189,7 +189,7 @@ class RecurrentActorCritic(nn.Module):
             inner = inner.unsqueeze(-2) + (shift[uses] if axis == 0 else shift)
         mask = mask_cases(self.spec, place, masks.get(head.name))
         log_probs = masked_log_softmax(last(activation(inner)), mask)
-        probs = [table.log_probs.detach().exp() for table in tables]
+        probs = [table.log_probs.detach().exp() for table in (tables if self.spec.chained else ())]
         reach = reach_cases(self.spec, place, at_least_single(features.new_ones(len(features))), probs)
         return _Table(log_probs, mask, reach)
 

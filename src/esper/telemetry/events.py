@@ -234,7 +234,7 @@ class RoundFinished:
     update: dict[str, Any]
     """the update's record, as plain data"""
     seconds: float
-    """wall clock; the one field in which equal runs differ"""
+    """wall clock since the update before, its checkpoint included; the one field in which equal runs differ"""
 
     def __str__(self) -> str:
         return (
