@@ -22,7 +22,7 @@ from typing import IO
 from hardware import hardware
 
 HERE = Path(__file__)
-SETTINGS = ["--set", "host_pool=8", "--set", "task.life=12", "--set", "threads=1", "--seed", "3"]
+SETTINGS = ["--set", "host_pool=8", "--set", "threads=1", "--seed", "3"]
 
 
 def start(folder: Path, hosts: int, rounds: int, ranks: int) -> subprocess.Popen:
@@ -178,9 +178,9 @@ def compare(options: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4, help="per process")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--hosts", type=int, default=6, help="per process; twice as many are the preset's own")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--processes", type=int, nargs="+", help="numbers of processes that share one device")
     parser.add_argument("--total-hosts", type=int, default=16, help="of all processes that share a device")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device that is shared")
