@@ -39,7 +39,8 @@ at several differences.
 kinds at fixed times, **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
 gradient score. **start** is the host from scratch; **final** the network that the heuristic grew, from scratch with
 as many epochs as growth had; **final-equal-flops** the same with as many FLOPs, counterfactuals and all;
-**final-whole** the same for pretraining and growth together. FLOPs and seconds are per life, measuring and policy
+**final-whole** the same for pretraining and growth together. Static networks start at the scale at which the task's
+seeds are born. FLOPs and seconds are per life, measuring and policy
 included, pretraining not.
 """
 
