@@ -95,6 +95,12 @@ QUESTIONS = {
         "task": {"name": "fashion_mnist", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
+    "controller-fashion_mnist-longer": {
+        "asks": "The same on a task that it never saw, lives as in its training.",
+        "task": {"name": "fashion_mnist", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "first_seed": 1000,
+        "policies": ["heuristic", TRAINED],
+    },
 }
 
 

@@ -16,7 +16,13 @@ ORDER = (
     ("Does the choice of place and kind matter?", ("budget-cifar10",)),
     (
         "A first trained controller",
-        ("controller-cifar10", "controller-cifar10-longer", "controller-fashion_mnist", "controller-digits"),
+        (
+            "controller-cifar10",
+            "controller-cifar10-longer",
+            "controller-fashion_mnist",
+            "controller-fashion_mnist-longer",
+            "controller-digits",
+        ),
     ),
 )
 BARS = (
