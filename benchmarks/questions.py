@@ -23,6 +23,8 @@ RESULTS = Path(__file__).parent / "results"
 ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
 TRAINED = "trained"
 """Stands for the policy of --checkpoint."""
+SHORT = {"epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250}
+"""Lives as in the preset `cifar10`."""
 
 QUESTIONS = {
     "q1-cifar10": {
@@ -81,23 +83,23 @@ QUESTIONS = {
     },
     "controller-cifar10": {
         "asks": "Short lives as in the preset: a policy of `esper ppo --preset cifar10` on unseen host seeds.",
-        "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "task": {"name": "cifar10", **SHORT},
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-cifar10-longer": {
         "asks": "The policy after 20 more rounds (with hosts in bf16), on other host seeds, against the heuristic.",
-        "task": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "task": {"name": "cifar10", **SHORT},
         "first_seed": 1000,
         "policies": ["heuristic", TRAINED],
     },
     "controller-fashion_mnist": {
         "asks": "The policy of `esper ppo --preset cifar10` on a task that it never saw, lives as in its training.",
-        "task": {"name": "fashion_mnist", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "task": {"name": "fashion_mnist", **SHORT},
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-fashion_mnist-longer": {
         "asks": "The same on a task that it never saw, lives as in its training.",
-        "task": {"name": "fashion_mnist", "epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250},
+        "task": {"name": "fashion_mnist", **SHORT},
         "first_seed": 1000,
         "policies": ["heuristic", TRAINED],
     },

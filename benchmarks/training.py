@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
 --findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
-per host and decision, batch 512. The first round (capture, allocation) is left out of the speed; a run
-that is gone on with is told from where it goes on.
+per host and decision, batch 512. The first round (capture, allocation) is left out of the speed; a run that is
+gone on with is told from where it goes on.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
     """The rounds of this call."""
     task = config.task.build()
     rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[1:]]
-    steps, size = whole_steps(task.epoch_examples or 0, task.batch) if task.epoch_examples else (0, 0)
+    steps, size = whole_steps(task.epoch_examples, task.batch) if task.epoch_examples else (0, 0)
     alive = [event["germinated"] - event["fossilized"] - event["culled"] for event in rounds]
     return {
         "task": task.name,

@@ -10,6 +10,13 @@ TALLY = "simic/tally.py"
 TRAINING_FAULTS: list[Fault] = [
     *RUN_FAULTS,
     Fault(
+        "a round's clock stands still while the one before is saved",
+        "simic/trainer.py",
+        "            began = team.clock()\n",
+        "            began, started = team.clock(), time.perf_counter()\n",
+        "simic/test_round_clock.py::test_a_slow_checkpoint_counts_in_the_round_after_it",
+    ),
+    Fault(
         "the policy lives where hosts do",
         "simic/trainer.py",
         "parse_devices([config.policy_device])[0]",

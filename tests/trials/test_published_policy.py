@@ -1,4 +1,4 @@
-"""The policy in examples/policies is the one that was measured, fits its task and is no rule in disguise."""
+"""The policy in examples/policies is the one that was measured, and it fits its task."""
 
 import hashlib
 import json
