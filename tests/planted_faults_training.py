@@ -14,7 +14,7 @@ TRAINING_FAULTS: list[Fault] = [
         "simic/trainer.py",
         "            began = team.clock()\n",
         "            began, started = team.clock(), time.perf_counter()\n",
-        "simic/test_round_clock.py::test_a_slow_checkpoint_counts_in_the_round_after_it",
+        "simic/test_round_clock.py::test_a_round_takes_its_play_and_the_checkpoint_before_it",
     ),
     Fault(
         "the policy lives where hosts do",

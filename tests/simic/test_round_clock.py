@@ -1,23 +1,35 @@
 """The seconds of a round run from update to update, so that no part of training is left out of its speed."""
 
-import time
+import pytest
 
+from esper.simic import trainer
 from esper.simic.history import History
 from simic.tiny_runs import lines_of, tiny, train
 
-PAUSE = 2.0
+
+class Clock:
+    """Stands still but for what is said to take time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def takes(self, seconds, work):
+        def done(*arguments):
+            self.now += seconds
+            return work(*arguments)
+
+        return done
 
 
-def test_a_slow_checkpoint_counts_in_the_round_after_it(tmp_path, monkeypatch):
-    save = History.save
-
-    def slow_after_the_first(history, agent, rounds, mean_return):
-        save(history, agent, rounds, mean_return)
-        if rounds == 1:
-            time.sleep(PAUSE)
-
-    monkeypatch.setattr(History, "save", slow_after_the_first)
+def test_a_round_takes_its_play_and_the_checkpoint_before_it(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(trainer, "play_round", clock.takes(4.0, trainer.play_round))
+    monkeypatch.setattr(History, "save", clock.takes(100.0, History.save))
     config = tiny(tmp_path / "run", rounds=3)
     train(config)
     seconds = [row["seconds"] for row in lines_of(config.out) if row["type"] == "RoundFinished"]
-    assert seconds[1] > PAUSE + 0.5 * seconds[2]
+    assert seconds == pytest.approx([4.0, 104.0, 104.0])
