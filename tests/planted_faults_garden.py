@@ -206,10 +206,10 @@ GARDEN_FAULTS = [
     Fault(
         "the schedule leaves every end to the clock",
         RULES,
-        """        if memory["epoch"] not in self.epochs:
+        """        if not _is_due(self.epochs, memory):
             return _keep_surest(self.ground, masks, reports) or WAIT, memory
 """,
-        """        if memory["epoch"] not in self.epochs:
+        """        if not _is_due(self.epochs, memory):
             return WAIT, memory
 """,
         "tamiyo/test_rules.py::test_controls_keep_what_has_proven_itself_as_the_heuristic_does[Schedule]",
@@ -311,16 +311,58 @@ GARDEN_FAULTS = [
     Fault(
         "the heuristic plants small",
         RULES,
-        "share: float = 0.75\n    attempts",
-        "share: float = 0.5\n    attempts",
+        "share: Part = 0.75\n    attempts",
+        "share: Part = 0.5\n    attempts",
         "tamiyo/test_rules.py::test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left",
     ),
     Fault(
         "greedy plants smaller than the heuristic",
         RULES,
-        "share: float = 0.75\n    planting_part",
-        "share: float = 0.5\n    planting_part",
+        "share: Part = 0.75\n    planting_part",
+        "share: Part = 0.5\n    planting_part",
         "tamiyo/test_greedy.py::test_what_is_planted_is_what_the_heuristic_would_plant_there",
+    ),
+    Fault(
+        "a plan goes on while its host is away",
+        RULES,
+        'return memory if masks["op"][1:].any() else',
+        "return memory if True else",
+        "tamiyo/test_rule_names.py::test_a_plan_waits_where_nothing_can_be_done",
+    ),
+    Fault(
+        "settings in a rule's name have no effect",
+        RULES,
+        "RULES[rule](ground, **settings)",
+        "RULES[rule](ground)",
+        "tamiyo/test_rule_names.py::test_settings_in_a_name_reach_the_rule",
+    ),
+    Fault(
+        "any share will do",
+        RULES,
+        "Part = Annotated[float, Field(gt=0, le=1)]",
+        "Part = float",
+        "tamiyo/test_rule_names.py::test_a_mistake_in_a_name_is_told_with_the_rule",
+    ),
+    Fault(
+        "a wrong setting is found when hosts are built",
+        "trials/growing.py",
+        "            read_rule(found.policy)\n",
+        "            pass\n",
+        "tamiyo/test_rule_names.py::test_a_mistake_is_found_before_a_host_is_built",
+    ),
+    Fault(
+        "a wrong setting is found when arms are lived",
+        "trials/comparing.py",
+        "                read_rule(policy)\n",
+        "                pass\n",
+        "test_cli_compare.py::test_a_mistake_is_one_line_and_nothing_is_written[--policies greedy:share=2]",
+    ),
+    Fault(
+        "a garden forgets how its policy was set",
+        "garden.py",
+        'not is_rule(extra["policy"])',
+        'extra["policy"] not in RULES',
+        "tamiyo/test_rule_names.py::test_a_garden_is_loaded_with_the_settings_of_its_policy",
     ),
     Fault(
         "live seeds take no room",

@@ -161,6 +161,8 @@ def refused(capsys, *arguments):
 MISTAKES = {
     "--seeds 0": "seeds is 0",
     "--policies nevr": "unknown arm 'nevr'. Did you mean 'never'?",
+    "--policies heuristic:shared=0.5": "unknown setting of heuristic 'shared'. Did you mean 'share'?",
+    "--policies greedy:share=2": "share of greedy is '2': input should be less than or equal to 1.",
     "--static finel": "'final-equal-flops'",
     "--policies never,sham": "sham follow the arm 'heuristic'",
     "--policies never --static final": "final follow the arm 'heuristic'",

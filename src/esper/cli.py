@@ -223,7 +223,9 @@ def ppo(
 def grow(
     call: typer.Context,
     task: Annotated[str, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = "digits",
-    policy: Annotated[str, typer.Option(help="A rule by name, or a checkpoint of esper ppo.")] = "heuristic",
+    policy: Annotated[
+        str, typer.Option(help="A rule, as heuristic or greedy:share=0.5, or a checkpoint.")
+    ] = "heuristic",
     hosts: Annotated[int, typer.Option(help="Hosts that live side by side.")] = 1,
     epochs: Annotated[int | None, typer.Option(help="Epochs of a life; the task's own if not given.")] = None,
     slots: Annotated[list[str] | None, typer.Option(help="Slots that are enabled: r0c0 r0c1.")] = None,

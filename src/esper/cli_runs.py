@@ -20,7 +20,7 @@ def parts_of(texts: list[str] | None) -> list[str]:
 def compare(
     task: Annotated[str | None, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = None,
     preset: Annotated[str | None, typer.Option(help="Hosts and lives as in this preset of esper ppo.")] = None,
-    policies: Annotated[list[str] | None, typer.Option(help="Rules, or checkpoints of esper ppo.")] = None,
+    policies: Annotated[list[str] | None, typer.Option(help="Rules, as greedy:share=0.5, or checkpoints.")] = None,
     static: Annotated[list[str] | None, typer.Option(help="start, final, final-equal-flops, final-whole.")] = None,
     seeds: Annotated[int, typer.Option(help="Host seeds; the same for every arm.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Where host seeds begin to count.")] = 0,

@@ -34,7 +34,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import RULES, Ground, make_policy
+from esper.tamiyo.rules import RULES, Ground, is_rule, make_policy
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -347,7 +347,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[Ground
 
     def check(extra: dict[str, Any]) -> None:
         [from_record(record) for record in extra["history"]]
-        if policy is None and extra["policy"] not in RULES:
+        if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError(
                 "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
             )

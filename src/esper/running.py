@@ -23,7 +23,7 @@ from esper.simic import runfolder
 from esper.simic.team import Team, code_digest, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
-from esper.tamiyo.rules import RULES
+from esper.tamiyo.rules import is_rule
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, RankTimed, StageChanged
 from esper.telemetry.sink import JsonlSink
@@ -208,7 +208,7 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
-    values["checkpoints"] = {name: runfolder.digest(Path(name)) for name in config.policies if name not in RULES}
+    values["checkpoints"] = {name: runfolder.digest(Path(name)) for name in config.policies if not is_rule(name)}
     with runfolder.only_writer(config.out):
         if not resume:
             runfolder.require_fresh(config.out)

@@ -175,3 +175,14 @@ def test_the_named_arm_is_the_one_that_is_named(tmp_path):
     done = compare(config)
     assert done["final", 1.0].architectures == done["schedule", 1.0].architectures
     assert done["final", 1.0].architectures != done["heuristic", 1.0].architectures
+
+
+def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
+    early, late = "schedule:epochs=0", "schedule:epochs=1+2"
+    done = compare(configured(tmp_path, policies=["sham", early, late], final_of=late, static=["final"], task__life=4))
+    assert {arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()} == {
+        early: {1},
+        late: {2},
+        "sham": {2},
+        "final": {0},
+    }

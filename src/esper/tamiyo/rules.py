@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
@@ -62,13 +63,17 @@ class Never:
         return WAIT, memory
 
 
+Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+"""Decisions at which to plant, from 0 on; those at which nothing can be done, as after a rollback, do not count."""
+Part = Annotated[float, Field(gt=0, le=1)]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does."""
 
     ground: Ground
-    epochs: Sequence[int] = (1, 2, 3)
-    """decisions at which to plant, counted from 0"""
+    epochs: Epochs = (1, 2, 3)
     blueprint_id: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +81,8 @@ class Schedule:
             self.ground.space.blueprint_index(self.blueprint_id)
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        if memory["epoch"] not in self.epochs:
+        memory = _count_idle(masks, memory)
+        if not _is_due(self.epochs, memory):
             return _keep_surest(self.ground, masks, reports) or WAIT, memory
         wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
         places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
@@ -93,17 +99,25 @@ class Random:
     """Plants at the schedule's epochs, place, blueprint and blend drawn evenly from what is legal; keeps as others."""
 
     ground: Ground
-    epochs: Sequence[int] = (1, 2, 3)
-    seed: int = 0
+    epochs: Epochs = (1, 2, 3)
+    seed: Annotated[int, Field(ge=0)] = 0
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        places = _legal_places(masks)
-        if memory["epoch"] not in self.epochs or not places:
+        memory, places = _count_idle(masks, memory), _legal_places(masks)
+        if not _is_due(self.epochs, memory) or not places:
             return _keep_surest(self.ground, masks, reports) or WAIT, memory
         draw = np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
         blend = int(draw.choice(np.flatnonzero(masks["blend"])))
         return (OP_GERMINATE, slot, blueprint, blend), memory
+
+
+def _count_idle(masks: Masks, memory: Memory) -> Memory:
+    return memory if masks["op"][1:].any() else {**memory, "idle": memory.get("idle", 0) + 1}
+
+
+def _is_due(epochs: Epochs, memory: Memory) -> bool:
+    return memory["epoch"] - memory.get("idle", 0) in epochs
 
 
 @dataclass(frozen=True)
@@ -163,9 +177,9 @@ class Heuristic:
     """
 
     ground: Ground
-    share: float = 0.75
-    attempts: int = 2
-    planting_part: float = 0.4
+    share: Part = 0.75
+    attempts: Annotated[int, Field(ge=1)] = 2
+    planting_part: Part = 0.4
     """part of a known life in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
@@ -206,8 +220,8 @@ class Greedy:
     """
 
     ground: Ground
-    share: float = 0.75
-    planting_part: float = 0.4
+    share: Part = 0.75
+    planting_part: Part = 0.4
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
@@ -271,7 +285,7 @@ def _evidence(report: SeedStateReport) -> tuple[float, float] | None:
     return None if mean is None or error is None else (mean, error)
 
 
-RULES: dict[str, Callable[[Ground], Any]] = {
+RULES: dict[str, Callable[..., Any]] = {
     "never": lambda ground: Never(),
     "schedule": Schedule,
     "random": Random,
@@ -282,15 +296,45 @@ RULES: dict[str, Callable[[Ground], Any]] = {
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
 
 
+def is_rule(name: str) -> bool:
+    """Whether this names a rule, rather than a file."""
+    return name.partition(":")[0] in RULES
+
+
+def read_rule(name: str) -> tuple[str, dict[str, Any]]:
+    """Rule and checked settings of "heuristic", "heuristic:share=0.5:attempts=4" or "schedule:epochs=1+5+9"."""
+    rule, *parts = name.split(":")
+    if rule not in RULES:
+        raise UnknownNameError("policy", name, RULES)
+    maker = RULES[rule]
+    known = {
+        key: hint for key, hint in get_type_hints(maker, include_extras=True).items() if key in _settings_of(maker)
+    }
+    found: dict[str, Any] = {}
+    for part in parts:
+        key, _, text = part.partition("=")
+        if key not in known:
+            raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
+        try:
+            found[key] = TypeAdapter(known[key]).validate_python(text.split("+") if known[key] is Epochs else text)
+        except ValidationError as problem:
+            said = problem.errors()[0]["msg"]
+            raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None
+    return rule, found
+
+
+def _settings_of(maker: Callable[..., Any]) -> set[str]:
+    return {field.name for field in fields(maker)} - {"ground"} if is_dataclass(maker) else set()
+
+
 def replay(events: Sequence[Event]) -> Callable[[Ground], RulePolicy]:
     """A policy for `esper.grow(policy=...)` that goes through another arm's events with the sham blueprint."""
     return lambda ground: RulePolicy(Sham(ground, script_of(events, ground.space)))
 
 
 def make_policy(name: str, ground: Ground) -> RulePolicy:
-    """The named policy for one network, with its default settings."""
-    if name not in RULES:
-        raise UnknownNameError("policy", name, RULES)
+    """The named policy for one network; settings that its name does not give have their defaults."""
+    rule, settings = read_rule(name)
     if not ground.costs:
         raise SettingError("a policy needs a price list; build `Ground` from a MorphogeneticModel's view.")
-    return RulePolicy(RULES[name](ground))
+    return RulePolicy(RULES[rule](ground, **settings))

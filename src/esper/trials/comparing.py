@@ -17,7 +17,7 @@ from esper.runtime.devices import limited_threads
 from esper.runtime.population import Population
 from esper.simic.runfolder import write_json
 from esper.simic.training_config import TaskConfig, explain
-from esper.tamiyo.rules import RULES, replay
+from esper.tamiyo.rules import RULES, is_rule, read_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.trials.arms import ArmRun, Entry, Planting, Settings, run_entries
 from esper.trials.growing import load_fitting
@@ -71,7 +71,9 @@ class CompareConfig(BaseModel):
         except ValidationError as problem:
             raise SettingError("; ".join(explain(cls, problem.errors()))) from None
         for policy in found.policies:
-            if policy not in RULES and not Path(policy).is_file():
+            if is_rule(policy):
+                read_rule(policy)
+            elif not Path(policy).is_file():
                 raise UnknownNameError("arm", policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         grown = [policy for policy in found.policies if policy not in ("never", SHAM)]
         needs = [name for name in found.static if name != "start"] + [SHAM] * (SHAM in found.policies)
@@ -123,7 +125,7 @@ class Comparison:
         probe = Population(self.task, [0], [config.device], executor=config.executor, splits=self.settings.splits)
         self.model = probe.runs[0].model
         self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
-        trained = [policy for policy in config.policies if policy not in RULES]
+        trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, Tensor]] = {}
@@ -168,7 +170,7 @@ class Comparison:
 
     def _entry(self, arm: str, seed: int) -> Entry:
         weights = self.weights.get(seed)
-        if arm in RULES:
+        if is_rule(arm):
             return Entry(arm, seed, arm, weights=weights)
         policy, use_telemetry = self.trained[arm]
         return Entry(arm, seed, lambda ground: policy, use_telemetry, weights=weights)

@@ -20,7 +20,7 @@ from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
-from esper.tamiyo.rules import RULES
+from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
 from esper.telemetry.sink import Sink
 from esper.telemetry.tracking import TrackerName
@@ -72,7 +72,9 @@ class GrowConfig(BaseModel):
             found = cls.model_validate_json(json.dumps(values, default=str))
         except ValidationError as problem:
             raise SettingError("; ".join(explain(cls, problem.errors()))) from None
-        if found.policy not in RULES and not any(path.is_file() for path in (Path(found.policy), found.out / _POLICY)):
+        if is_rule(found.policy):
+            read_rule(found.policy)
+        elif not any(path.is_file() for path in (Path(found.policy), found.out / _POLICY)):
             raise UnknownNameError("policy", found.policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         found.task.build()
         return found
@@ -127,7 +129,7 @@ def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, lis
     population = Population(
         task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
     )
-    if config.policy in RULES:
+    if is_rule(config.policy):
         return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
     kept = config.out / _POLICY
     space = population.runs[0].model.space
