@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.comparison import CONTROLS, compared_figure
+from esper.dashboard.comparison import compared_figure, pairs_of
 from esper.dashboard.figure import Row, interval_figure
 
 DOCS = Path(__file__).parent
@@ -104,11 +104,9 @@ def arms_of(found: dict[str, Any]) -> list[str]:
 
 def differences_of(found: dict[str, Any]) -> list[str]:
     lines = ["| arm | minus | points | claim |", "|---|---|---|---|"]
-    for name in [name for name in found["arms"] if name not in CONTROLS]:
-        minus = found["arms"][name]["minus"]
-        for other in [other for other in found["arms"] if other in minus]:
-            difference = minus[other]["test_accuracy"]
-            lines.append(f"| {name} | {other} | {points(difference, '+')} | {difference['verdict']} |")
+    for name, other in pairs_of(found["arms"]):
+        difference = found["arms"][name]["minus"][other]["test_accuracy"]
+        lines.append(f"| {name} | {other} | {points(difference, '+')} | {difference['verdict']} |")
     return lines
 
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from esper.dashboard.comparison import CONTROLS, arms_compared, compared_figure, differences
+from esper.dashboard.comparison import arms_compared, compared_figure, differences
 from esper.dashboard.figure import interval_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,6 +28,11 @@ def arm(accuracy, *, rate=1.0, minus=(), **changes):
 
 def results(**arms):
     return {"config": {"task": {"name": "blobs"}}, "arms": arms, "rows": []}
+
+
+def beside_never(name):
+    """That arm and the host left alone."""
+    return results(**{name: arm(estimate(0.5, 0.4, 0.6), minus=["never"]), "never": arm(estimate(0.5, 0.4, 0.6))})
 
 
 def printed(table, width=80):
@@ -63,7 +68,7 @@ def test_at_80_columns_not_a_digit_is_missing():
 
 @pytest.mark.parametrize("table", [arms_compared, differences])
 def test_a_long_name_is_folded_and_not_cut(table):
-    shown = printed(table(results(**{LONG: arm(estimate(0.5, 0.4, 0.6), minus=["never"])})), 80)
+    shown = printed(table(beside_never(LONG)), 80)
     folded = "".join(line[: line.find("  ")].strip() for line in shown.splitlines() if line[:2].strip())
     assert LONG in folded
 
@@ -82,34 +87,34 @@ def test_a_rate_that_is_not_the_tasks_own_is_named():
 
 @pytest.mark.parametrize("table", [arms_compared, differences])
 def test_a_name_is_never_markup(table):
-    assert "[red]x[/red]" in printed(
-        table(results(**{"[red]x[/red]": arm(estimate(0.5, 0.4, 0.6), minus=["never"])})), 200
-    )
+    assert "[red]x[/red]" in printed(table(beside_never("[red]x[/red]")), 200)
 
 
-def test_every_arm_is_held_against_every_control_that_is_there():
-    others = ["never", "sham", "final", "greedy"]
-    found = results(
-        never=arm(estimate(0.5, 0.4, 0.6), minus=["heuristic"]), heuristic=arm(estimate(0.9, 0.8, 1.0), minus=others)
-    )
-    lines = [line for line in rows_of(differences(found)) if line and line[0] in found["arms"]]
-    assert lines == [
-        ["heuristic", name, "+1.23", "+0.10", "to", "+2.00", "ahead"] for name in ("never", "sham", "final")
-    ]
+@pytest.mark.parametrize(
+    ("arms", "pairs"),
+    [
+        ("never heuristic sham final", ["heuristic never", "heuristic sham", "heuristic final"]),
+        ("heuristic p.st", ["p.st heuristic"]),
+        ("never heuristic p.st", ["heuristic never", "p.st never", "p.st heuristic"]),
+        (
+            "random:seed=3 greedy greedy:share=1",
+            ["greedy random:seed=3", "greedy:share=1 random:seed=3", "greedy:share=1 greedy"],
+        ),
+        ("never random schedule", ["random never", "schedule never", "schedule random"]),
+        ("heuristic", []),
+    ],
+)
+def test_a_policy_is_held_against_all_controls_and_the_policies_before_it(arms, pairs):
+    names = arms.split()
+    found = results(**{name: arm(estimate(0.5, 0.4, 0.6), minus=[o for o in names if o != name]) for name in names})
+    lines = [line for line in rows_of(differences(found)) if line and line[0] in names]
+    assert lines == [[*pair.split(), "+1.23", "+0.10", "to", "+2.00", "ahead"] for pair in pairs]
 
 
 def test_what_is_unsupported_is_printed_as_that():
-    found = results(heuristic=arm(estimate(0.9, 0.8, 1.0), minus=["never"]))
+    found = beside_never("heuristic")
     found["arms"]["heuristic"]["minus"]["never"]["test_accuracy"]["verdict"] = "unsupported"
     assert "unsupported" in printed(differences(found))
-
-
-def test_where_all_arms_are_controls_they_are_held_against_each_other():
-    found = results(
-        never=arm(estimate(0.5, 0.4, 0.6), minus=["random"]), random=arm(estimate(0.5, 0.4, 0.6), minus=["never"])
-    )
-    lines = [line[:2] for line in rows_of(differences(found)) if line and line[0] in CONTROLS]
-    assert lines == [["never", "random"], ["random", "never"]]
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------

@@ -183,5 +183,19 @@ GROWN = [
         "except SafetensorError as problem:",
         "trials/test_growing.py::test_networks_that_cannot_be_written_are_one_clear_error",
     ),
+    Fault(
+        "a trained policy is not held against the heuristic",
+        "dashboard/comparison.py",
+        "for other in (*controls, *tried[:place])",
+        "for other in controls",
+        "dashboard/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
+    ),
+    Fault(
+        "a tuned control is none",
+        "dashboard/comparison.py",
+        'name.partition(":")[0] in CONTROLS',
+        "name in CONTROLS",
+        "dashboard/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
+    ),
 ]
 FAULTS = [*EPOCHS, *GROWN]

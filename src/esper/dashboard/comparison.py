@@ -1,6 +1,6 @@
 """A comparison on screen: one table of arms, one of paired differences and what may be claimed. Reads plain data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE
@@ -11,7 +11,20 @@ from rich.text import Text
 from esper.dashboard.figure import Row, interval_figure
 
 CONTROLS = ("never", "sham", "random", "schedule", "start", "final", "final-equal-flops", "final-whole", "oracle")
-"""What every other arm is measured against, where it is there."""
+"""What every other arm is measured against, where it is there, with whatever settings."""
+
+
+def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
+    """(arm, other) to be held against each other: every policy with the controls and with the policies before it.
+
+    Where all arms are controls, each with those before it.
+    """
+    names = list(arms)
+    controls = [name for name in names if name.partition(":")[0] in CONTROLS]
+    tried = [name for name in names if name not in controls]
+    if not tried:
+        controls, tried = [], names
+    return [(name, other) for place, name in enumerate(tried) for other in (*controls, *tried[:place])]
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
@@ -39,17 +52,15 @@ def _interval(estimate: Mapping[str, Any], scale: float, form: str) -> str:
 
 
 def differences(results: Mapping[str, Any]) -> Table:
-    """Every arm that is no control minus every control, paired by seed, with what the data let us say."""
+    """Arms minus those they are held against, paired by seed, with what the data let us say."""
     table = Table(title="differences in test accuracy, points, paired by seed", box=SIMPLE, pad_edge=False)
     for column in ("arm", "minus", "points", "95 %", "claim"):
         side: JustifyMethod = "right" if column in ("points", "95 %") else "left"
-        table.add_column(column, justify=side, no_wrap=column != "arm", overflow="fold")
-    arms = results["arms"]
-    for name in [name for name in arms if name not in CONTROLS] or list(arms):
-        for control in [control for control in CONTROLS if control in arms[name]["minus"]]:
-            found = arms[name]["minus"][control]["test_accuracy"]
-            interval = _interval(found, 100, "+.2f")
-            table.add_row(Text(name), control, f"{100 * found['mean']:+.2f}", interval, found["verdict"])
+        table.add_column(column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold")
+    for name, other in pairs_of(results["arms"]):
+        found = results["arms"][name]["minus"][other]["test_accuracy"]
+        interval = _interval(found, 100, "+.2f")
+        table.add_row(Text(name), Text(other), f"{100 * found['mean']:+.2f}", interval, found["verdict"])
     return table
 
 
