@@ -97,7 +97,7 @@ def test_a_name_is_never_markup(table):
         ("heuristic p.st", ["p.st heuristic"]),
         ("never heuristic p.st", ["heuristic never", "p.st never", "p.st heuristic"]),
         (
-            "random:seed=3 greedy greedy:share=1",
+            "greedy random:seed=3 greedy:share=1",
             ["greedy random:seed=3", "greedy:share=1 random:seed=3", "greedy:share=1 greedy"],
         ),
         ("never random schedule", ["random never", "schedule never", "schedule random"]),
