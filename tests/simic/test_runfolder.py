@@ -133,9 +133,8 @@ def test_what_a_run_was_started_with_stays_when_going_on_is_refused(folder):
 
 
 def test_what_is_written_is_there_and_nothing_else(folder):
-    folder.mkdir()
-    runfolder.write_json(folder / "a.json", {"x": [1, 2.5, None]})
     runfolder.write_atomically(folder / "sub" / "b", b"abc")
+    runfolder.write_json(folder / "a.json", {"x": [1, 2.5, None]})
     assert json.loads((folder / "a.json").read_text()) == {"x": [1, 2.5, None]}
     assert (folder / "sub/b").read_bytes() == b"abc"
     assert {path.name for path in folder.rglob("*")} == {"a.json", "sub", "b"}

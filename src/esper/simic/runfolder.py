@@ -82,10 +82,10 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file and the folder that it is in; whoever reads it finds the old content or the new."""
+    """Write a file and the folders that it is in; whoever reads it finds the old content or the new."""
     temporary = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as file:  # a link in its place is not followed
             file.write(content)
