@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from esper.kasmina.harvesting import WEIGHTS
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic import runfolder
 from esper.trials.comparing import ARMS
+from esper.trials.growing import NETWORKS
 from simic.tiny_runs import Forked, Ticks
 from test_cli import call
 from trials.test_growing import trained
@@ -217,7 +219,27 @@ def test_another_comparison_is_not_gone_on_with(finished, capsys):
     policy = str(finished / "policy.safetensors")
     for more in (["--policies", "never"], ["--policies", "never", policy, "--rates", "2"]):
         said = refused(capsys, *command(finished / "run", *more, "--resume"))
-        assert "was begun with other settings" in said
+        assert "was begun with other settings or files" in said
+
+
+def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys):
+    run = shutil.copytree(finished / "run", tmp_path / "run")
+    config = json.loads((run / runfolder.CONFIG).read_text())
+    runfolder.write_json(run / runfolder.CONFIG, {**config, "code": "0123456789ab"})
+    said = refused(capsys, *command(run, "--policies", "never", str(finished / "policy.safetensors"), "--resume"))
+    assert "was begun with other code of Esper" in said
+
+
+def test_trained_hosts_that_have_changed_are_another_comparison(brief, tmp_path, capsys):
+    source, out = tmp_path / "never", tmp_path / "run"
+    grown = ["grow", "--task", "blobs", "--policy", "never", "--hosts", "2", "--epochs", "2", "--out", str(source)]
+    assert call(capsys, *grown)[0] == 0
+    arguments = command(out, "--policies", "never", "--from", str(source))
+    assert call(capsys, *arguments)[0] == 0
+    assert call(capsys, *arguments, "--resume")[0] == 0
+    weights = source / NETWORKS / "host-1" / WEIGHTS
+    weights.write_bytes((source / NETWORKS / "host-0" / WEIGHTS).read_bytes())
+    assert "was begun with other settings or files" in refused(capsys, *arguments, "--resume")
 
 
 def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsys):

@@ -17,6 +17,7 @@ from rich.console import Console
 from esper import __version__
 from esper.dashboard.comparison import compared_figure
 from esper.dashboard.progress import show_rounds
+from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
@@ -208,12 +209,18 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
-    values["checkpoints"] = {name: runfolder.digest(Path(name)) for name in config.policies if not is_rule(name)}
+    files = [Path(name) for name in config.policies if not is_rule(name)]
+    if config.source is not None:
+        files += [config.source / runfolder.CONFIG, *sorted((config.source / NETWORKS).rglob(f"*{WEIGHTS}"))]
+    values["files"] = {str(path): runfolder.digest(path) for path in files if path.is_file()}
+    values["code"] = code_digest()
     with runfolder.only_writer(config.out):
         if not resume:
             runfolder.require_fresh(config.out)
-        elif (saved := config.out / runfolder.CONFIG).is_file() and _read_json(config.out) != values:
-            raise SettingError(f"{config.out} was begun with other settings (see {saved}); choose another --out.")
+        elif (saved := config.out / runfolder.CONFIG).is_file() and (begun := _read_json(config.out)) != values:
+            is_older = isinstance(begun, dict) and {**begun, "code": values["code"]} == values
+            other = "code of Esper" if is_older else "settings or files"
+            raise SettingError(f"{config.out} was begun with other {other} (see {saved}); choose another --out.")
 
         def tell(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -198,6 +198,23 @@ def test_the_final_report_leaves_unfinished_seeds_out():
     assert population.final_scores()[0].params == population.runs[0].model.host_params
 
 
+def test_the_final_validation_score_is_the_harvested_networks():
+    """An unfinished seed counts in the last reading, but is not there any more."""
+    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    run = population.runs[0]
+    alone = dict(run.model.host.state_dict())
+    for parameter in run.model.slot("r0c0").seed.parameters():
+        torch.nn.init.normal_(parameter, std=30.0)
+    population.evaluate()
+    (final,) = population.final_scores()
+    fresh = Population(BLOBS, [1]).runs[0].model.host
+    fresh.load_state_dict(alone)
+    inputs, targets = run.splits.validation.gather(torch.arange(len(run.splits.validation)))
+    expected = float((fresh.eval()(inputs).argmax(1) == targets).float().mean())
+    assert final.validation_accuracy == pytest.approx(expected)
+    assert run.reading.held_out_accuracy != pytest.approx(expected, abs=0.05)
+
+
 def test_measuring_before_training_is_refused():
     with pytest.raises(SettingError, match="train_epoch"):
         Population(BLOBS, [1]).evaluate()

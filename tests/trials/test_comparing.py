@@ -350,6 +350,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
         ({"policies": ["sham", "heuristic"], "final_of": "sham"}, "follow the arm 'sham'"),
         ({"policies": ["never"], "static": ["final"], "final_of": "never"}, "final follow the arm 'never'"),
         ({"policies": ["random"], "static": ["final"]}, "(random). Add it, or name another with --final-of."),
+        ({"policies": ["random"], "final_of": "greedy"}, "final networks follow the arm 'greedy', which is not among"),
         ({"static": ["final-whole"]}, "it needs --pretrain or --from."),
         ({"pretrain": 2, "source": "run"}, "--pretrain and --from both say"),
         ({"rates": []}, "rates is []"),

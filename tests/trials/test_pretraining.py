@@ -142,6 +142,24 @@ def test_a_damaged_trained_host_is_named(found, tmp_path):
         compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS))
 
 
+def test_a_host_that_breaks_while_it_is_trained_is_brought_back(tmp_path, monkeypatch):
+    train, epochs = Population.train_epoch, []
+
+    def break_the_first(population):
+        readings = train(population)
+        epochs.append(len(epochs))
+        if len(epochs) == 2:
+            with torch.no_grad():
+                next(population.runs[0].model.host.parameters()).fill_(torch.nan)
+        return readings
+
+    monkeypatch.setattr(Population, "train_epoch", break_the_first)
+    compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS, task__life=2))
+    for seed in (0, 1):
+        state = load_file(tmp_path / FOLDER / f"seed-{seed}.safetensors")
+        assert all(torch.isfinite(value).all() for value in state.values())
+
+
 def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
     config = configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS)
     told = []

@@ -8,8 +8,10 @@ import torch
 
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.slot import count_parameters
+from esper.leyline.errors import MeasurementError, UnknownNameError
 from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
+from esper.trials import comparing
 from esper.trials.arms import Entry, Settings, architecture_of, prepare_host, run_entries
 from runtime.lives import BLOBS, IMAGES
 from trials.test_arms import same
@@ -186,3 +188,30 @@ def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
         "sham": {2},
         "final": {0},
     }
+
+
+# -- what breaks, and what is refused before anything runs -----------------------------------------------------------
+
+
+def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
+    def one_breaks(task, entries, settings, **options):
+        runs = run_entries(task, entries, settings, **options)
+        is_broken = [entry.arm == "random" and entry.seed == 1 for entry in entries]
+        broken = float("nan")
+        return [
+            replace(run, result=replace(run.result, test_loss=broken)) if no_number else run
+            for run, no_number in zip(runs, is_broken, strict=True)
+        ]
+
+    monkeypatch.setattr(comparing, "run_entries", one_breaks)
+    config = configured(tmp_path, policies=["never", "random"], task__life=2)
+    with pytest.raises(MeasurementError, match=r"random at learning rate x 1 .* no number \(host seeds 1\)\. Lower"):
+        compare(config)
+    assert [path.name for path in (tmp_path / comparing.ARMS).iterdir()] == ["never-1.json"]
+
+
+def test_a_setting_that_this_network_refuses_is_told_before_any_arm_runs(tmp_path):
+    config = configured(tmp_path, policies=["never", "schedule:blueprint_id=nope"])
+    with logged() as log, pytest.raises(UnknownNameError, match="unknown blueprint 'nope'"):
+        compare(config)
+    assert log.sizes == []

@@ -23,7 +23,7 @@ from esper.runtime.governor import Governor, keep_together
 from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
 from esper.runtime.measuring import SCORE_EXAMPLES, incubated_slots, measured_slots
-from esper.runtime.splits import Splits
+from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks import Task, check_fit
 
 
@@ -43,10 +43,11 @@ class Rollback:
 
 @dataclass(frozen=True)
 class FinalScore:
-    """The harvested network of one host on the test split."""
+    """The harvested network of one host on the test split, and on the validation split by which to choose."""
 
     accuracy: float
     loss: float
+    validation_accuracy: float
     params: int
     network: nn.Module
 
@@ -216,19 +217,22 @@ class Population:
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
-            split = run.splits.test.open_for_final_report()
-            losses, correct = [], []
-            with torch.no_grad():
-                for rows in torch.arange(len(split), device=run.device).split(1024):
-                    inputs, targets = split.gather(rows)
-                    loss, right = self.task.score(network(inputs).float(), targets)
-                    losses.append(loss)
-                    correct.append(right)
+            accuracy, loss = self._score(network, run.splits.test.open_for_final_report(), run.device)
+            validation, _ = self._score(network, run.splits.validation, run.device)
             params = sum(parameter.numel() for parameter in network.parameters())
-            scores.append(
-                FinalScore(float(torch.cat(correct).mean()), float(torch.cat(losses).mean()), params, network)
-            )
+            scores.append(FinalScore(accuracy, loss, validation, params, network))
         return scores
+
+    @torch.no_grad()
+    def _score(self, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
+        """Accuracy and loss on a whole split."""
+        losses, correct = [], []
+        for rows in torch.arange(len(split), device=device).split(1024):
+            inputs, targets = split.gather(rows)
+            loss, right = self.task.score(network(inputs).float(), targets)
+            losses.append(loss)
+            correct.append(right)
+        return float(torch.cat(correct).mean()), float(torch.cat(losses).mean())
 
     def _require_life(self) -> None:
         if self.is_over:

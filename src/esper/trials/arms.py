@@ -113,14 +113,13 @@ def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
     """What one life came to; `stages` counts how often each stage began."""
-    assert run.reading is not None
     return ArmFinished(
         arm=arm,
         seed=run.seed,
         epochs=run.task.life,
         start_params=start_params,
         final_params=final.params,
-        validation_accuracy=float(run.reading.held_out_accuracy or 0.0),
+        validation_accuracy=final.validation_accuracy,
         test_accuracy=final.accuracy,
         test_loss=final.loss,
         flops=run.ledger.flops,

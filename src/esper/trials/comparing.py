@@ -1,6 +1,7 @@
 """`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.kasmina.blueprints import SHAM
-from esper.leyline.errors import SaveError, SettingError, UnknownNameError
+from esper.leyline.errors import MeasurementError, SaveError, SettingError, UnknownNameError
 from esper.runtime.devices import limited_threads
 from esper.runtime.population import Population
 from esper.simic.runfolder import write_json
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.rules import RULES, is_rule, read_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
-from esper.trials.arms import ArmRun, Entry, Planting, Settings, run_entries
+from esper.trials.arms import ArmRun, Entry, Planting, Settings, make_decider, run_entries
 from esper.trials.growing import load_fitting
 from esper.trials.oracle import placements_of
 from esper.trials.pretraining import trained_hosts
@@ -77,10 +78,11 @@ class CompareConfig(BaseModel):
                 raise UnknownNameError("arm", policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         grown = [policy for policy in found.policies if policy not in ("never", SHAM)]
         needs = [name for name in found.static if name != "start"] + [SHAM] * (SHAM in found.policies)
-        if needs and found.final_of not in grown:
+        is_named = found.final_of != cls.model_fields["final_of"].default
+        if (needs or is_named) and found.final_of not in grown:
             raise SettingError(
-                f"{', '.join(needs)} follow the arm {found.final_of!r}, which is not among the policies that grow "
-                f"({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
+                f"{', '.join(needs) or 'final networks'} follow the arm {found.final_of!r}, which is not among the "
+                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
             )
         if "final-whole" in found.static and not (found.pretrain or found.source):
             raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain or --from.")
@@ -124,6 +126,9 @@ class Comparison:
         self.settings = Settings(config.device, config.executor, splits=self.task.load(config.data_root))
         probe = Population(self.task, [0], [config.device], executor=config.executor, splits=self.settings.splits)
         self.model = probe.runs[0].model
+        for policy in config.policies:
+            if is_rule(policy) and policy != SHAM:
+                make_decider(probe, 0, policy)  # settings that this network refuses are told before any arm runs
         self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
@@ -235,6 +240,12 @@ class Comparison:
                 found |= dict(zip(part, runs, strict=True))
         for arm in arms:
             runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
+            broken = [run.result.seed for run in runs if not math.isfinite(run.result.test_loss)]
+            if broken:
+                raise MeasurementError(
+                    f"{arm} at learning rate x {rate:g} ended with a loss that is no number (host seeds "
+                    f"{', '.join(map(str, broken))}). Lower --rates, or leave the arm out; finished arms are kept."
+                )
             self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
 
     def _watch(self, epoch: int, events: Sequence[Event]) -> None:
