@@ -10,7 +10,8 @@ demo: .venv/demo.ready
 	$(BIN)/esper demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not ranks'
+	$(BIN)/python -m pytest -m 'ranks and not slow'
 
 slow: .venv/dev.ready
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -194,6 +194,8 @@ def ppo(
         raise SettingError("--device and --devices both say where; give one of them.")
     if (device is not None or devices) and is_launched():
         raise SettingError("under torchrun every rank has a device of its own; leave --device and --devices out.")
+    if watch and is_launched():
+        raise SettingError("ranks share one terminal; leave --watch out and look with: esper watch RUN")
     named = [device] if device is not None else devices or []
     places = parts_of(named)
     given = {

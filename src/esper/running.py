@@ -1,8 +1,10 @@
 """What goes on around a training run: its folder, its lock, signals, what is printed. The training is elsewhere."""
 
 import json
+import math
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
@@ -21,7 +23,7 @@ from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic import runfolder
-from esper.simic.team import Team, code_digest, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
 from esper.tamiyo.rules import is_rule
@@ -41,9 +43,10 @@ def assemble(preset: str | None, file: Path | None, changes: Changes, resume: bo
     """The effective configuration: preset or file (on resume: what the run was started with), then the changes."""
     named = dict(changes)
     saved = Path(str(named.get("out", TrainingConfig().out))) / runfolder.CONFIG
+    is_saved = resume and runfolder.is_there(saved)
     if file is not None:
         config = TrainingConfig.from_json_path(file)
-    elif preset is not None or not (resume and saved.exists()):
+    elif preset is not None or not is_saved:
         known = named.get("task.name")
         config = TrainingConfig.from_preset(preset or (known if known in presets() else "digits"))
     else:
@@ -84,16 +87,17 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     """Train in `config.out`, alone or as one rank of a team; True if it came to its end, False if it was stopped."""
     require_trackers(config.telemetry.track)
     with joined_team(config.devices[0].startswith("cuda")) as team, ExitStack() as stack:
-        if team.size > 1:
-            resume = team.any(resume or was_restarted())  # each torchrun counts the restarts of its own ranks only
-            console = console if team.rank == 0 else Console(quiet=True)
+        console = console if team.rank == 0 else Console(quiet=True)
+        resume, is_restart = team.any(resume), team.any(was_restarted())  # each torchrun counts its own ranks' only
         with team.together():
             config = settle(_placed(config, team))
+            values = config.model_dump(mode="json")
             if team.rank == 0:
                 stack.enter_context(runfolder.only_writer(config.out))
+                resume = resume or (is_restart and runfolder.is_begun_with(config.out, values))
                 if not resume:
                     runfolder.require_fresh(config.out)
-        values = config.model_dump(mode="json")
+        resume = team.any(resume)
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
         _tell_start(config, values, team, console)
@@ -102,11 +106,12 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                 stack.enter_context(runfolder.begun(config.out, values))
         track = config.telemetry.track if team.rank == 0 else ()
         telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
+        until = math.inf if config.time_limit is None else time.monotonic() + config.time_limit
         try:
             with (
                 JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
                 closing(TrackingSink(disk, track, config.out, values)) as sink,
-                stop_on_signals(patient=team.size > 1) as should_stop,
+                stop_on_signals(patient=is_launched()) as is_asked,
                 show_rounds(config.rounds, console) as watch,
             ):
                 train_ppo_vectorized(
@@ -115,7 +120,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     resume=resume,
                     watch=watch,
                     watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, console),
-                    should_stop=should_stop,
+                    should_stop=lambda: is_asked() or time.monotonic() > until,
                     team=team,
                 )
         except InterruptedTraining as stop:

@@ -1,6 +1,7 @@
 """A run on screen: a line per round where nobody looks, a live table where somebody does."""
 
 import io
+import sys
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,14 @@ def test_without_a_terminal_every_line_is_there_as_soon_as_its_round_is_over():
     with show_rounds(10, console) as show:
         show(FIRST)
         assert console.file.getvalue().count("\n") == 1
+
+
+def test_a_quiet_console_leaves_stderr_alone():
+    """A rank that shows nothing may still have something to say."""
+    before = sys.stderr
+    with show_rounds(10, Console(quiet=True, force_terminal=True)) as show:
+        show(FIRST)
+        assert sys.stderr is before
 
 
 def test_names_in_square_brackets_are_shown_as_they_are():

@@ -297,6 +297,7 @@ def step_slowly(seconds):
 if __name__ == "__main__":
     given = sys.argv[1:]
     team._SILENCE = timedelta(seconds=float(os.environ.get("SILENCE", "60")))
+    team._MEETING = timedelta(seconds=float(os.environ.get("MEETING", "60")))
     if "DIES" in os.environ:
         die_at(os.environ["DIES"], 5, Path(given[given.index("--out") + 1]))
     if "SLOW" in os.environ:

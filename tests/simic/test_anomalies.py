@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.simic import AnomalyDetector, RatioExplosionDiagnostic
-from esper.telemetry import TelemetryConfig, TelemetryLevel
+from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from simic.worlds import SMALL, growth_agent, growth_rollout
 
 NAMES = ("op", "slot")

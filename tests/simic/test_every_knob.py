@@ -12,7 +12,7 @@ from esper.runtime import population
 from esper.simic.training_config import leaves
 from simic.tiny_runs import checkpoints_in, events_of, tiny
 
-WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL = "weights", "events", "files", "process", "refusal"
+WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = "weights", "events", "files", "process", "refusal", "stopped"
 LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
 """A learner that oversteps, so that there are anomalies."""
 
@@ -77,6 +77,8 @@ TABLE = {
     "deterministic": Knob(True, (PROCESS,)),
     "observe_telemetry": Knob(False, PLAYS),
     "keep_checkpoints": Knob(1, (FILES,), {"rounds": 3}),
+    "time_limit": Knob(1e-9, (STOPPED,)),
+    "stop_on_anomaly": Knob(True, (REFUSAL,), LOUD),
 }
 
 
@@ -95,7 +97,7 @@ def test_every_leaf_is_read_and_changes_what_it_says(key, tmp_path, monkeypatch)
     found = facets_of(tiny(tmp_path / "changed", **knob.beside).with_changes([(key, knob.value)], "the test"))
     for facet in knob.differs:
         assert found.get(facet) != base.get(facet), facet
-    if WEIGHTS not in knob.differs and REFUSAL not in knob.differs:
+    if not {WEIGHTS, REFUSAL, STOPPED} & set(knob.differs):
         assert found[WEIGHTS] == base[WEIGHTS]
 
 
@@ -127,7 +129,8 @@ def facets_of(config):
         patch.setattr(torch, "set_num_threads", seen["threads"].append)  # more than there are cores takes minutes
         patch.setattr(running, "train_ppo_vectorized", train)
         try:
-            running.run_ppo(config, False, Console(quiet=True))
+            if not running.run_ppo(config, False, Console(quiet=True)):
+                return {STOPPED: True}
         except EsperError as problem:
             return {REFUSAL: f"{type(problem).__name__}: {problem}"}
     seen["graphs"] = graphs["unique_graphs"] > 0

@@ -257,7 +257,7 @@ def test_an_escalation_goes_on_after_a_resume(tmp_path):
     asks = iter(range(1000))
     for resume in (False, True):
         with pytest.raises(InterruptedTraining):
-            train(config, resume=resume, should_stop=lambda: next(asks) in (4, 9))
+            train(config, resume=resume, should_stop=lambda: next(asks) in (8, 13))  # twins live first
     train(config, resume=True)
     assert_same_end(config.out, tmp_path / "whole")
 
@@ -266,7 +266,7 @@ def test_a_damaged_newest_checkpoint_costs_one_round_and_nothing_else(whole, tmp
     config = tiny(tmp_path / "run", rounds=ROUNDS)
     asks = iter(range(1000))
     with pytest.raises(InterruptedTraining):
-        train(config, should_stop=lambda: next(asks) == 10)
+        train(config, should_stop=lambda: next(asks) == 14)
     newest = config.out / runfolder.CHECKPOINTS / manifest_of(config.out)["checkpoints"][-1]["file"]
     newest.write_bytes(newest.read_bytes()[:-100])
     train(config, resume=True)

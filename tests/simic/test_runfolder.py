@@ -7,6 +7,7 @@ import os
 import pytest
 
 from esper.leyline.errors import SaveError, SettingError
+from esper.running import assemble
 from esper.simic import runfolder
 from simic.tiny_runs import Forked, command
 
@@ -127,6 +128,27 @@ def test_what_a_run_was_started_with_stays_when_going_on_is_refused(folder):
     with pytest.raises(SettingError), runfolder.begun(folder, {"rounds": 1}):
         raise SettingError("another layout")
     assert json.loads((folder / runfolder.CONFIG).read_text()) == {"rounds": 9}
+
+
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path):
+    name = "x" * 300
+    with (
+        pytest.raises(SaveError, match=r"cannot write to the run folder .*File name too long"),
+        runfolder.only_writer(tmp_path / name),
+    ):
+        pass
+    with pytest.raises(SaveError, match=r"cannot read .*File name too long.* Choose another --out"):
+        assemble(None, None, [("out", str(tmp_path / name))], True)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}'])
+def test_a_run_is_begun_with_exactly_its_configuration(content, folder):
+    folder.mkdir()
+    if content is not None:
+        (folder / runfolder.CONFIG).write_text(content)
+    assert not runfolder.is_begun_with(folder, {"seed": 0})
+    (folder / runfolder.CONFIG).write_text('{"seed": 0}')
+    assert runfolder.is_begun_with(folder, {"seed": 0})
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

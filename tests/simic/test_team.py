@@ -127,6 +127,8 @@ def test_the_rank_and_the_fact_that_differ_are_named():
     ranks = Told([{}, {"a": 1, "b": 2}, {"a": 1, "b": 3}])
     with pytest.raises(SettingError, match="ranks disagree on b: rank 0 has 2, rank 2 has 3"):
         ranks.require_same({"a": 1, "b": 2})
+    with pytest.raises(SettingError, match="ranks disagree on c: rank 0 has None, rank 1 has 4"):
+        Told([{}, {"a": 1, "c": 4}]).require_same({"a": 1})
     Told([{}, {"a": 1}]).require_same({"a": 1})
 
 

@@ -16,6 +16,8 @@ from esper.simic import runfolder
 from simic.team_workers import assert_ended_well, free_port, train_ranks
 from simic.tiny_runs import assert_same_end, command, manifest_of
 
+pytestmark = pytest.mark.ranks
+
 SETTINGS = {"hosts": 2, "rounds": 6}
 ADDRESS = "10.201.77.{}"
 
@@ -111,3 +113,14 @@ def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_b
         codes, said = ended(runs, tmp_path / "second")
     assert codes == [0, 0], said
     assert_same_end(out, undisturbed)
+
+
+def test_a_network_where_the_others_are_not_is_told_with_what_to_set(machines, tmp_path):
+    arguments = ["simic.team_workers", *command(tmp_path / "run", **SETTINGS)]
+    with started(machines, tmp_path / "wrong", arguments, GLOO_SOCKET_IFNAME="lo", MEETING="3") as runs:
+        codes, said = ended(runs, tmp_path / "wrong")
+    assert codes == [1, 1], said
+    for rank, text in enumerate(said):
+        assert f"esper: rank {rank} cannot join the others" in text
+        assert "name the one: GLOO_SOCKET_IFNAME=" in text
+    assert not (tmp_path / "run").exists()

@@ -38,7 +38,7 @@ from simic.team_workers import (
 )
 from simic.tiny_runs import command, manifest_of, tiny
 
-pytestmark = pytest.mark.usefixtures("warm_forks")
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_forks")]
 
 
 # -- the same answer ---------------------------------------------------------------------------------------------------
@@ -320,12 +320,3 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     assert farthest(rounds_of(whole), rounds_of(out)) < (CLOSE,)
     assert sorted_lives(whole) == sorted_lives(out)
     assert [entry["rounds"] for entry in manifest_of(out)["checkpoints"]][-1] == 4
-
-
-def test_what_one_torchrun_knows_of_a_restart_counts_for_all(tmp_path):
-    def prepare(rank):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # each counts the deaths of its own ranks
-
-    assert_ended_well(train_ranks(tmp_path / "run", 2, rounds=1))
-    assert_ended_well(train_ranks(tmp_path / "run", 2, rounds=2, prepare=prepare))
-    assert manifest_of(tmp_path / "run")["rounds"] == 2

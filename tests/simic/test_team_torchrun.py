@@ -16,6 +16,8 @@ from esper.simic import runfolder
 from simic.team_workers import assert_ended_well, farthest, free_port, records_of, train_ranks
 from simic.tiny_runs import assert_same_end, command, manifest_of
 
+pytestmark = pytest.mark.ranks
+
 
 def torchrun(arguments, *options, meanwhile=lambda process, mark: None, **environment):
     """torchrun with two ranks: exit code and what was said; whatever is left of it is killed."""

@@ -359,16 +359,19 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "rounds", "epochs"), [(1, 0, 1), (3, 0, 3), (4, 1, 4), (8, 2, 8)])
+@pytest.mark.parametrize(
+    ("asked", "rounds", "epochs"), [(-3, 0, 0), (0, 0, 0), (1, 0, 1), (3, 0, 3), (4, 1, 4), (8, 2, 8)]
+)
 def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, asked, rounds, epochs, monkeypatch):
     asks, steps, real = [], [], GrowthVectorEnv.step
     monkeypatch.setattr(GrowthVectorEnv, "step", lambda self, actions: (steps.append(None), real(self, actions))[1])
 
+    config = tiny(tmp_path / "run", rounds=3)
+
     def should_stop():
         asks.append(None)
-        return len(asks) == asked
+        return len(asks) == config.task.life + asked  # twins live first
 
-    config = tiny(tmp_path / "run", rounds=3)
     with pytest.raises(InterruptedTraining, match=f"stopped after {rounds} whole rounds") as stop:
         train(config, should_stop=should_stop)
     assert (stop.value.rounds, len(steps)) == (rounds, epochs)

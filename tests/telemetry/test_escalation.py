@@ -5,7 +5,7 @@ import json
 import pytest
 
 from esper.leyline.errors import SettingError
-from esper.telemetry import TelemetryConfig, TelemetryLevel
+from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 
 NORMAL, DEBUG = TelemetryLevel.NORMAL, TelemetryLevel.DEBUG
 

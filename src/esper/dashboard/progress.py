@@ -76,7 +76,7 @@ def clock(seconds: float) -> str:
 def show_rounds(rounds: int, console: Console) -> Iterator[Show]:
     """Draws every round that it is given: live on a terminal, else a line each."""
     so_far = RoundsSoFar(rounds)
-    if not console.is_terminal:
+    if console.quiet or not console.is_terminal:  # a live display would swallow what is written to stderr
 
         def tell(event: RoundFinished) -> None:
             so_far.take(event)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,13 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def twin_readings(task: Task, seeds: Sequence[int], folder: Path, **population: Any) -> dict[int, list[EpochReading]]:
+def twin_readings(
+    task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
+) -> dict[int, list[EpochReading]] | None:
     """Every seed's never-grown life, epoch by epoch; what `folder` holds already is not computed again.
 
     Args:
+        should_stop: asked after every epoch; True ends it, with nothing kept and None returned.
         population: how to run the hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
     """
     key = fingerprint(task, population)
@@ -63,6 +66,8 @@ def twin_readings(task: Task, seeds: Sequence[int], folder: Path, **population: 
             for seed, reading in zip(missing, hosts.readings(), strict=True):
                 assert reading is not None
                 found[seed].append(reading)
+            if should_stop():
+                return None
         folder.mkdir(parents=True, exist_ok=True)
         for seed in missing:
             _write(paths[seed], found[seed])

@@ -42,9 +42,9 @@ class PPOSettings(BaseModel):
     """an update ends before a step whose divergence exceeds 1.5 times this; None = never"""
     max_grad_norm: float = Field(0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
-    hidden_dim: int = Field(128, ge=1)
+    hidden_dim: int = Field(128, ge=1, le=16384)
     """width of encoder and LSTM"""
-    head_dim: int = Field(64, ge=1)
+    head_dim: int = Field(64, ge=1, le=16384)
     """width of the layer inside each head"""
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not compiled"""

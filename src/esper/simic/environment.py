@@ -75,6 +75,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
         self.use_telemetry, self.first = use_telemetry, first
         found = twin_readings(task, self.host_seeds, folder, **population)
+        assert found is not None  # nobody is asked whether to stop
         self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)

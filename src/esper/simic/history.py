@@ -63,36 +63,42 @@ class History:
 
     def resume(self, agent: PPOAgent) -> int:
         """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""
+        with self.team.together():
+            entries, best = self._whole()
+        newest = entries[-1] if entries else None
+        self.team.require_same({"the checkpoint to go on from": newest and f"{newest['file']} {newest['sha256'][:12]}"})
+        if newest is None:
+            self._rewind({})
+            return 0
+        facts = load_agent(self._path(newest), agent, self.layout)
+        self.entries, self.best = entries, best
+        if self.best is not None and self.best["rounds"] > newest["rounds"]:
+            self.best = max(self.entries, key=lambda known: known["return"])
+        self._rewind(facts["events"])
+        if len(deal := facts.get("deal", ())) == self.team.size:
+            self.team.deal = deal
+        self.sink.telemetry.load(facts["telemetry"])
+        self.sink.telemetry.end_round()
+        return int(facts["rounds"])
+
+    def _rewind(self, sizes: dict[str, int]) -> None:
+        self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))
+        if self.team.rank == 0:
+            runfolder.cut_events(self.folder, sizes, self.team.size)
+
+    def _whole(self) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        """The checkpoints up to the newest that is whole, and the best; the damaged ones are named."""
         manifest = runfolder.read_manifest(self.folder)
         entries = manifest["checkpoints"]
         for entry in (*entries, manifest.get("best")) if entries else ():
             if not isinstance(entry, dict) or not {"file", "rounds", "return", "sha256"} <= entry.keys():
                 raise SaveError(f"the manifest in {self.folder} is not that of an esper ppo; choose another --out.")
-        for place in reversed(range(len(entries))):
-            entry = entries[place]
-            if not runfolder.is_whole(self.folder, entry):
-                print(
-                    f"esper: checkpoint {entry['file']} is damaged or missing; trying the one before.", file=sys.stderr
-                )
-                continue
-            facts = load_agent(self._path(entry), agent, self.layout)
-            self.entries, self.best = entries[: place + 1], manifest["best"]
-            if self.best is not None and self.best["rounds"] > entry["rounds"]:
-                self.best = max(self.entries, key=lambda known: known["return"])
-            self.sink.rewind(int(facts["events"].get(str(self.team.rank), 0)))
-            if self.team.rank == 0:
-                runfolder.cut_events(self.folder, facts["events"], self.team.size)
-            if len(deal := facts.get("deal", ())) == self.team.size:
-                self.team.deal = deal
-            self.sink.telemetry.load(facts["telemetry"])
-            self.sink.telemetry.end_round()
-            return int(facts["rounds"])
-        if entries:
-            raise SaveError(f"no checkpoint in {self.folder} is whole; restore one from a copy, or start anew.")
-        self.sink.rewind(0)
-        if self.team.rank == 0:
-            runfolder.cut_events(self.folder, {}, self.team.size)
-        return 0
+        while entries and not runfolder.is_whole(self.folder, entries[-1]):
+            name = entries.pop()["file"]
+            print(f"esper: checkpoint {name} is damaged or missing; trying the one before.", file=sys.stderr)
+            if not entries:
+                raise SaveError(f"no checkpoint in {self.folder} is whole; restore one from a copy, or start anew.")
+        return entries, manifest.get("best")
 
     def _path(self, entry: dict[str, Any]) -> Path:
         return self.folder / runfolder.CHECKPOINTS / str(entry["file"])

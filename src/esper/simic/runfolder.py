@@ -20,8 +20,8 @@ _TRIES = 10
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
-    is_new = not folder.exists()
     try:
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
     except OSError as problem:
@@ -50,6 +50,22 @@ def _take(lock: TextIO) -> bool:
         except OSError:
             time.sleep(0.02)
     return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file exists; a place that one may not look into, or no file can have, is refused."""
+    try:
+        return path.exists()
+    except OSError as problem:
+        raise SaveError(f"cannot read {path}: {problem.strerror}. Choose another --out.") from problem
+
+
+def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
+    """Whether the folder holds the run of exactly this configuration."""
+    try:
+        return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8")) == dict(values))
+    except (OSError, ValueError):
+        return False
 
 
 def require_fresh(folder: Path) -> None:

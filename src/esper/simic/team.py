@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from esper.leyline.errors import DeviceError, EsperError, SettingError
@@ -27,6 +27,8 @@ _PATIENCE = timedelta(minutes=30)
 """Longest wait of one rank for another: the first epoch of a large host, twins."""
 _JOINING = timedelta(minutes=5)
 """Longest wait for the address at which ranks meet."""
+_MEETING = timedelta(minutes=1)
+"""Longest wait for one connection between two ranks that have met."""
 _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 """How often ranks hear of each other, and how long one may be silent before it counts as lost."""
 _LAG, _DRIFT = 8, 8.0
@@ -140,10 +142,10 @@ class Team:
         """Refuse to start where ranks were started with different facts."""
         everyone = self.gather(dict(facts))
         for rank, other in enumerate(everyone):
-            for name, value in everyone[0].items():
-                if other.get(name) != value:
+            for name in (*everyone[0], *other):
+                if (here := other.get(name)) != (first := everyone[0].get(name)):
                     raise SettingError(
-                        f"ranks disagree on {name}: rank 0 has {value!r}, rank {rank} has {other.get(name)!r}. "
+                        f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}. "
                         "Start all of them with the same command, version and files."
                     )
 
@@ -184,13 +186,15 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
         fresh = _met(store, rank, size)
         is_shared = wants_cuda and _is_shared(fresh, rank, size, device)
         backend = "cpu:gloo,cuda:nccl" if wants_cuda and not is_shared else "gloo"
-        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=_PATIENCE)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=_MEETING)
+        _set_pg_timeout(_PATIENCE)
         pulse = Pulse(rank, size)
     except (RuntimeError, ValueError, OSError) as problem:
         where = f"{os.environ.get('MASTER_ADDR', 'unset')}:{os.environ.get('MASTER_PORT', 'unset')}"
         raise DeviceError(
             f"rank {os.environ['RANK']} cannot join the others at {where} ({str(problem).splitlines()[0]}). Give all "
-            "ranks the same torchrun --master-addr or --rdzv-endpoint, an address that they can reach, and a free port."
+            "ranks the same torchrun --master-addr or --rdzv-endpoint, an address that all can reach, and a free port. "
+            "Where a machine has several networks, name the one: GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0."
         ) from problem
     ended: BaseException | None = None
     try:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
+from esper.runtime.population import memory_errors
 from esper.runtime.twins import twin_readings
 from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
@@ -65,9 +66,9 @@ def train_ppo_vectorized(
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
     team = team or Team()
-    with repeatable_kernels(config.deterministic), limited_threads(config.threads):
+    with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env, deal = build_environment(config, team), team.deal
+            env, deal = build_environment(config, team, should_stop), team.deal
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team)
             first = history.resume(agent) if resume else 0
@@ -81,7 +82,7 @@ def train_ppo_vectorized(
                 gc.collect()  # of two populations at once the second may find no room
                 torch.cuda.empty_cache()
                 with team.together():
-                    env, deal = build_environment(config, team), team.deal
+                    env, deal = build_environment(config, team, should_stop), team.deal
                     rollout = build_rollout(env, agent, config.hosts)
             began = team.clock()
             sink.write(RoundBegan(number))
@@ -106,16 +107,19 @@ def train_ppo_vectorized(
     return agent
 
 
-def build_environment(config: TrainingConfig, team: Team | None = None) -> GrowthVectorEnv:
+def build_environment(
+    config: TrainingConfig, team: Team | None = None, should_stop: Callable[[], bool] = lambda: False
+) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
     here, task, folder = team.share(config.hosts), config.task.build(), config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
     places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
-        if team.size > 1:  # every rank lives some of the twins, and then reads the others'
-            with team.together():
-                twin_readings(task, seeds[team.rank :: team.size], folder, **places)
+        with team.together():  # every rank lives some of the twins, and then reads the others'
+            lived = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
+        if team.any(lived is None):
+            raise InterruptedTraining(runfolder.read_manifest(config.out).get("rounds", 0))
         env = GrowthVectorEnv(
             task,
             len(here),
@@ -226,14 +230,22 @@ def check_health(
     record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, team: Team | None = None
 ) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
-    tells = team is None or team.rank == 0
-    for anomaly in AnomalyDetector().check(record, number / config.rounds):
+    team = team or Team()
+    tells = team.rank == 0
+    found = AnomalyDetector().check(record, number / config.rounds)
+    for anomaly in found:
         escalated = sink.telemetry.escalate_temporarily()
         value, limit = (x if math.isfinite(x) else None for x in (anomaly.value, anomaly.limit))
         if tells:
             sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
         if tells and escalated and sink.wants(TelemetryLevel.DEBUG):
             sink.write_record("UPDATE_DUMP", {"round": number, **plain_record(record)}, TelemetryLevel.DEBUG)
+    if config.stop_on_anomaly and team.any(bool(found)):
+        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found)) or "an anomaly on another rank"
+        raise MeasurementError(
+            f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} whole rounds are saved; lower ppo.lr, "
+            "say, and use --resume."
+        )
 
 
 def plain_record(record: UpdateRecord) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class TaskConfig(BaseModel):
     """most examples per training step"""
     life: int | None = Field(None, ge=2)
     """epochs in a host's life"""
-    budget: float | None = Field(None, gt=1)
+    budget: float | None = Field(None, gt=1, le=1e6)
     """most parameters, as a multiple of the host's"""
     max_seeds: int | None = Field(None, ge=1)
     """most seeds, live and kept"""
@@ -117,6 +117,10 @@ class TrainingConfig(BaseModel):
     """whether the policy sees the ten telemetry features of each slot"""
     keep_checkpoints: int = Field(3, ge=1)
     """newest checkpoints that are kept, beside the best"""
+    time_limit: float | None = Field(None, gt=0)
+    """seconds after which training ends as on Ctrl-C; a resumed run counts anew"""
+    stop_on_anomaly: bool = False
+    """end with an error where an update does not look healthy; its round is not saved"""
 
     @classmethod
     def from_json_path(cls, path: str | Path) -> Self:

@@ -16,7 +16,7 @@ from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
-from esper.runtime.population import FinalScore, Population
+from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.simic.observing import epoch_signals, loss_scale
@@ -73,6 +73,7 @@ class ArmRun:
     """fossils, in the order of slots"""
 
 
+@memory_errors()
 def run_entries(
     task: Task, entries: Sequence[Entry], settings: Settings, *, watch: Watch = lambda epoch, events: None
 ) -> list[ArmRun]:

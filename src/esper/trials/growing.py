@@ -14,7 +14,7 @@ from esper.leyline.errors import SaveError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.host import HostRun
-from esper.runtime.population import Population
+from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
 from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
@@ -92,6 +92,7 @@ class StoppedGrowing(Exception):  # noqa: N818  # nobody made a mistake
         self.epochs = epochs
 
 
+@memory_errors()
 def grow_hosts(
     config: GrowConfig,
     *,

@@ -1,0 +1,102 @@
+"""Starts and restarts that must not go wrong: another run's folder, another checkpoint, a limit of time, an anomaly."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from esper.simic import runfolder
+from simic.team_workers import assert_ended_well, assert_one_line, esper, run_ranks, train_ranks
+from simic.test_every_knob import LOUD
+from simic.test_team_torchrun import torchrun
+from simic.tiny_runs import command, manifest_of
+
+pytestmark = pytest.mark.ranks
+
+SETTLED = {"hosts": 2, "ppo__anneal_decisions": 24}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert_ended_well(train_ranks(out, 2, torch.float32, rounds=2, **SETTLED))
+    return out
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def begun_again_for_two_rounds(out):
+    """A run of two rounds that has come to its first: what a death in the second leaves."""
+    assert_ended_well(train_ranks(out, 2, torch.float32, rounds=1, **SETTLED))
+    config = json.loads((out / runfolder.CONFIG).read_text())
+    runfolder.write_json(out / runfolder.CONFIG, {**config, "rounds": 2})
+
+
+def test_what_one_torchrun_knows_of_a_restart_counts_for_all(tmp_path):
+    def prepare(rank):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # each counts the deaths of its own ranks
+
+    begun_again_for_two_rounds(tmp_path / "run")
+    assert_ended_well(train_ranks(tmp_path / "run", 2, torch.float32, rounds=2, prepare=prepare, **SETTLED))
+    assert manifest_of(tmp_path / "run")["rounds"] == 2
+
+
+def test_a_team_of_one_that_was_started_anew_goes_on(tmp_path):
+    begun_again_for_two_rounds(tmp_path / "run")
+    (ended,) = run_ranks(
+        tmp_path / "ranks",
+        1,
+        lambda rank: esper(command(tmp_path / "run", rounds=2, **SETTLED)),
+        environments={0: {"TORCHELASTIC_RESTART_COUNT": "1"}},
+    )
+    assert_ended_well([ended])
+    assert manifest_of(tmp_path / "run")["rounds"] == 2
+
+
+def test_a_start_that_was_refused_does_not_get_in_when_it_is_started_anew(finished):
+    before = files_of(finished)
+    arguments = ["esper", *command(finished, rounds=4, seed=7, **SETTLED)]
+    code, said = torchrun(arguments, "--max-restarts", "1")
+    assert code == 1
+    assert said.count("is not empty. Go on with --resume, or choose another --out.") == 4
+    assert files_of(finished) == before
+
+
+def test_ranks_that_see_other_checkpoints_do_not_go_on(finished):
+    before = files_of(finished)
+
+    def prepare(rank):
+        read = runfolder.read_manifest
+
+        def late(folder):
+            manifest = read(folder)
+            return {**manifest, "checkpoints": manifest["checkpoints"][:-1]} if rank else manifest
+
+        runfolder.read_manifest = late
+
+    ended = train_ranks(finished, 2, torch.float32, rounds=3, resume=True, prepare=prepare, **SETTLED)
+    assert_one_line(ended, "ranks disagree on the checkpoint to go on from: rank 0 has 'round-000002.safetensors")
+    after = files_of(finished)
+    assert {
+        name for name in before if name.startswith(("events", "check", "mani")) and after[name] != before[name]
+    } == set()
+
+
+def test_a_limit_of_time_ends_all_ranks_in_good_order(tmp_path):
+    ended = train_ranks(tmp_path / "run", 2, torch.float32, rounds=2, time_limit=1e-9, **SETTLED)
+    assert [rank.code for rank in ended] == [130, 130], [rank.said for rank in ended]
+    assert "stopped; 0 whole rounds are saved. Go on with" in ended[0].said
+
+
+def test_an_anomaly_ends_all_ranks_where_that_is_asked_for(tmp_path):
+    ended = train_ranks(tmp_path / "run", 2, torch.float32, **{**LOUD, **SETTLED, "stop_on_anomaly": True})
+    assert_one_line(ended, "stop_on_anomaly is set.")
+
+
+def test_a_screen_is_not_for_ranks(tmp_path):
+    ended = run_ranks(tmp_path / "ranks", 2, lambda rank: esper([*command(tmp_path / "run", **SETTLED), "--watch"]))
+    assert_one_line(ended, "ranks share one terminal; leave --watch out")
+    assert not (tmp_path / "run").exists()
