@@ -4,7 +4,7 @@
     python benchmarks/questions.py --list
 
 Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into docs/results.md. `--work DIR`
-keeps finished arms, so that an interrupted question goes on.
+keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
 """
 
 import argparse
@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 
 from hardware import hardware
+from rich.console import Console
 
-from esper.trials.comparing import CompareConfig, Comparison
-from esper.trials.summary import summarise
+from esper.running import run_compare
+from esper.trials.comparing import CompareConfig
 
 RESULTS = Path(__file__).parent / "results"
 ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--checkpoint", type=Path, help="the trained policy of a controller's question")
     parser.add_argument("--work", type=Path, help="folder for finished arms")
+    parser.add_argument("--remark", help="what a reader of the table should know")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.list or options.question is None:
@@ -127,16 +129,17 @@ def main() -> None:
         parser.error(f"{options.question} needs --checkpoint, a policy that `esper ppo` trained")
     asked["policies"] = [str(options.checkpoint) if policy == TRAINED else policy for policy in asked["policies"]]
     with tempfile.TemporaryDirectory() as temporary:
-        Path(options.work or temporary).mkdir(parents=True, exist_ok=True)
         where = {"out": str(options.work or temporary), "data_root": options.data_root, "device": options.device}
         threads = {"threads": 1} if options.device == "cpu" else {}
         config = CompareConfig.of({**asked, **where, **threads, "seeds": options.seeds})
-        found = summarise(config, Comparison(config, lambda line: print(line, flush=True), lambda: False).run())
+        found = run_compare(config, True, Console())
+    if found is None:
+        raise SystemExit(130)
     command = f"python benchmarks/questions.py {options.question} --seeds {options.seeds} --device {options.device}"
-    extra = {}
+    extra = {"remark": options.remark} if options.remark else {}
     if TRAINED in QUESTIONS[options.question]["policies"]:
         command += " --checkpoint FILE"
-        extra = {"checkpoint_sha256": hashlib.sha256(options.checkpoint.read_bytes()).hexdigest()}
+        extra |= {"checkpoint_sha256": hashlib.sha256(options.checkpoint.read_bytes()).hexdigest()}
     record = {
         "question": options.question,
         "asks": asks,

@@ -41,26 +41,38 @@ split is read once, by the harvested network. Intervals are 95 % bootstrap inter
 percentiles). They cover host seeds and data orders, not the choice of the task, and nothing is corrected for looking
 at several differences.
 
-**never** is the host left alone, **sham** all events of the heuristic without capacity, **random** legal places and
-kinds at fixed times, **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
-gradient score. **start** is the host from scratch; **final** the network that the heuristic grew, from scratch with
-as many epochs as growth had; **final-equal-flops** the same with as many FLOPs, counterfactuals and all;
-**final-whole** the same for pretraining and growth together. Static networks start at the scale at which the task's
-seeds are born. FLOPs and seconds are per life, measuring and policy
-included, pretraining not.
+**never** is the host left alone, **random** legal places and kinds at fixed times (decisions 1, 2 and 3, unless its
+name says others), **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
+gradient score. Random and schedule thus plant fewer seeds than heuristic and greedy, and add fewer parameters:
+differences to them are about how much is planted as well as where. **sham** has all events of the heuristic without
+capacity; events alone change nothing, so on a CPU it equals never to the bit, and on a GPU the two differ as two runs
+of the same thing do. **start** is the host from scratch; **final** the network that the heuristic grew, from random
+weights with as many epochs as growth had; **final-equal-flops** the same with as many FLOPs as growth took, its
+measurements included; **final-whole** the same for pretraining and growth together. Static networks start at the
+scale at which the task's seeds are born. A grown network is scored as it is taken home ("harvested"): seeds that are
+still on probation are left out.
+
+FLOPs are per life, measuring and policy included, pretraining not. Seconds are the wall clock of hosts that lived side
+by side, divided by their number: on a GPU arms share a population, so their seconds say nothing about each other.
+CIFAR-10 here means its images after JPEG compression. The governor brings a host back to its last good epoch when its
+loss explodes. Where a remark says that steps could differ by one example, an epoch's minibatches differed in size by
+one image; they no longer do, and arms that were measured later are from after that change.
 """
 
 
 SWEEP = """A sweep trains
 hosts of 8, 10, 12 and 14 channels in the first block from scratch, the smallest first, until one reaches the target;
-14 is the widest within the budget. The grown run is the heuristic's of q1-cifar10. A run counts whole. Measured when
-steps of an epoch could differ by one example."""
+14 is the widest within the budget. The grown run is the heuristic's of q1-cifar10 at the task's own learning rate. A
+run counts whole. Other shapes were not tried: the network that was grown, had one known it, takes {known:.2f} times the
+grown run's FLOPs from random weights in as many epochs, and reaches every target on {reached} of {count} seeds
+(`final` of q1-cifar10). Measured when steps of an epoch could differ by one example."""
 
 
 CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10_begin_h200.json`, `ppo_cifar10_h200.json`,
-`ppo_cifar10_bf16_h200.json`; 32 hosts a round, lives of 30 epochs of 3,125 images, one H200): lead over the twins at
-the end of a life, while actions are drawn, mean and range of five rounds each. Rounds 1 to 16, 17 to 60 and 61 to 80
-(with hosts in bf16) are three calls; each planned learning rate and entropy bonus anew, up to its last round."""
+`ppo_cifar10_bf16_h200.json`; 32 hosts a round, lives of 30 epochs of 3,125 images, one H200): lead over the twins, the
+same hosts never grown, at the end of a life, while actions are drawn, mean and range of five rounds each. Rounds 1 to
+16 (4 processes), 17 to 60 and 61 to 80 (8 processes, the last with hosts in bf16) are three calls of
+benchmarks/training.py; each planned learning rate and entropy bonus anew, up to its last round."""
 CURVE_PICTURE = "controller_curve.svg"
 
 
@@ -158,8 +170,20 @@ def render(known: dict[str, dict[str, Any]]) -> str:
     if sweep is not None:
         count = len({row["seed"] for row in sweep["rows"]})
         where = f"{sweep['hardware']}, {sweep['date']}, {count} host seeds: `{sweep['command']}`"
-        lines += ["## One run instead of a sweep", "", sweep["asks"], SWEEP, "", where, "", *sweep_of(sweep), ""]
+        text = SWEEP.format(**known_shape(known["q1-cifar10"], max(row["target"] for row in sweep["targets"])))
+        lines += ["## One run instead of a sweep", "", sweep["asks"], text, "", where, "", *sweep_of(sweep), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def known_shape(found: dict[str, Any], target: float) -> dict[str, float]:
+    """The grown network from random weights: its FLOPs beside the grown run's, and how often it reaches the target."""
+    grown, static = (
+        {row["seed"]: row for row in found["rows"] if row["arm"] == arm and row["rate"] == 1}
+        for arm in ("heuristic", "final")
+    )
+    ratios = [static[seed]["flops"] / row["flops"] for seed, row in grown.items()]
+    reached = sum(row["validation_accuracy"] >= target for row in static.values())
+    return {"known": sum(ratios) / len(ratios), "reached": reached, "count": len(static)}
 
 
 def sweep_of(found: dict[str, Any]) -> list[str]:

@@ -39,6 +39,32 @@ def test_summaries_follow_from_the_rows_beside_them(name):
         assert f"{100 * mean:.2f}" in SCRIPT["PAGE"].read_text(encoding="utf-8")
 
 
+def test_differences_in_the_readme_are_those_of_committed_results():
+    """Every "+1.23 [+0.45, +2.01]" there is a paired difference in some question's JSON."""
+    known = {
+        SCRIPT["points"](difference["test_accuracy"], "+")
+        for found in KNOWN.values()
+        for arm in found["arms"].values()
+        for difference in arm["minus"].values()
+    }
+    number = r"[+-]?\d+\.\d\d"
+    told = re.findall(rf"{number}\s\[{number}, {number}\]", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(told) > 15
+    assert [text for text in told if " ".join(text.split()) not in known] == []
+
+
+def test_the_sweeps_targets_follow_from_its_rows(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    judge = runpy.run_path(str(ROOT / "benchmarks" / "sweep.py"))["judge"]
+    sweep = SCRIPT["load_sweep"]()
+    seeds = len({row["seed"] for row in sweep["rows"]})
+    grown, *columns = (sweep["rows"][start : start + seeds] for start in range(0, len(sweep["rows"]), seeds))
+    for found in sweep["targets"]:
+        again = judge(grown, [list(sizes) for sizes in zip(*columns, strict=True)], found["target"])
+        assert again.pop("flops_ratio") == pytest.approx(found.pop("flops_ratio"))
+        assert again == pytest.approx(found)
+
+
 def test_results_name_no_place_on_a_machine():
     for found in KNOWN.values():
         assert re.search(r"/(tmp|home|root|work)/", str(found)) is None

@@ -12,7 +12,7 @@ from simic.test_every_knob import LOUD
 from simic.test_team_torchrun import torchrun
 from simic.tiny_runs import command, manifest_of
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_forks")]
 
 SETTLED = {"hosts": 2, "ppo__anneal_decisions": 24}
 
