@@ -14,6 +14,7 @@ from esper.kasmina.harvesting import WEIGHTS
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic import runfolder
+from esper.simic.team import code_digest
 from esper.trials.comparing import ARMS
 from esper.trials.growing import NETWORKS
 from simic.tiny_runs import Forked, Ticks
@@ -225,6 +226,7 @@ def test_another_comparison_is_not_gone_on_with(finished, capsys):
 def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys):
     run = shutil.copytree(finished / "run", tmp_path / "run")
     config = json.loads((run / runfolder.CONFIG).read_text())
+    assert config["code"] == code_digest()
     runfolder.write_json(run / runfolder.CONFIG, {**config, "code": "0123456789ab"})
     said = refused(capsys, *command(run, "--policies", "never", str(finished / "policy.safetensors"), "--resume"))
     assert "was begun with other code of Esper" in said

@@ -20,7 +20,7 @@ import planted_faults_runtime
 import planted_faults_signals
 import planted_faults_training
 from kasmina import planted_faults as kasmina_faults
-from simic import planted_faults_team
+from simic import planted_faults_starts, planted_faults_team
 from trials import planted_faults_compare
 
 TESTS = Path(__file__).parent
@@ -39,6 +39,7 @@ FAULTS = [
     *planted_faults_training.TRAINING_FAULTS,
     *planted_faults_signals.SIGNAL_FAULTS,
     *planted_faults_team.TEAM_FAULTS,
+    *planted_faults_starts.START_FAULTS,
 ]
 PASSED, FAILED = 0, 1
 

@@ -35,7 +35,7 @@ def compare(
     source: Annotated[
         Path | None, typer.Option("--from", help="Finished esper grow --policy never to go on from.")
     ] = None,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Try every single placement as well.")] = False,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Try each single planting, at three times.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda:0.")] = "cpu",
     side_by_side: Annotated[int | None, typer.Option(help="Most hosts in one population.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("runs/compare"),

@@ -73,6 +73,13 @@ def test_a_long_name_is_folded_and_not_cut(table):
     assert LONG in folded
 
 
+def test_the_gap_to_the_oracle_is_a_column_where_there_is_one():
+    found = results(greedy=arm(estimate(0.5, 0.4, 0.6), minus=["oracle"]), oracle=arm(estimate(0.6, 0.5, 0.7)))
+    assert "oracle" in printed(arms_compared(found)).splitlines()[4]
+    assert [line.split()[2] for line in printed(arms_compared(found)).splitlines() if "50.00%" in line] == ["+1.23"]
+    assert "+1.23" not in printed(arms_compared(beside_never("greedy")))
+
+
 def test_one_seed_is_said_to_be_one_seed():
     assert "one seed" in printed(arms_compared(results(never=arm(estimate(0.5, count=1)))))
 

@@ -37,15 +37,15 @@ RUN_FAULTS: list[Fault] = [
     Fault(
         "damage is not looked for",
         HISTORY,
-        "if not runfolder.is_whole(self.folder, entry):",
-        "if not entry:",
+        "while entries and not runfolder.is_whole(self.folder, entries[-1]):",
+        "while False:",
         "simic/test_checkpoints.py::test_a_damaged_newest_is_named_and_the_one_before_is_taken",
     ),
     Fault(
         "events of an undone round stay",
         HISTORY,
-        'self.sink.rewind(int(facts["events"].get(str(self.team.rank), 0)))',
-        'assert facts["events"]',
+        "self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))",
+        "assert sizes is not None",
         "simic/test_checkpoints.py::test_the_events_are_cut_to_where_the_checkpoint_was_taken",
     ),
     Fault(
@@ -58,7 +58,7 @@ RUN_FAULTS: list[Fault] = [
     Fault(
         "a resumed run is one round behind in telemetry",
         HISTORY,
-        "            self.sink.telemetry.end_round()\n",
+        "        self.sink.telemetry.end_round()\n",
         "",
         "simic/test_resume.py::test_an_escalation_goes_on_after_a_resume",
     ),
@@ -72,7 +72,7 @@ RUN_FAULTS: list[Fault] = [
     Fault(
         "the best may lie in the undone future",
         HISTORY,
-        'if self.best is not None and self.best["rounds"] > entry["rounds"]:',
+        'if self.best is not None and self.best["rounds"] > newest["rounds"]:',
         "if self.best is None:",
         "simic/test_checkpoints.py::test_a_best_that_lies_in_the_undone_future_is_chosen_anew",
     ),
@@ -275,8 +275,8 @@ RUN_FAULTS: list[Fault] = [
     Fault(
         "a resume starts from the preset",
         RUNNING,
-        "not (resume and saved.exists())",
-        "not (resume and preset)",
+        "is_saved = resume and runfolder.is_there(saved)",
+        "is_saved = bool(resume and preset)",
         "test_cli_ppo.py::test_resuming_takes_the_configuration_of_the_run",
     ),
     Fault(

@@ -237,8 +237,8 @@ DEALS = [
     Fault(
         "a deal is forgotten when a run goes on",
         HISTORY,
-        "                self.team.deal = deal\n",
-        "                self.team.deal = []\n",
+        "            self.team.deal = deal\n",
+        "            self.team.deal = []\n",
         SLOW,
     ),
     Fault(
@@ -302,8 +302,8 @@ STARTS = [
     Fault(
         "ranks with other settings train on",
         TEAM,
-        "                if other.get(name) != value:\n",
-        "                if name not in other:\n",
+        "if (here := other.get(name)) != (first := everyone[0].get(name)):",
+        "if (here := other.get(name)) and not (first := everyone[0].get(name)):",
         f"{RANKS}::test_ranks_with_other_settings_are_refused_and_the_difference_is_named",
     ),
     Fault(
@@ -330,9 +330,9 @@ STARTS = [
     Fault(
         "a rank knows of the deaths on its own machine only",
         RUNNING,
-        "team.any(resume or was_restarted())",
-        "resume or was_restarted()",
-        f"{RANKS}::test_what_one_torchrun_knows_of_a_restart_counts_for_all",
+        "team.any(resume), team.any(was_restarted())",
+        "team.any(resume), was_restarted()",
+        "simic/test_team_starts.py::test_what_one_torchrun_knows_of_a_restart_counts_for_all",
     ),
     Fault(
         "a start that is refused leaves the events of other ranks",
@@ -344,8 +344,8 @@ STARTS = [
     Fault(
         "events of ranks that are gone stay as they are",
         HISTORY,
-        'runfolder.cut_events(self.folder, facts["events"], self.team.size)',
-        'assert facts["events"]',
+        "runfolder.cut_events(self.folder, sizes, self.team.size)",
+        "assert sizes is not None",
         MOVES,
     ),
     Fault(

@@ -134,8 +134,8 @@ PAIRS = [
     Fault(
         "the oracle is not tuned",
         COMPARING,
-        ".items(), self.config.rates):",
-        ".items(), self.config.rates[:1]):",
+        "for rate in config.rates if config.oracle else ():",
+        "for rate in config.rates[:1] if config.oracle else ():",
         f"{COMPARED}::test_every_arm_is_tried_at_every_rate",
     ),
     Fault(
@@ -269,8 +269,8 @@ FIXED = [
     Fault(
         "the oracle begins from scratch",
         COMPARING,
-        "Entry(arm, seed, policy, weights=self.weights.get(seed)) for",
-        "Entry(arm, seed, policy) for",
+        "Entry(arm, seed, self.placements.get(arm, arm), weights=weights)",
+        "Entry(arm, seed, self.placements.get(arm, arm), weights=None if arm in self.placements else weights)",
         f"{TRAINED}::test_the_oracles_placements_go_on_from_trained_hosts_too",
     ),
     Fault(
@@ -341,15 +341,15 @@ SHOWN = [
     Fault(
         "another comparison is gone on with",
         RUNNING,
-        "and _read_json(config.out) != values:",
-        "and not _read_json(config.out):",
+        "and (begun := _read_json(config.out)) != values:",
+        "and not (begun := _read_json(config.out)):",
         f"{COMMAND}::test_another_comparison_is_not_gone_on_with",
     ),
     Fault(
         "policies that change are the same comparison",
         RUNNING,
-        "runfolder.digest(Path(name)) for name in config.policies",
-        "name for name in config.policies",
+        "runfolder.digest(path) for path in files",
+        "str(path) for path in files",
         f"{COMMAND}::test_a_policy_that_has_been_trained_on_is_another_comparison",
     ),
     Fault(

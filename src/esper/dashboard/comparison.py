@@ -31,18 +31,27 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     """One row per arm: what it reached and what it cost."""
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", overflow="fold")
-    for column in ("test accuracy", "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
+    has_oracle = "oracle" in results["arms"]
+    gap = ["to the\noracle"] if has_oracle else []
+    for column in ("test accuracy", *gap, "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
         table.add_column(column, justify="right", overflow="fold")
     for name, arm in results["arms"].items():
         table.add_row(
             Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),
             f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], 100, '.2f')}",
+            *([_gap(arm)] if has_oracle else []),
             f"{arm['test_loss']['mean']:.4f}",
             f"{arm['final_params']:,.0f}\npeak {arm['peak_params']:,.0f}",
             f"{arm['flops']:.3g}\n{arm['seconds']:.1f} s",
             f"{arm['germinated']:.1f}\n{arm['fossilized']:.1f}, {arm['culled']:.1f}",
         )
     return table
+
+
+def _gap(arm: Mapping[str, Any]) -> str:
+    """Points to the best single placement; it has none to itself."""
+    found = arm["minus"].get("oracle")
+    return "" if found is None else f"{100 * found['test_accuracy']['mean']:+.2f}"
 
 
 def _interval(estimate: Mapping[str, Any], scale: float, form: str) -> str:

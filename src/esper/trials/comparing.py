@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 from zlib import crc32
@@ -132,6 +131,8 @@ class Comparison:
         self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
+        placements = placements_of(self.model, self.task.life)
+        self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, Tensor]] = {}
         self.pretrained_epochs = 0
@@ -157,8 +158,8 @@ class Comparison:
             for rate in config.rates:
                 for arm in config.static:
                     self._static(arm, rate)
-            if config.oracle:
-                self._oracle()
+            for rate in config.rates if config.oracle else ():  # which was best is decided by validation
+                self._side_by_side(list(self.placements), rate)
         return self.done
 
     def best(self, arm: str) -> Trials:
@@ -175,8 +176,8 @@ class Comparison:
 
     def _entry(self, arm: str, seed: int) -> Entry:
         weights = self.weights.get(seed)
-        if is_rule(arm):
-            return Entry(arm, seed, arm, weights=weights)
+        if is_rule(arm) or arm in self.placements:
+            return Entry(arm, seed, self.placements.get(arm, arm), weights=weights)
         policy, use_telemetry = self.trained[arm]
         return Entry(arm, seed, lambda ground: policy, use_telemetry, weights=weights)
 
@@ -209,14 +210,6 @@ class Comparison:
             ]
         entries = [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         self._live([arm], rate, entries, lives=lives)
-
-    def _oracle(self) -> None:
-        """Every single placement of one seed; which was best is decided by validation, over all seeds."""
-        for (name, policy), rate in product(placements_of(self.model, self.task.life).items(), self.config.rates):
-            arm = f"{ORACLE} {name}"
-            if not self._is_known(arm, rate):
-                entries = [Entry(arm, seed, policy, weights=self.weights.get(seed)) for seed in self.config.host_seeds]
-                self._live([arm], rate, entries)
 
     def _live(
         self,
