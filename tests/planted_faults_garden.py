@@ -365,6 +365,13 @@ GARDEN_FAULTS = [
         "tamiyo/test_rule_names.py::test_a_garden_is_loaded_with_the_settings_of_its_policy",
     ),
     Fault(
+        "a plan does not wait for its slot",
+        RULES,
+        "            if place in _legal_places(masks):\n",
+        "            if place:\n",
+        "tamiyo/test_rule_names.py::test_a_plan_waits_until_its_slot_is_open",
+    ),
+    Fault(
         "live seeds take no room",
         RULES,
         "first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())",

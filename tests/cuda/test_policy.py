@@ -7,7 +7,7 @@ from esper.simic import PPOAgent, PPOConfig, Rollout
 from esper.simic.trainer import train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig
 from esper.tamiyo import FactoredRecurrentActorCritic, HeadSpec
-from esper.telemetry.sink import NullSink
+from null_sink import NullSink
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -16,7 +16,7 @@ from esper.runtime import twins
 from esper.simic import agent as learner
 from esper.simic import runfolder, team
 from esper.simic.trainer import train_ppo_vectorized
-from esper.telemetry.sink import NullSink
+from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
     CLOSE,

@@ -17,7 +17,8 @@ from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
-from esper.telemetry.sink import JsonlSink, NullSink
+from esper.telemetry.sink import JsonlSink
+from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
     CLOSE,

@@ -16,7 +16,7 @@ from esper.simic.tally import RoundTally
 from esper.simic.trainer import InterruptedTraining, build_agent, build_environment, build_rollout, play_round
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import SEVERITIES, ActionRefused, HostRolledBack, from_record
-from esper.telemetry.sink import NullSink
+from null_sink import NullSink
 from simic.tiny_runs import DECISIONS, end_of, events_of, lines_of, open_sink, tiny, train
 
 DEBUG_TYPES = {"ACTION_TAKEN", "UPDATE_DUMP"}

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import esper
+from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
+from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import Greedy, Heuristic, Random, RulePolicy, Schedule, is_rule, make_policy, read_rule
 from esper.tamiyo.masks import only_waiting
 from esper.trials.growing import GrowConfig
@@ -21,6 +23,10 @@ from user_models import MLP, random_vectors
         ("greedy:share=0.25", Greedy(GROUND, share=0.25)),
         ("schedule:epochs=2+5:blueprint_id=norm", Schedule(GROUND, epochs=(2, 5), blueprint_id="norm")),
         ("random:seed=7:epochs=3", Random(GROUND, epochs=(3,), seed=7)),
+        (
+            "schedule:epochs=0+5:places=r0c1.norm+r0c0.conv_light",
+            Schedule(GROUND, epochs=(0, 5), places=("r0c1.norm", "r0c0.conv_light")),
+        ),
     ],
 )
 def test_settings_in_a_name_reach_the_rule(name, rule):
@@ -43,6 +49,7 @@ MISTAKES = {
     "greedy:planting_part=1.01": "planting_part of greedy is '1.01': input should be less than or equal to 1.",
     "schedule:epochs=": "epochs of schedule is '': input should be a valid integer",
     "schedule:epochs=1+-2": "epochs of schedule is '1+-2': input should be greater than or equal to 0.",
+    "schedule:places=r0c1": "places of schedule is 'r0c1': string should match pattern",
     "random:seed=-1": "seed of random is '-1': input should be greater than or equal to 0.",
 }
 
@@ -53,6 +60,51 @@ def test_a_mistake_in_a_name_is_told_with_the_rule(name):
         read_rule(name)
     assert str(refusal.value).startswith(MISTAKES[name])
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("schedule:epochs=1+2:places=r0c1.norm", "a schedule has 2 epochs and 1 places; give as many."),
+        ("schedule:epochs=1:places=r0c7.norm", "unknown slot 'r0c7'."),
+        ("schedule:epochs=1:places=r0c1.nrom", "unknown blueprint 'nrom'. Did you mean 'norm'?"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_network_is_refused(name, words):
+    with pytest.raises(EsperError) as refusal:
+        make_policy(name, GROUND)
+    assert str(refusal.value).startswith(words)
+
+
+PLAN = Schedule(GROUND, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))
+
+
+def plays(rule, changes):
+    """What a rule plants, by epoch, where the slots are as `changes` says from an epoch on."""
+    policy, memory, planted, now = RulePolicy(rule), None, {}, {}
+    for epoch in range(9):
+        now = changes.get(epoch, now)
+        reports = reports_of(**now)
+        masks = {head: np.stack([mask]) for head, mask in masks_for(GROUND, reports).items()}
+        actions, memory = policy.decide(None, masks, [reports], memory)
+        op, slot, blueprint, _ = actions[0].tolist()
+        planted |= {epoch: f"r0c{slot}.{GROUND.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
+        planted |= {epoch: f"keep r0c{slot}"} if op == OP_FOSSILIZE else {}
+    return planted
+
+
+def test_a_plan_is_followed_in_order_one_planting_at_a_time():
+    assert plays(PLAN, {}) == {1: "r0c1.conv_light", 3: "r0c0.conv_light", 4: "r0c0.norm"}
+
+
+def test_a_plan_waits_until_its_slot_is_open():
+    taken = {2: {"r0c0": {"stage": SeedStage.BLENDING}}, 6: {}}
+    assert plays(PLAN, taken) == {1: "r0c1.conv_light", 6: "r0c0.conv_light", 7: "r0c0.norm"}
+
+
+def test_a_plan_keeps_what_has_proven_itself_before_it_plants():
+    proven = {3: {"r0c1": {"stage": SeedStage.PROBATIONARY, "mean": 0.3}}, 4: {}}
+    assert plays(PLAN, proven) == {1: "r0c1.conv_light", 3: "keep r0c1", 4: "r0c0.conv_light", 5: "r0c0.norm"}
 
 
 def test_a_file_is_no_rule():

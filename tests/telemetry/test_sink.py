@@ -19,7 +19,8 @@ from esper.telemetry.events import (
     from_record,
     to_record,
 )
-from esper.telemetry.sink import JsonlSink, NullSink
+from esper.telemetry.sink import JsonlSink
+from null_sink import NullSink
 
 HINT, SAVED = GrowthHint(0, 3, "the rate is low"), CheckpointSaved(2, "round-000002.safetensors")
 TAKEN, ROLLED = ActionTaken(0, 3, "CULL", "r0c0", None, None), HostRolledBack(1, 3, "loss is nan")

@@ -12,10 +12,10 @@ from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.simic import runfolder
 from esper.telemetry.events import HostRolledBack
-from esper.telemetry.sink import NullSink
 from esper.trials import saves
 from esper.trials.growing import build
 from esper.trials.saves import KEPT_EPOCHS, EpochSave, EpochSaves
+from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, manifest_of
 from trials.grown_runs import assert_same_end, configured, grow, open_sink, stopped
 

@@ -1,10 +1,10 @@
 """Decides: signals, observation, action masks, rules of thumb and controls, and the recurrent network."""
 
 from esper.tamiyo.distributions import MaskedCategorical
-from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
-from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.normalising import RunningMeanStd
 from esper.tamiyo.observation import feature_names, observation_width, observe, signals_to_features
 from esper.tamiyo.policies import Policy, RulePolicy
@@ -31,7 +31,6 @@ __all__ = [
     "FactoredRecurrentActorCritic",
     "Greedy",
     "Ground",
-    "Head",
     "HeadSpec",
     "Heuristic",
     "MaskSeedInfo",
@@ -40,7 +39,6 @@ __all__ = [
     "Never",
     "Policy",
     "Random",
-    "RecurrentActorCritic",
     "RulePolicy",
     "RunningMeanStd",
     "Schedule",

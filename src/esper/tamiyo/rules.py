@@ -65,23 +65,48 @@ class Never:
 
 Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 """Decisions at which to plant, from 0 on; those at which nothing can be done, as after a rollback, do not count."""
+Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Field(min_length=1)]
+"""Slot and blueprint of each planting, as in r0c1.norm."""
 Part = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does."""
+    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does.
+
+    With `places` it is a whole plan: to each epoch its slot and blueprint, planted then or as soon as that is possible.
+    """
 
     ground: Ground
     epochs: Epochs = (1, 2, 3)
     blueprint_id: str | None = None
+    places: Places | None = None
 
     def __post_init__(self) -> None:
         if self.blueprint_id is not None:
             self.ground.space.blueprint_index(self.blueprint_id)
+        if self.places is not None and len(self.places) != len(self.epochs):
+            raise SettingError(f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many.")
+        list(map(self._look_up, self.places or ()))
+
+    def _look_up(self, place: str) -> tuple[int, int]:
+        slot, blueprint = place.split(".")
+        return self.ground.space.slots.index_for_slot_id(slot), self.ground.space.blueprint_index(blueprint)
+
+    def _follow(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        """What has proven itself is kept first, as `Heuristic` does."""
+        kept, done = _keep_surest(self.ground, masks, reports), memory.get("done", 0)
+        plan = sorted(zip(self.epochs, self.places or (), strict=True))[done:]
+        if kept is None and plan and memory["epoch"] - memory.get("idle", 0) >= plan[0][0]:
+            place = self._look_up(plan[0][1])
+            if place in _legal_places(masks):
+                return self.ground.plant(*place), {**memory, "done": done + 1}
+        return kept or WAIT, memory
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory = _count_idle(masks, memory)
+        if self.places is not None:
+            return self._follow(masks, reports, memory)
         if not _is_due(self.epochs, memory):
             return _keep_surest(self.ground, masks, reports) or WAIT, memory
         wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
@@ -316,7 +341,9 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
         if key not in known:
             raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
         try:
-            found[key] = TypeAdapter(known[key]).validate_python(text.split("+") if known[key] is Epochs else text)
+            found[key] = TypeAdapter(known[key]).validate_python(
+                text.split("+") if known[key] in (Epochs, Places | None) else text
+            )
         except ValidationError as problem:
             said = problem.errors()[0]["msg"]
             raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None

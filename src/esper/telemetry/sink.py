@@ -35,28 +35,6 @@ class Sink(Protocol):
         ...
 
 
-class NullSink:
-    """Takes everything and keeps nothing."""
-
-    def __init__(self) -> None:
-        self.telemetry = TelemetryConfig(TelemetryLevel.OFF)
-
-    def rewind(self, size: int) -> None:
-        pass
-
-    def write(self, event: Event) -> None:
-        pass
-
-    def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
-        pass
-
-    def wants(self, severity: TelemetryLevel) -> bool:
-        return False
-
-    def commit(self) -> int:
-        return 0
-
-
 def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
