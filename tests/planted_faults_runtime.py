@@ -132,11 +132,11 @@ RUNTIME_FAULTS = [
         "runtime/test_population.py::test_host_and_seed_are_clipped_apart",
     ),
     Fault(
-        "a newborn seed learns at full rate",
+        "seeds do not follow the host's rate",
         HOST,
-        "min(1.0, slot.state.age / (self.task.seed_warmup + 1))",
-        "1.0",
-        "runtime/test_population.py::test_a_seed_learns_at_its_own_multiple_of_the_rate_and_warms_up",
+        "        for group in self.optimizer.param_groups:\n            set_rate(group, rate)\n",
+        "        for group in self.optimizer.param_groups[:1]:\n            set_rate(group, rate)\n",
+        "runtime/test_population.py::test_a_seed_learns_at_the_hosts_rate_of_the_epoch",
     ),
     Fault(
         "a snapshot is the host itself",

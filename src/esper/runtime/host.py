@@ -112,10 +112,6 @@ class HostRun:
         rate = self.task.rate(self.epoch)
         for group in self.optimizer.param_groups:
             set_rate(group, rate)
-        for slot in self.slots:
-            if slot.seed is not None:
-                factor = self.task.seed_lr * min(1.0, slot.state.age / (self.task.seed_warmup + 1))
-                set_rate(self.optimizer.param_groups[self.link.groups[slot.slot_id]], rate * factor)
         self.sums.zero_()
         self.step = 0
         self.plan.draw()

@@ -68,10 +68,6 @@ class Task:
     max_seeds: int | None = None
     lengths: StageLengths = field(default_factory=StageLengths)
     scale_at_birth: float = 1.0
-    seed_lr: float = 1.0
-    """seeds learn at this multiple of the host's rate"""
-    seed_warmup: int = 0
-    """epochs over which a new seed's rate rises"""
 
     def __post_init__(self) -> None:
         for name in ("batch", "life"):
