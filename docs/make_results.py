@@ -15,14 +15,8 @@ ORDER = (
     ("Growing a trained host", ("q2-cifar10", "q2-fashion_mnist", "q2-shakespeare", "q2-digits")),
     ("Does the choice of place and kind matter?", ("budget-cifar10",)),
     (
-        "A first trained controller",
-        (
-            "controller-cifar10",
-            "controller-cifar10-longer",
-            "controller-fashion_mnist",
-            "controller-fashion_mnist-longer",
-            "controller-digits",
-        ),
+        "A trained controller",
+        ("tuning-cifar10", "controller-cifar10", "controller-fashion_mnist", "controller-digits"),
     ),
 )
 BARS = (
@@ -99,15 +93,26 @@ def points(estimate: dict[str, Any], sign: str = "") -> str:
 
 
 def arms_of(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| arm | test accuracy, % | loss | parameters | peak | FLOPs | s | planted, kept, culled |",
-        "|" + "---|" * 8,
+    is_tuning = found["question"].startswith("tuning")
+    chosen_by = ["validation accuracy, %"] if is_tuning else []
+    columns = [
+        "arm",
+        *chosen_by,
+        "test accuracy, %",
+        "loss",
+        "parameters",
+        "peak",
+        "FLOPs",
+        "s",
+        "planted, kept, culled",
     ]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for name, arm in found["arms"].items():
         seeds = f"{arm['germinated']:.1f}, {arm['fossilized']:.1f}, {arm['culled']:.1f}"
         label = name if arm["rate"] == 1 else f"{name} (rate x {arm['rate']:g})"
+        chosen_by = f"{points(arm['validation_accuracy'])} | " if is_tuning else ""
         lines.append(
-            f"| {label} | {points(arm['test_accuracy'])} | {arm['test_loss']['mean']:.4f} | "
+            f"| {label} | {chosen_by}{points(arm['test_accuracy'])} | {arm['test_loss']['mean']:.4f} | "
             f"{arm['final_params']:,.0f} | {arm['peak_params']:,.0f} | {arm['flops']:.3g} | "
             f"{arm['seconds']:.1f} | {seeds} |"
         )

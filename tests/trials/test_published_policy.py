@@ -1,9 +1,11 @@
-"""The policy in examples/policies is the one that was measured, and it fits its task."""
+"""The policies in examples/policies are those that were measured, and fit their tasks."""
 
 import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
@@ -12,19 +14,31 @@ from esper.trials.growing import load_fitting
 from runtime.lives import image_splits
 
 ROOT = Path(__file__).parents[2]
-POLICY = ROOT / "examples" / "policies" / "cifar10.safetensors"
+POLICIES = ROOT / "examples" / "policies"
 PHOTOS = replace(get_task("cifar10"), epoch_examples=16, batch=16, life=5, held_out=8)
+DIGITS = replace(get_task("digits"), epoch_examples=128, life=5)
 SPLITS = image_splits(count=64, size=32, channels=3)
 
 
-def test_it_is_the_file_whose_results_are_published():
-    found = json.loads((ROOT / "benchmarks" / "results" / "question_controller-cifar10-longer.json").read_text())
-    assert found["checkpoint_sha256"] == hashlib.sha256(POLICY.read_bytes()).hexdigest()
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [
+        ("tuning-cifar10", "cifar10"),
+        ("controller-cifar10", "cifar10"),
+        ("controller-fashion_mnist", "cifar10"),
+        ("controller-digits", "digits"),
+    ],
+)
+def test_it_is_the_file_whose_results_are_published(question, name):
+    found = json.loads((ROOT / "benchmarks" / "results" / f"question_{question}.json").read_text())
+    policy = POLICIES / f"{name}.safetensors"
+    assert found["checkpoint_sha256"] == hashlib.sha256(policy.read_bytes()).hexdigest()
 
 
-def test_it_fits_the_task_and_plants():
-    space = Population(PHOTOS, [0], splits=SPLITS).runs[0].model.space
-    policy, reads_telemetry = load_fitting(POLICY, space)
+@pytest.mark.parametrize(("name", "task", "splits"), [("cifar10", PHOTOS, SPLITS), ("digits", DIGITS, None)])
+def test_it_fits_its_task_and_plants(name, task, splits):
+    space = Population(task, [0], splits=splits).runs[0].model.space
+    policy, reads_telemetry = load_fitting(POLICIES / f"{name}.safetensors", space)
     assert reads_telemetry
-    (run,) = run_entries(PHOTOS, [Entry("trained", 3, lambda ground: policy)], Settings(splits=SPLITS))
+    (run,) = run_entries(task, [Entry("trained", 3, lambda ground: policy)], Settings(splits=splits))
     assert run.result.germinated > 0
