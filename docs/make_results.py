@@ -121,7 +121,10 @@ def arms_of(found: dict[str, Any]) -> list[str]:
 
 def differences_of(found: dict[str, Any]) -> list[str]:
     lines = ["| arm | minus | points | claim |", "|---|---|---|---|"]
-    for name, other in pairs_of(found["arms"]):
+    pairs = pairs_of(found["arms"])
+    if found["question"].startswith("tuning"):  # all against the first
+        pairs = [(name, other) for name, other in pairs if other == next(iter(found["arms"]))]
+    for name, other in pairs:
         difference = found["arms"][name]["minus"][other]["test_accuracy"]
         lines.append(f"| {name} | {other} | {points(difference, '+')} | {difference['verdict']} |")
     return lines
