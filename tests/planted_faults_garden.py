@@ -355,7 +355,7 @@ GARDEN_FAULTS = [
         "trials/comparing.py",
         "                read_rule(policy)\n",
         "                pass\n",
-        "test_cli_compare.py::test_a_mistake_is_one_line_and_nothing_is_written[--policies greedy:share=2]",
+        "trials/test_comparing.py::test_a_mistake_is_named_with_the_way_out",
     ),
     Fault(
         "a garden forgets how its policy was set",

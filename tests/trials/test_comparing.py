@@ -344,6 +344,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
         ({"first_seed": -1}, "first_seed is -1"),
         ({"side_by_side": 0}, "side_by_side is 0"),
         ({"policies": ["heuristik"]}, "unknown arm 'heuristik'. Did you mean 'heuristic'?"),
+        ({"policies": ["greedy:share=2"]}, "share of greedy is '2': input should be less than or equal to 1."),
         ({"policies": ["no/such.safetensors"]}, "Or name a checkpoint file of `esper ppo`."),
         ({"static": ["finel"]}, "'final', 'final-equal-flops' or 'final-whole'"),
         ({"policies": ["never", "sham"]}, "sham follow the arm 'heuristic', which is not among the policies that grow"),
