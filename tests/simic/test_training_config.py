@@ -117,6 +117,9 @@ def test_a_reward_term_is_a_key_too():
         ("ppo.lr", math.nan, "ppo.lr is NaN: input should be a finite number"),
         ("ppo.lr", math.inf, "ppo.lr is Infinity"),
         ("ppo.epochs", -1, "ppo.epochs is -1"),
+        ("task.budget", 1e308, "input should be less than or equal to 1000000"),
+        ("ppo.hidden_dim", 10**11, "input should be less than or equal to 16384"),
+        ("time_limit", 0, "time_limit is 0: input should be greater than 0"),
     ],
     ids=str,
 )
