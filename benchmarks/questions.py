@@ -111,6 +111,11 @@ QUESTIONS = {
         "first_seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],
     },
+    "controller-cifar10-early": {
+        "asks": "An earlier checkpoint of the same training, after 60 rounds, on other host seeds: all controls.",
+        "task": {"name": "cifar10", **SHORT},
+        "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
+    },
     "controller-fashion_mnist": {
         "asks": "The same policy, and the same plan, on Fashion-MNIST, which they never saw; lives as in its training.",
         "task": {"name": "fashion_mnist", **SHORT},

@@ -16,7 +16,13 @@ ORDER = (
     ("Does the choice of place and kind matter?", ("budget-cifar10",)),
     (
         "A trained controller",
-        ("tuning-cifar10", "controller-cifar10", "controller-fashion_mnist", "controller-digits"),
+        (
+            "tuning-cifar10",
+            "controller-cifar10",
+            "controller-cifar10-early",
+            "controller-fashion_mnist",
+            "controller-digits",
+        ),
     ),
 )
 BARS = (

@@ -237,7 +237,7 @@ class Comparison:
             if broken:
                 raise MeasurementError(
                     f"{arm} at learning rate x {rate:g} ended with a loss that is no number (host seeds "
-                    f"{', '.join(map(str, broken))}). Lower --rates, or leave the arm out; finished arms are kept."
+                    f"{', '.join(map(str, broken))}). Begin anew with lower --rates or without the arm."
                 )
             self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
 
