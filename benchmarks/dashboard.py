@@ -1,9 +1,9 @@
-"""How long a run of a million events takes to open: cold, from its index, and one older life read back.
+"""How long a run of a million events takes to open: cold, from its index, and one older episode read back.
 
     python benchmarks/dashboard.py --out benchmarks/results/dashboard.json
 
-Runs are generated: a PPO run of 32 hosts and lives of 30 epochs, and a grow run of 400 hosts, the worst case: there all
-is one life and nothing can be skipped. About two events of seeds per epoch beside the epoch's own. Each opening is a
+Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a grow run of 400 hosts, the worst case: there all
+is one episode and nothing can be skipped. About two events of seeds per epoch beside the epoch's own. Each opening is a
 process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
 """
 
@@ -39,7 +39,7 @@ HEADS = ("op", "slot", "blueprint", "blend")
 
 
 def live_epoch(number: int, host: int, epoch: int, seeds: dict[str, list], draws: random.Random) -> Iterator[Event]:
-    """One host's events of one epoch; `seeds` holds blueprint and age of what lives in each slot."""
+    """One host's events of one epoch; `seeds` holds blueprint and age of what episodes in each slot."""
     slot = f"r0c{draws.randrange(3)}"
     if slot not in seeds and draws.random() < 0.3:
         seeds[slot] = ["conv_light", 0]
@@ -125,7 +125,7 @@ def open_run(folder: Path, cache: Path) -> dict[str, float]:
     assert reader.view.log
     wall, cpu = time.perf_counter() - started, time.process_time() - worked
     started = time.perf_counter()
-    past = reader.life(int(reader.view.kind == "ppo"), 3)
+    past = reader.episode(int(reader.view.kind == "ppo"), 3)
     assert past is not None
     assert past.epochs.rows
     return {

@@ -153,7 +153,7 @@ def train_ours(problem: Problem, seed: int) -> PPOAgent:
 
 
 def play(agent: PPOAgent, problem: Problem, *, uses_mask: bool = True, remembers: bool = True) -> float:
-    """Mean return of the first life in each of 20 environments."""
+    """Mean return of the first episode in each of 20 environments."""
     envs = make_envs(problem, EPISODES, EVALUATION_SEED)
     obs, _ = envs.reset(seed=EVALUATION_SEED)
     returns, is_on, state = np.zeros(EPISODES), np.ones(EPISODES, bool), None

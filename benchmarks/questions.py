@@ -24,73 +24,73 @@ RESULTS = Path(__file__).parent / "results"
 ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
 TRAINED = "trained"
 """Stands for the policy of --checkpoint."""
-SHORT = {"epoch_examples": 3125, "batch": 512, "life": 30, "held_out": 1250}
-"""Lives as in the preset `cifar10`."""
+SHORT = {"epoch_examples": 3125, "batch": 512, "epochs": 30, "held_out": 1250}
+"""Episodes as in the preset `cifar10`."""
 TUNED = "heuristic:share=0.5:planting_part=0.8"
 """What validation chose in tuning-cifar10."""
 PLAN = (
     "schedule:epochs=0+5+7+10+12+13+15:places=r0c1.conv_heavy+r0c1.conv_heavy+r0c0.norm+r0c1.attention+r0c2.norm"
     "+r0c0.norm+r0c1.inverted_bottleneck"
 )
-"""What the policy for CIFAR-10 mostly does in the lives of tuning-cifar10, as a fixed plan."""
+"""What the policy for CIFAR-10 mostly does in the episodes of tuning-cifar10, as a fixed plan."""
 
 QUESTIONS = {
     "q1-cifar10": {
         "asks": "From scratch, 20 epochs: growing against the same parameters and the same FLOPs in a static net.",
-        "task": {"name": "cifar10", "life": 20},
+        "task": {"name": "cifar10", "epochs": 20},
         "policies": ["never", "heuristic"],
         "static": ["final", "final-equal-flops"],
         "rates": [0.5, 1.0, 2.0],
     },
     "q2-cifar10": {
         "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
-        "task": {"name": "cifar10", "life": 10},
+        "task": {"name": "cifar10", "epochs": 10},
         "policies": ["never", "sham", "heuristic", "greedy"],
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "budget-cifar10": {
         "asks": "From a host trained for 15 epochs, 8 more, at most 1.3 x its parameters: is the place worth choosing?",
-        "task": {"name": "cifar10", "life": 8, "budget": 1.3},
+        "task": {"name": "cifar10", "epochs": 8, "budget": 1.3},
         "policies": ["never", "random", "schedule", "heuristic", "greedy"],
         "pretrain": 15,
     },
     "q1-digits": {
         "asks": "From scratch, 40 epochs: growing against the same parameters and the same FLOPs in a static net.",
-        "task": {"name": "digits", "life": 40},
+        "task": {"name": "digits", "epochs": 40},
         "policies": ALL,
         "static": ["start", "final", "final-equal-flops"],
         "rates": [1.0, 2.0],
     },
     "q2-digits": {
         "asks": "From a host trained for 30 epochs, 15 more: growing against kept training, sham, and from scratch.",
-        "task": {"name": "digits", "life": 15},
+        "task": {"name": "digits", "epochs": 15},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 30,
     },
     "q2-fashion_mnist": {
         "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
-        "task": {"name": "fashion_mnist", "life": 10},
+        "task": {"name": "fashion_mnist", "epochs": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "q2-shakespeare": {
         "asks": "From a text model trained for 20 epochs of 4,096 windows, 10 more: growing against the same controls.",
-        "task": {"name": "shakespeare", "life": 10},
+        "task": {"name": "shakespeare", "epochs": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "controller-digits": {
-        "asks": "Short lives as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
-        "task": {"name": "digits", "epoch_examples": 512, "life": 16},
+        "asks": "Short episodes as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
+        "task": {"name": "digits", "epoch_examples": 512, "epochs": 16},
         "first_seed": 2000,
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "tuning-cifar10": {
-        "asks": "Which settings of the heuristic suit lives as in the preset? Validation chooses, on seeds for that.",
+        "asks": "Which settings of the heuristic suit episodes as in the preset? Validation chooses, on seeds for that.",
         "task": {"name": "cifar10", **SHORT},
         "first_seed": 2000,
         "policies": [
@@ -106,7 +106,7 @@ QUESTIONS = {
         ],
     },
     "controller-cifar10": {
-        "asks": "Lives as in the preset: a policy of `esper ppo --preset cifar10` on host seeds that it never saw.",
+        "asks": "Episodes as in the preset: a policy of `esper ppo --preset cifar10` on host seeds that it never saw.",
         "task": {"name": "cifar10", **SHORT},
         "first_seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],
@@ -117,7 +117,7 @@ QUESTIONS = {
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-fashion_mnist": {
-        "asks": "The same policy, and the same plan, on Fashion-MNIST, which they never saw; lives as in its training.",
+        "asks": "The same policy, and the same plan, on Fashion-MNIST, which they never saw; episodes as in its training.",
         "task": {"name": "fashion_mnist", **SHORT},
         "first_seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],

@@ -5,7 +5,7 @@
 
 Each process has one thread. Decisions per second are those of all processes together, over rounds 2 to the last.
 With --processes the same hosts are dealt to so many processes on one device, which they share; the workload is that of
-benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set task.life=3` is a quick look.
+benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set task.epochs=3` is a quick look.
 """
 
 import argparse

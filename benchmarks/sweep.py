@@ -69,7 +69,7 @@ def main() -> None:
     known = [row for row in question["rows"] if row["rate"] == 1]
     grown, start = ([row for row in known if row["arm"] == arm] for arm in ("heuristic", "never"))
     seeds = [row["seed"] for row in grown]
-    task = replace(get_task("cifar10"), life=grown[0]["epochs"])
+    task = replace(get_task("cifar10"), epochs=grown[0]["epochs"])
     settings = Settings(options.device, splits=task.load(options.data_root))
     columns = [start]
     for width in WIDTHS:

@@ -33,7 +33,7 @@ from esper.runtime.measuring import greedy_scores
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
 from esper.runtime.tasks import Task, get_task
-from esper.tamiyo import Ground, Heuristic, RulePolicy
+from esper.tamiyo import Heuristic, HostFacts, RulePolicy
 from esper.tamiyo.policies import WAIT
 from esper.trials.arms import make_decider, play_epoch
 
@@ -54,7 +54,7 @@ def generated(count: int, held_out: int) -> Splits:
 
 def task_for(batch: int, examples: int, slots: int = 3) -> Task:
     """The cifar10 task at a benchmark's sizes."""
-    task = replace(get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, life=1000)
+    task = replace(get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, epochs=1000)
     return task if slots == 3 else replace(task, build_host=lambda: flat_host(slots))
 
 
@@ -142,8 +142,8 @@ class Watchful:
         return WAIT, self.heuristic.choose(masks, reports, memory)[1]
 
 
-def watchful(ground: Ground) -> RulePolicy:
-    return RulePolicy(Watchful(Heuristic(ground)))
+def watchful(facts: HostFacts) -> RulePolicy:
+    return RulePolicy(Watchful(Heuristic(facts)))
 
 
 def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int) -> dict:

@@ -66,7 +66,7 @@ def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
         register(replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625)))
         config = TrainingConfig.of(
             {
-                "task": {"name": "findings", "epoch_examples": 3125, "batch": 512, "life": 30},
+                "task": {"name": "findings", "epoch_examples": 3125, "batch": 512, "epochs": 30},
                 "hosts": 16,
                 "host_pool": 16,
                 "devices": ["cuda:0"],
@@ -148,7 +148,7 @@ def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
         "amp": config.amp,
         "hosts": config.hosts,
         "rounds": len(rounds),
-        "life": task.life,
+        "epochs": task.epochs,
         "epoch_examples": task.epoch_examples,
         "held_out": task.held_out,
         "decisions_per_s": statistics.median(rates),

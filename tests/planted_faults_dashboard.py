@@ -17,8 +17,8 @@ FOLDED = [
     Fault(
         "the verdict at birth is lost",
         VIEW,
-        "verdicts=life.unborn.pop(slot, [])",
-        "verdicts=life.unborn.pop(slot, [])[:0]",
+        "verdicts=epochs.unborn.pop(slot, [])",
+        "verdicts=epochs.unborn.pop(slot, [])[:0]",
         "dashboard/test_view.py::test_a_span_is_a_seeds_way_with_its_verdicts_from_the_one_before_birth_on",
     ),
     Fault(
@@ -36,11 +36,11 @@ FOLDED = [
         "dashboard/test_view.py::test_ops_counted_while_a_round_is_lived_are_those_it_is_said_to_have_had",
     ),
     Fault(
-        "lives go on from round to round",
+        "episodes go on from round to round",
         VIEW,
-        "                    self.lives[host] = Life(host, number, rank)\n",
-        "                    self.lives[host] = life\n",
-        "dashboard/test_view.py::test_a_round_begins_new_lives_for_all_who_lived_in_the_one_before",
+        "                    self.episodes[host] = Episode(host, number, rank)\n",
+        "                    self.episodes[host] = epochs\n",
+        "dashboard/test_view.py::test_a_round_begins_new_episodes_for_all_who_lived_in_the_one_before",
     ),
     Fault(
         "true is taken for an epoch",
@@ -108,7 +108,7 @@ READ = [
         KNOWS,
     ),
     Fault(
-        "slots of lives that are over are skipped",
+        "slots of episodes that are over are skipped",
         READER,
         "return slot < 9 or line[slot",
         "return True or line[slot",
@@ -119,14 +119,14 @@ READ = [
         READER,
         'if tail.count(b"\\n", begin) > LOG_LINES:',
         "if True:",
-        "dashboard/test_reader.py::test_a_long_run_shows_the_same_whether_lives_that_are_over_are_skipped_or_not",
+        "dashboard/test_reader.py::test_a_long_run_shows_the_same_whether_episodes_that_are_over_are_skipped_or_not",
     ),
     Fault(
-        "an older life reads on into the next",
+        "an older epochs reads on into the next",
         READER,
         "_follow(file, Place(starts[round]), past, rank, end)",
         "_follow(file, Place(starts[round]), past, rank)",
-        "dashboard/test_reader.py::test_an_older_life_is_the_one_that_was_lived_then",
+        "dashboard/test_reader.py::test_an_older_episode_is_the_one_that_was_lived_then",
     ),
     Fault(
         "the index forgets what ops were chosen",

@@ -207,7 +207,7 @@ GARDEN_FAULTS = [
         "the schedule leaves every end to the clock",
         RULES,
         """        if not _is_due(self.epochs, memory):
-            return _keep_surest(self.ground, masks, reports) or WAIT, memory
+            return _keep_surest(self.facts, masks, reports) or WAIT, memory
 """,
         """        if not _is_due(self.epochs, memory):
             return WAIT, memory
@@ -224,8 +224,8 @@ GARDEN_FAULTS = [
     Fault(
         "every host draws the same",
         RULES,
-        'np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])',
-        'np.random.default_rng([self.seed, self.ground.number, memory["epoch"]])',
+        'np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])',
+        'np.random.default_rng([self.seed, self.facts.number, memory["epoch"]])',
         "tamiyo/test_rules.py::test_a_hosts_draws_do_not_depend_on_its_neighbours",
     ),
     Fault(
@@ -291,7 +291,7 @@ GARDEN_FAULTS = [
         '        if kept is None and masks["op"][OP_CULL]:\n'
         '            return (OP_CULL, int(np.argmax(masks["slot"][OP_CULL])), 0, 0), memory\n'
         "        return (kept, memory) if kept is not None else",
-        "tamiyo/test_whole_lives.py::test_a_seed_that_does_harm_is_left_to_the_end_of_its_probation[heuristic]",
+        "tamiyo/test_whole_episodes.py::test_a_seed_that_does_harm_is_left_to_the_end_of_its_probation[heuristic]",
     ),
     Fault(
         "greedy leaves keeping to probation",
@@ -304,7 +304,7 @@ GARDEN_FAULTS = [
         "greedy keeps only while it plants",
         RULES,
         "        if kept is not None:\n            return kept, memory\n",
-        '        if kept is not None and memory["epoch"] < self.planting_part * (self.ground.horizon or 999):\n'
+        '        if kept is not None and memory["epoch"] < self.planting_part * (self.facts.horizon or 999):\n'
         "            return kept, memory\n",
         "tamiyo/test_rules.py::test_when_the_time_for_planting_is_over_seeds_are_still_kept[Greedy]",
     ),
@@ -332,8 +332,8 @@ GARDEN_FAULTS = [
     Fault(
         "settings in a rule's name have no effect",
         RULES,
-        "RULES[rule](ground, **settings)",
-        "RULES[rule](ground)",
+        "RULES[rule](facts, **settings)",
+        "RULES[rule](facts)",
         "tamiyo/test_rule_names.py::test_settings_in_a_name_reach_the_rule",
     ),
     Fault(

@@ -7,7 +7,7 @@ STORING = "runtime/storing.py"
 RUNNING, CLI = "running.py", "cli.py"
 HOST, POPULATION, SPLITS, TASKS = "runtime/host.py", "runtime/population.py", "runtime/splits.py", "runtime/tasks.py"
 EVERY_EPOCH = (
-    "runtime/test_storing.py::test_a_host_that_is_stored_and_read_back_after_every_epoch_lives_the_same_life[adamw]"
+    "runtime/test_storing.py::test_a_host_that_is_stored_and_read_back_after_every_epoch_has_the_same_episode[adamw]"
 )
 ON_DISK = [
     Fault(

@@ -56,7 +56,7 @@ NETWORK_FAULTS = [
         "tamiyo/test_network.py::test_evaluating_without_the_state_that_rows_began_with_is_refused",
     ),
     Fault(
-        "learning runs across the beginnings of lives",
+        "learning runs across the beginnings of episodes",
         NETWORK,
         "features, hidden = self._features(states, hidden, starts, needs_state)",
         "features, hidden = self._features(states, hidden, None, needs_state)",

@@ -22,8 +22,8 @@ RUNTIME_FAULTS = [
     Fault(
         "the random arm draws the same for every host",
         "trials/arms.py",
-        "model.budget, population.task.life, run.seed)",
-        "model.budget, population.task.life)",
+        "model.budget, population.task.epochs, run.seed)",
+        "model.budget, population.task.epochs)",
         "trials/test_arms.py::test_the_random_arm_draws_anew_for_every_host",
     ),
     Fault(
@@ -122,7 +122,7 @@ RUNTIME_FAULTS = [
         HOST,
         "        with own_randomness(seed):\n            host = task.build_host()",
         "        host = task.build_host()",
-        "runtime/test_population.py::test_the_same_seed_lives_the_same_life_twice",
+        "runtime/test_population.py::test_the_same_seed_has_the_same_episode_twice",
     ),
     Fault(
         "a seed's gradient shrinks the host's step",
@@ -238,11 +238,11 @@ RUNTIME_FAULTS = [
         "runtime/test_ledger.py::test_a_counterfactual_is_cheap_on_the_cnn_host",
     ),
     Fault(
-        "life goes on after the final report",
+        "epochs goes on after the final report",
         POPULATION,
         "        self.is_over = True\n",
         "",
-        "runtime/test_population.py::test_after_the_final_report_a_life_is_over",
+        "runtime/test_population.py::test_after_the_final_report_an_episode_is_over",
     ),
     Fault(
         "hosts are dealt over devices one by one",

@@ -20,7 +20,7 @@ TRACKED = [
         SIGNALS,
         "min(loss, before.best_loss)",
         "max(loss, before.best_loss)",
-        "tamiyo/test_signals.py::test_any_life_is_followed_as_a_slow_reference_would",
+        "tamiyo/test_signals.py::test_any_episode_is_followed_as_a_slow_reference_would",
     ),
     Fault(
         "progress is not in units of the loss scale",
@@ -192,16 +192,16 @@ GREEDY = [
     Fault(
         "greedy plants shams",
         RULES,
-        '[(s, b) for s, b in _legal_places(masks) if self.ground.space.blueprint_ids[b] != "sham"]',
+        '[(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]',
         "_legal_places(masks)",
         "tamiyo/test_greedy.py::test_a_sham_is_never_planted",
     ),
     Fault(
         "greedy plants until the end",
         RULES,
-        ">= self.planting_part * self.ground.horizon:",
-        ">= self.ground.horizon:",
-        "tamiyo/test_greedy.py::test_only_the_first_part_of_a_known_life_is_for_planting",
+        ">= self.planting_part * self.facts.horizon:",
+        ">= self.facts.horizon:",
+        "tamiyo/test_greedy.py::test_only_the_first_part_of_a_known_episode_is_for_planting",
     ),
     Fault(
         "greedy does not say that it reads scores",
@@ -327,14 +327,14 @@ NETWORK = [
         LEARNED,
         "on_device, self.deterministic, self.draws",
         "on_device, True, self.draws",
-        "tamiyo/test_learned.py::test_drawn_lives_are_the_same_with_the_same_seed_and_differ_with_another",
+        "tamiyo/test_learned.py::test_drawn_episodes_are_the_same_with_the_same_seed_and_differ_with_another",
     ),
     Fault(
         "the network does not see the masks",
         LEARNED,
         "for name, mask in masks.items()}",
         "for name, mask in masks.items() if False}",
-        "tamiyo/test_learned.py::test_over_a_whole_life_every_action_of_an_untrained_network_is_carried_out[vectors]",
+        "tamiyo/test_learned.py::test_over_a_whole_episode_every_action_of_an_untrained_network_is_carried_out[vectors]",
     ),
     Fault(
         "any width of observation is taken",

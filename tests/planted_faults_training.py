@@ -17,11 +17,11 @@ TRAINING_FAULTS: list[Fault] = [
         "simic/test_round_clock.py::test_a_round_takes_its_play_and_the_checkpoint_before_it",
     ),
     Fault(
-        "the policy lives where hosts do",
+        "the policy runs where hosts do",
         "simic/trainer.py",
         "parse_devices([config.policy_device])[0]",
         "parse_devices(config.devices)[0]",
-        "simic/test_trainer.py::test_the_policy_lives_where_it_is_told_to",
+        "simic/test_trainer.py::test_the_policy_episodes_where_it_is_told_to",
     ),
     Fault(
         "what is written is converted",
@@ -159,14 +159,14 @@ TRAINING_FAULTS: list[Fault] = [
     Fault(
         "every round has the same hosts",
         TRAINER,
-        'options={"lives": number * rollout.total + env.first}',
-        'options={"lives": env.first}',
+        'options={"episodes": number * rollout.total + env.first}',
+        'options={"episodes": env.first}',
         "simic/test_trainer.py::test_every_round_has_other_hosts_in_turn",
     ),
     Fault(
-        "lives go on counting from the round before",
+        "episodes go on counting from the round before",
         TRAINER,
-        'env.reset(seed=env.seed, options={"lives": number * rollout.total + env.first})',
+        'env.reset(seed=env.seed, options={"episodes": number * rollout.total + env.first})',
         "env.reset()",
         "simic/test_trainer.py::test_every_round_has_other_hosts_in_turn",
     ),
@@ -185,10 +185,10 @@ TRAINING_FAULTS: list[Fault] = [
         "simic/test_trainer.py::test_a_host_that_is_given_up_decides_no_more_in_its_round",
     ),
     Fault(
-        "the bonus falls within one host's lives",
+        "the bonus falls within one host's episodes",
         TRAINER,
-        "config.rounds * config.hosts * (env.task.life - 1)",
-        "config.rounds * (env.task.life - 1)",
+        "config.rounds * config.hosts * (env.task.epochs - 1)",
+        "config.rounds * (env.task.epochs - 1)",
         "simic/test_trainer.py::test_bonus_and_rate_fall_by_decisions_to_the_end_of_the_run",
     ),
     Fault(

@@ -108,7 +108,7 @@ def test_the_check_of_names_sees_every_spelling(name):
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=label)
-def test_every_package_says_what_lives_there(package):
+def test_every_package_says_what_episodes_there(package):
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 

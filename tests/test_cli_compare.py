@@ -47,7 +47,7 @@ def test_all_arms_of_one_command_are_in_the_results(whole, checkpoint):
     assert set(results["arms"]) == {*RULES, str(checkpoint), *STATIC}
     assert all(arm["seeds"] == [0, 1, 2] for arm in results["arms"].values())
     assert len(list((out / ARMS).iterdir())) == len(results["arms"])
-    assert results["config"]["task"]["life"] == 6
+    assert results["config"]["task"]["epochs"] == 6
 
 
 def test_the_tables_show_every_arm_and_claim_nothing_from_three_seeds(whole, checkpoint):
@@ -76,7 +76,7 @@ def test_the_figure_is_well_formed_and_names_every_arm(whole):
     assert {*RULES, *STATIC} <= texts
 
 
-# -- shorter lives from here on ----------------------------------------------------------------------------------------
+# -- shorter episodes from here on -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ MISTAKES = {
     "--rates 1 0": "must be above 0",
     "--rates nan": "finite number",
     "--side-by-side 0": "side_by_side is 0",
-    "--epochs 1": "task.life is 1",
+    "--epochs 1": "task.epochs is 1",
     "--budget 1.01": "Raise the budget",
     "--task blob": "unknown task 'blob'. Did you mean 'blobs'?",
     "--from no/such/run": "--from no/such/run is not a run of esper grow",

@@ -20,7 +20,7 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic import runfolder
 from kasmina.test_exporting import rebuilt_elsewhere
-from runtime.lives import IMAGES
+from runtime.episodes import IMAGES
 from simic.tiny_runs import Forked, Ticks, checkpoints_in, events_of, kill_self
 from test_cli import call
 from trials.grown_runs import assert_same_end, install
@@ -120,7 +120,7 @@ def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp
     out = tmp_path / "run"
     assert Forked(tmp_path / "child", command(out), install_at_the_end).wait()[0] == KILLED
     code, _, err = call(capsys, "export", str(out))
-    assert (code, "its lives are not over" in err) == (2, True)
+    assert (code, "its episodes are not over" in err) == (2, True)
     assert Forked(tmp_path / "child", ["grow", "--out", str(out), "--resume"]).wait()[0] == 0
     assert_same_run(out, whole[0])
 
@@ -192,7 +192,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     found = started(run)
     assert found.pop("task") | {} == {
         "name": "blobs",
-        "life": 2,
+        "epochs": 2,
         "budget": 9.0,
         "max_seeds": 1,
         "slots": ["r0c1"],
@@ -218,7 +218,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
 @pytest.mark.parametrize("slots", [["r0c0", "r0c2"], ["r0c0,r0c2"], ["r0c2,", "r0c0"]], ids=" ".join)
 def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, slots):
     host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
-    monkeypatch.setitem(TASKS, "three", replace(IMAGES, name="three", build_host=host, life=4, lr=0.02))
+    monkeypatch.setitem(TASKS, "three", replace(IMAGES, name="three", build_host=host, epochs=4, lr=0.02))
     run = tmp_path / "run"
     arguments = ["grow", "--task", "three", "--slots", *slots, "--policy", "schedule", "--out", str(run)]
     assert call(capsys, *arguments)[0] == 0
@@ -261,7 +261,7 @@ def assert_refused(said, *words):
         ("--executor graphed", "graphed executor needs CUDA devices"),
         ("--hosts -1", "hosts is -1"),
         ("--hosts 0", "hosts is 0"),
-        ("--epochs 0", "task.life is 0"),
+        ("--epochs 0", "task.epochs is 0"),
         ("--seed -3", "seed is -3"),
         ("--budget 0.5", "task.budget is 0.5"),
         ("--budget nan", "task.budget"),
@@ -377,7 +377,7 @@ def tree(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda run: (run / RESULTS).unlink(), ("its lives are not over", "Finish: esper grow --out", "--resume")),
+        (lambda run: (run / RESULTS).unlink(), ("its episodes are not over", "Finish: esper grow --out", "--resume")),
         (lambda run: (run / RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
         (lambda run: (run / RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
         (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),

@@ -168,9 +168,9 @@ def test_the_help_names_the_choices_that_there_are(option):
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
-QUICK = ["--hosts", "1", "--set", "host_pool=1", "--set", "task.life=2", "--set", "task.epoch_examples=64"]
+QUICK = ["--hosts", "1", "--set", "host_pool=1", "--set", "task.epochs=2", "--set", "task.epoch_examples=64"]
 """so that a mistake that is not noticed does not take minutes to show"""
-BLOBS = ["--task", "blobs", "--set", "task.life=3"]
+BLOBS = ["--task", "blobs", "--set", "task.epochs=3"]
 MISTAKES = {
     "unknown preset": (["--preset", "digit"], "unknown preset 'digit'. Did you mean 'digits'?"),
     "unknown task": (["--task", "blob"], "unknown task 'blob'. Did you mean 'blobs'?"),

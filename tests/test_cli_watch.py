@@ -260,12 +260,12 @@ def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line
 
 
 def test_a_growing_run_whose_length_nobody_named_knows_it_and_goes_on(capsys, tmp_path):
-    """`blobs` lives as long as the task says; the screens must know how long that is."""
+    """`blobs` episodes as long as the task says; the screens must know how long that is."""
     run = tmp_path / "run"
     code, _, _ = call(capsys, "grow", "--task", "blobs", "--out", str(run))
     assert code == 0
     row = json.loads(call(capsys, "runs", str(run), "--json")[1])[0]
-    assert row["done"] == row["total"] == json.loads((run / runfolder.CONFIG).read_text())["task"]["life"] > 0
+    assert row["done"] == row["total"] == json.loads((run / runfolder.CONFIG).read_text())["task"]["epochs"] > 0
     before = events_of(run)
     (run / running.RESULTS).unlink()
     shutil.rmtree(run / "networks")

@@ -58,12 +58,12 @@ def readme_run():
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_loop_leads_a_seed_through_a_whole_life(readme_run):
+def test_the_readme_loop_leads_a_seed_through_a_whole_episode(readme_run):
     garden, _ = readme_run
-    lives = {(e.slot, e.before, e.after) for e in of(StageChanged, garden.history)}
-    slot = next(slot for slot, _, after in lives if after == "FOSSILIZED")
+    episodes = {(e.slot, e.before, e.after) for e in of(StageChanged, garden.history)}
+    slot = next(slot for slot, _, after in episodes if after == "FOSSILIZED")
     moves = [("DORMANT", "GERMINATED"), ("GERMINATED", "BLENDING"), ("BLENDING", "PROBATIONARY")]
-    assert {(slot, *move) for move in moves} <= lives
+    assert {(slot, *move) for move in moves} <= episodes
 
 
 def test_what_the_readme_loop_harvests_is_a_plain_module(readme_run):
@@ -319,7 +319,7 @@ def test_a_harvested_network_can_grow_again():
     ("options", "words"),
     [
         ({"policy": 3}, "policy is 3"),
-        ({"policy": lambda ground: None}, "must build an object with decide"),
+        ({"policy": lambda facts: None}, "must build an object with decide"),
         ({"settings": {"epochs": 3}}, "settings is a dict"),
         ({"budget": 2}, r"write a float: budget=2\.0"),
         ({"budget": "2x"}, "budget '2x'"),

@@ -62,7 +62,7 @@ def plain_mlp(*layers):
     return nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(8, 3))
 
 
-# -- whole lives -------------------------------------------------------------------------------------------------------
+# -- whole episodes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
@@ -242,7 +242,7 @@ def differing(before, after):
 
 @pytest.mark.parametrize("case", CASES)
 def test_scoring_leaves_gradients_buffers_modes_hooks_and_random_state_alone(case):
-    loop = Loop(case, policy=lambda ground: Idle())
+    loop = Loop(case, policy=lambda facts: Idle())
     loop.garden.model.train()
     next(loop.host.children()).eval()
     loop.losses(loop.garden.model, loop.train).mean().backward()
@@ -254,7 +254,7 @@ def test_scoring_leaves_gradients_buffers_modes_hooks_and_random_state_alone(cas
 
 def test_a_training_that_is_scored_ends_like_one_that_is_not_to_the_bit():
     ends = []
-    for policy in ("never", lambda ground: Idle()):
+    for policy in ("never", lambda facts: Idle()):
         torch.manual_seed(3)
         loop = Loop("cnn", policy=policy, host=CNN(dropout=0.2))
         for number in range(3):
@@ -333,8 +333,8 @@ def test_a_saved_garden_keeps_its_greedy_policy_by_name_and_goes_on_to_the_bit(t
 
 
 def test_a_greedy_rule_with_settings_of_the_users_own_gets_its_scores():
-    small = Loop(policy=lambda ground: RulePolicy(Greedy(ground, share=0.0)))
-    large = Loop(policy=lambda ground: RulePolicy(Greedy(ground, share=1000.0)))
+    small = Loop(policy=lambda facts: RulePolicy(Greedy(facts, share=0.0)))
+    large = Loop(policy=lambda facts: RulePolicy(Greedy(facts, share=1000.0)))
     names = [[e.blueprint for e in loop.step() if isinstance(e, ActionTaken)] for loop in (small, large)]
     assert names == [["lora"], ["mlp"]]
 

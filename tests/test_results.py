@@ -29,7 +29,7 @@ def test_the_curve_is_the_one_that_its_results_make():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_summaries_follow_from_the_rows_beside_them(name):
-    """Means in a committed result are those of its own lives, at the rate that validation chose."""
+    """Means in a committed result are those of its own episodes, at the rate that validation chose."""
     found = KNOWN[name]
     for label, arm in found["arms"].items():
         rows = [row for row in found["rows"] if row["arm"] == arm["arm"] and row["rate"] == arm["rate"]]

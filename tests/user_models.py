@@ -134,7 +134,7 @@ def script(choices, slots_seen=None):
             decision = memory or 0
             return np.array([choices.get(decision, WAIT)]), decision + 1
 
-    return lambda ground: Scripted()
+    return lambda facts: Scripted()
 
 
 def grow_cnn(choices=None, *, lengths=None, attach=True, lr=0.05, scale=0.0, host=None, **options):

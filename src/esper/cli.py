@@ -75,7 +75,7 @@ def demo(
         "alone, then growing under the heuristic, which sees held-out examples only; the score is on test images.",
         highlight=False,
     )
-    shared = {"task": {"name": "digits", "life": epochs}, "seed": seed, "threads": 1}
+    shared = {"task": {"name": "digits", "epochs": epochs}, "seed": seed, "threads": 1}
     results = []
     for policy in ("never", "heuristic"):
         config = GrowConfig.of({**shared, "policy": policy, "out": str(out / policy)})
@@ -172,7 +172,7 @@ def ppo(
     amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16.")] = None,
     executor: Annotated[str | None, typer.Option(help="auto, eager or graphed.")] = None,
     reward_family: Annotated[str | None, typer.Option(help="contribution or loss.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of N lives and one update.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of N episodes and one update.")] = None,
     hosts: Annotated[int | None, typer.Option(help="Hosts that live side by side.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything that is drawn.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
@@ -229,7 +229,7 @@ def grow(
         str, typer.Option(help="A rule, as heuristic or greedy:share=0.5, or a checkpoint.")
     ] = "heuristic",
     hosts: Annotated[int, typer.Option(help="Hosts that live side by side.")] = 1,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of a life; the task's own if not given.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of an episode; the task's own if not given.")] = None,
     slots: Annotated[list[str] | None, typer.Option(help="Slots that are enabled: r0c0 r0c1.")] = None,
     budget: Annotated[float | None, typer.Option(help="Most parameters, as a multiple of the host's.")] = None,
     max_seeds: Annotated[int | None, typer.Option(help="Most seeds, live and kept.")] = None,
@@ -253,11 +253,11 @@ def grow(
     if resume and (out / CONFIG).exists():
         config = grow_config_of(out)
     else:
-        lives = {"name": task, "life": epochs, "budget": budget, "max_seeds": max_seeds}
+        episodes = {"name": task, "epochs": epochs, "budget": budget, "max_seeds": max_seeds}
         places = parts_of(devices) or ["cpu"]
         config = GrowConfig.of(
             {
-                "task": {**lives, "slots": parts_of(slots) or None},
+                "task": {**episodes, "slots": parts_of(slots) or None},
                 "policy": policy,
                 "hosts": hosts,
                 "seed": seed,

@@ -19,12 +19,12 @@ def parts_of(texts: list[str] | None) -> list[str]:
 
 def compare(
     task: Annotated[str | None, typer.Option(help="What hosts are trained on; see `esper tasks`.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Hosts and lives as in this preset of esper ppo.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Hosts and episodes as in this preset of esper ppo.")] = None,
     policies: Annotated[list[str] | None, typer.Option(help="Rules, as greedy:share=0.5, or checkpoints.")] = None,
     static: Annotated[list[str] | None, typer.Option(help="start, final, final-equal-flops, final-whole.")] = None,
     seeds: Annotated[int, typer.Option(help="Host seeds; the same for every arm.")] = 10,
     first_seed: Annotated[int, typer.Option(help="Where host seeds begin to count.")] = 0,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of a life; the task's own if not given.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of an episode; the task's own if not given.")] = None,
     budget: Annotated[float | None, typer.Option(help="Most parameters, as a multiple of the host's.")] = None,
     max_seeds: Annotated[int | None, typer.Option(help="Most seeds, live and kept.")] = None,
     final_of: Annotated[
@@ -60,13 +60,13 @@ def compare(
         "threads": 1 if device == "cpu" else None,
     }
     options = {"seeds": seeds, "first_seed": first_seed, "final_of": final_of, "pretrain": pretrain, "oracle": oracle}
-    lives = _lives(task, preset) | {
+    episodes = _episodes(task, preset) | {
         name: value
-        for name, value in (("life", epochs), ("budget", budget), ("max_seeds", max_seeds))
+        for name, value in (("epochs", epochs), ("budget", budget), ("max_seeds", max_seeds))
         if value is not None
     }
     kept = {name: value for name, value in given.items() if value is not None and value != []}
-    config = CompareConfig.of({"task": lives, "device": device, "out": out, **options, **kept})
+    config = CompareConfig.of({"task": episodes, "device": device, "out": out, **options, **kept})
     results = run_compare(config, resume, Console(stderr=as_json))
     if results is None:
         raise typer.Exit(130)
@@ -78,7 +78,7 @@ def compare(
     console.print(f"{out}: results.json, results.csv, figure.svg", markup=False, highlight=False, soft_wrap=True)
 
 
-def _lives(task: str | None, preset: str | None) -> dict[str, object]:
+def _episodes(task: str | None, preset: str | None) -> dict[str, object]:
     from esper.leyline.errors import SettingError
     from esper.simic.training_config import TrainingConfig
 

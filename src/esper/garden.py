@@ -34,7 +34,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import RULES, Ground, is_rule, make_policy
+from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -63,7 +63,7 @@ def grow(
     blueprints: Sequence[str] | None = None,
     budget: float | int | None = None,
     max_seeds: int | None = None,
-    policy: str | Callable[[Ground], Policy] = "heuristic",
+    policy: str | Callable[[HostFacts], Policy] = "heuristic",
     higher_is_better: bool | None = None,
     settings: GrowthSettings | None = None,
 ) -> "Garden":
@@ -74,7 +74,7 @@ def grow(
         example: one batch, as the model takes it, to learn the shapes from.
         budget: most parameters in all; a float is a multiple of the model's own, an int a number.
         max_seeds: most seeds, live and kept; without it and without a budget, one per slot.
-        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from `Ground` to a policy;
+        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from `HostFacts` to a policy;
             greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
@@ -128,15 +128,15 @@ class Garden:
     def __init__(
         self,
         model: MorphogeneticModel,
-        policy: str | Callable[[Ground], Policy] = "heuristic",
+        policy: str | Callable[[HostFacts], Policy] = "heuristic",
         higher_is_better: bool | None = None,
     ):
         self.model = model
-        ground = Ground(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
+        facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         if not isinstance(policy, str) and not callable(policy):
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of the ground.")
-        self.policy: Policy = make_policy(policy, ground) if isinstance(policy, str) else policy(ground)
+        self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
             raise SettingError(
                 f"policy built a {type(self.policy).__name__}; it must build an object with decide(...)."
@@ -338,7 +338,7 @@ def summary_table(garden: Garden) -> Table:
     return table
 
 
-def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[Ground], Policy] | None = None) -> Garden:
+def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
     """The garden that was saved to `folder`, around a fresh instance of the same model.
 
     Build the optimiser as before and `attach` it: its saved state is put back then. A policy of your own is not in the

@@ -58,7 +58,7 @@ def settle(config: TrainingConfig) -> TrainingConfig:
     """The configuration with what follows from other fields written out, so that a later change cannot move it."""
     if config.ppo.anneal_decisions is not None:
         return config
-    whole = config.rounds * config.hosts * (config.task.build().life - 1)
+    whole = config.rounds * config.hosts * (config.task.build().epochs - 1)
     return config.with_changes([("ppo.anneal_decisions", whole)], "the configuration")
 
 
@@ -133,7 +133,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
 def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     """The configuration with the devices that there are; a rank of a team has its own."""
     if len(parse_devices([config.policy_device])) > 1:
-        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy lives on one device.")
+        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy runs on one device.")
     if team.size == 1:
         map_hosts(config.hosts, parse_devices(config.devices))
         return config
@@ -167,7 +167,7 @@ def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Consol
         speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
-        line = f"lives/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
+        line = f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         if list(deal) != [rank.hosts for rank in ranks]:
             line = f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}"
@@ -178,7 +178,7 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
     """Grow in `config.out`; a result per host, or None if somebody stopped it."""
     require_trackers(config.track)
     task = config.task.build()
-    settled = config.task.model_copy(update={"life": task.life, "budget": task.budget})
+    settled = config.task.model_copy(update={"epochs": task.epochs, "budget": task.budget})
     values = {"command": "grow", **config.model_copy(update={"task": settled}).model_dump(mode="json")}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out):
@@ -251,7 +251,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     _read_config(run)
     path = run / RESULTS
     if not path.is_file():
-        raise SaveError(f"{run} has no results: its lives are not over. Finish: esper grow --out {run} --resume")
+        raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper grow --out {run} --resume")
     try:
         results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])

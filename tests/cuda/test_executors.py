@@ -13,7 +13,7 @@ from esper.runtime.executors import EagerExecutor, GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from runtime.lives import CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
+from runtime.episodes import CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -25,7 +25,7 @@ PHOTOS = replace(
     epoch_examples=640,
     batch=64,
     lr=0.02,
-    life=12,
+    epochs=12,
     lengths=RAMP,
 )
 GROWTH = {
@@ -51,7 +51,7 @@ def text_splits(root=None):
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))
 
 
-TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, life=12, lengths=RAMP)
+TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, epochs=12, lengths=RAMP)
 LIVES = {
     "sgd": (PHOTOS, GROWTH),
     "unequal": (replace(PHOTOS, epoch_examples=601), GROWTH),
@@ -130,21 +130,21 @@ def tensors_of(found):
 
 
 @pytest.mark.parametrize("host", [0, 1], ids=["growing", "alone"])
-def test_parameters_buffers_and_optimiser_state_are_bit_identical_through_a_whole_life(both, host):
+def test_parameters_buffers_and_optimiser_state_are_bit_identical_through_a_whole_episode(both, host):
     pairs = zip(both["eager"], both["graphed"], strict=True)
     wrong = [differing(tensors_of(eager[host]), tensors_of(graphed[host])) for eager, graphed in pairs]
     assert wrong == [[]] * EPOCHS
 
 
 @pytest.mark.parametrize("host", [0, 1], ids=["growing", "alone"])
-def test_readings_contributions_and_scores_are_bit_identical_through_a_whole_life(both, host):
+def test_readings_contributions_and_scores_are_bit_identical_through_a_whole_episode(both, host):
     names = ("reading", "reports", "states", "epoch")
     pairs = zip(both["eager"], both["graphed"], strict=True)
     wrong = [[name for name in names if eager[host][name] != graphed[host][name]] for eager, graphed in pairs]
     assert wrong == [[]] * EPOCHS
 
 
-def test_the_life_that_is_compared_trains_fifty_steps_and_has_every_change(both):
+def test_the_episode_that_is_compared_trains_fifty_steps_and_has_every_change(both):
     last = both["graphed"][-1][0]
     steps = next(value for name, value in last.items() if name.endswith(("num_batches_tracked", "|step")))
     states = {slot_id: (state.is_live, fossils) for slot_id, (state, fossils) in last["states"].items()}
@@ -187,7 +187,7 @@ def test_an_epoch_that_is_no_multiple_of_the_batch_needs_no_further_graph(captur
     assert len(captured) == 3
 
 
-def test_a_cull_and_a_new_life_bring_back_the_graphs_of_the_host_alone(captured):
+def test_a_cull_and_a_new_episode_bring_back_the_graphs_of_the_host_alone(captured):
     population = build(seeds=[7])
     play(population, 2, {0: {0: GROWTH[0]}})
     act(population, 0, CULL, "r0c0")
@@ -244,9 +244,9 @@ def test_a_reset_host_equals_a_fresh_one():
 
 
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
-@pytest.mark.parametrize("life", LIVES)
-def test_no_step_of_an_epoch_waits_for_the_device(executor, life):
-    task, script = LIVES[life]
+@pytest.mark.parametrize("epochs", LIVES)
+def test_no_step_of_an_epoch_waits_for_the_device(executor, epochs):
+    task, script = LIVES[epochs]
     population = build(task, executor=executor)
     play(population, 3, {0: script})
     population.train_epoch()  # graphs of this structure exist from here on
@@ -274,7 +274,7 @@ def test_waiting_would_be_noticed():
 
 
 @pytest.mark.parametrize("epoch", [0, 2, 4])
-def test_a_life_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(epoch):
+def test_an_episode_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(epoch):
     population = build()
     play(population, epoch, {0: GROWTH})
     snapshot = population.snapshot()

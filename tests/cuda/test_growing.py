@@ -28,7 +28,7 @@ def train(model: MorphogeneticModel, optimizer: torch.optim.Optimizer, steps: in
     return images
 
 
-def test_a_seed_lives_its_whole_life_on_the_device():
+def test_a_seed_has_its_whole_episode_on_the_device():
     model, optimizer = build()
     train(model, optimizer)
     model.germinate_seed("r0c1", "conv_light", "gated")

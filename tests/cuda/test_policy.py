@@ -71,7 +71,7 @@ def test_two_updates_from_the_same_state_are_the_same():
 
 def run_of(folder, **changes):
     config = {
-        "task": {"name": "blobs", "life": 6, "epoch_examples": 128},
+        "task": {"name": "blobs", "epochs": 6, "epoch_examples": 128},
         "hosts": 4,
         "host_pool": 4,
         "rounds": 2,
@@ -99,7 +99,7 @@ def test_a_run_goes_on_exactly_where_it_was_saved(tmp_path):
     run_of(tmp_path / "parts", rounds=1, ppo={"epochs": 2, "minibatches": 2, "anneal_decisions": 40})
     config = TrainingConfig.of(
         {
-            "task": {"name": "blobs", "life": 6, "epoch_examples": 128},
+            "task": {"name": "blobs", "epochs": 6, "epoch_examples": 128},
             "hosts": 4,
             "host_pool": 4,
             "rounds": 2,

@@ -5,7 +5,7 @@ import torch
 
 from cuda.test_executors import GROWTH, PHOTOS, TEXT, TEXT_GROWTH, _deterministic, build  # noqa: F401
 from esper.runtime.storing import restore_population, store_population
-from runtime.lives import act, differing, play, print_of
+from runtime.episodes import act, differing, play, print_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -14,7 +14,7 @@ EPOCHS = 7
 
 @pytest.mark.parametrize("executor", ["graphed", "eager"])
 @pytest.mark.parametrize(("task", "script"), [(PHOTOS, GROWTH), (TEXT, TEXT_GROWTH)], ids=["sgd", "adamw"])
-def test_a_stored_host_lives_the_same_life(task, script, executor, tmp_path):
+def test_a_stored_host_has_the_same_episode(task, script, executor, tmp_path):
     straight, broken_up = (build(task, executor=executor) for _ in range(2))
     for epoch in range(EPOCHS):
         for population in (straight, broken_up):

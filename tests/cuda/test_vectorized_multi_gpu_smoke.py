@@ -10,7 +10,7 @@ import torch
 from esper.runtime.devices import describe_map
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
-from runtime.lives import GERMINATE, QUICK, image_splits, play
+from runtime.episodes import GERMINATE, QUICK, image_splits, play
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
@@ -20,7 +20,7 @@ PHOTOS = replace(
     epoch_examples=256,
     batch=64,
     lr=0.02,
-    life=8,
+    epochs=8,
     lengths=QUICK,
 )
 

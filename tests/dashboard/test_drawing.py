@@ -15,7 +15,7 @@ from esper.dashboard.runs import RunSummary
 from esper.dashboard.view import RunView
 from esper.telemetry import events
 
-CONFIG = {"task": {"name": "digits", "life": 4}, "rounds": 4, "hosts": 2}
+CONFIG = {"task": {"name": "digits", "epochs": 4}, "rounds": 4, "hosts": 2}
 UPDATE = {
     "approx_kl": 0.0123,
     "clip_fraction": 0.25,
@@ -109,7 +109,7 @@ def moment_of(happened, host=0, kind="ppo", **changes):
     assert view.unknown == 0
     done = view.rounds.rows if kind == "ppo" else 3
     summary = RunSummary("first", Path("first"), kind, "digits", kind, "running", done, 4, 0.8, 500, 1.0, view.events)
-    return Moment(view, summary, view.lives.get(host), **changes)
+    return Moment(view, summary, view.episodes.get(host), **changes)
 
 
 WHOLE = [*round_events(0), round_end(0), *round_events(1), round_end(1, seconds=20.0), *round_events(2)]
@@ -171,7 +171,7 @@ def test_a_plus_minus_is_readable_in_ascii():
 
 
 def test_a_fossil_leaves_its_slot_open_and_is_counted():
-    first, second = drawing.slots_now(moment_of(WHOLE).view, moment_of(WHOLE).life)
+    first, second = drawing.slots_now(moment_of(WHOLE).view, moment_of(WHOLE).episode)
     assert (first.name, first.stage, first.seed, first.fossils) == ("r0c0", "DORMANT", None, 1)
     assert (second.name, second.stage, second.fossils) == ("r0c1", "BLENDING", 0)
     assert second.seed.blueprint == "inverted_bottleneck"
@@ -179,7 +179,7 @@ def test_a_fossil_leaves_its_slot_open_and_is_counted():
 
 def test_an_empty_slot_says_what_became_of_its_seed():
     moment = moment_of(WHOLE, host=1)
-    slot = drawing.slots_now(moment.view, moment.life)[0]
+    slot = drawing.slots_now(moment.view, moment.episode)[0]
     assert (slot.stage, slot.past) == ("EMBARGOED", "depthwise: culled at epoch 2")
 
 
@@ -232,7 +232,7 @@ def test_the_header_has_name_task_policy_status_progress_and_eta():
 
 
 def test_accuracy_of_host_and_twin_share_one_scale():
-    text = text_of(drawing.draw_life, moment_of(WHOLE), height=3)
+    text = text_of(drawing.draw_episode, moment_of(WHOLE), height=3)
     grown, twin, loss = text.splitlines()
     assert grown.startswith("accuracy grown   80.00%")
     assert twin.startswith("accuracy twin    40.00%")
@@ -242,7 +242,7 @@ def test_accuracy_of_host_and_twin_share_one_scale():
 
 
 def test_a_host_without_a_twin_has_no_curve_for_one():
-    text = text_of(drawing.draw_life, moment_of(grown_epochs(3), kind="grow"))
+    text = text_of(drawing.draw_episode, moment_of(grown_epochs(3), kind="grow"))
     assert "accuracy grown" in text
     assert "twin" not in text
 
@@ -255,7 +255,7 @@ def test_ops_are_those_of_the_round_that_is_lived():
 
 
 @pytest.mark.parametrize(("width", "height"), [(28, 5), (80, 9)])
-def test_reward_parts_are_summed_over_the_life(width, height):
+def test_reward_parts_are_summed_over_the_episode(width, height):
     title, text = drawing.draw_reward(moment_of(WHOLE), width, height)
     assert "+1.500" in text.plain
     assert "-0.375" in text.plain

@@ -31,7 +31,7 @@ def test_a_run_that_was_read_before_opens_where_the_reader_stood(kept):
     again = RunReader(folder, cache=folder.parent / "cache")
     assert again.view.events == len(many_rounds(3))
     assert again.refresh() == 0
-    assert again.life(1, 1).epochs.rows == 3
+    assert again.episode(1, 1).epochs.rows == 3
 
 
 def test_an_index_is_plain_json_that_only_its_owner_reads(kept):

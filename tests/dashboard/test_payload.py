@@ -7,7 +7,7 @@ import pytest
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run, seed_events
 from esper.dashboard import payload
-from esper.dashboard.payload import Sent, arms_of, curves, encode, header, life_data, news, plain, standings
+from esper.dashboard.payload import Sent, arms_of, curves, encode, episode_data, header, news, plain, standings
 from esper.dashboard.reader import RunReader
 
 
@@ -41,15 +41,15 @@ def test_a_new_client_is_told_everything_and_then_only_what_is_new(tmp_path):
     reader, sent = read(folder), Sent()
     first = news(reader, 0, sent)
     assert first["whole"]
-    assert {"header", "life", "log", "rounds", "rest"} <= first.keys()
+    assert {"header", "episode", "log", "rounds", "rest"} <= first.keys()
     assert news(reader, 0, sent) is None
     append(folder, grown_epoch(0, 3))
     reader.refresh()
     second = news(reader, 0, sent)
-    assert second.keys() == {"whole", "header", "life", "log"}
+    assert second.keys() == {"whole", "header", "episode", "log"}
     assert not second["whole"]
     assert len(second["log"]) == 1
-    assert second["life"]["epochs"]["epoch"] == [1, 2, 3, 4]
+    assert second["episode"]["epochs"]["epoch"] == [1, 2, 3, 4]
 
 
 def test_a_run_that_was_cut_back_is_told_anew(tmp_path):
@@ -78,29 +78,29 @@ def test_rounds_are_told_when_one_has_finished(tmp_path):
     assert news(reader, 0, sent)["rounds"]["round"] == [0, 1]
 
 
-def test_the_life_that_is_told_is_the_one_that_was_asked_for(tmp_path):
+def test_the_episode_that_is_told_is_the_one_that_was_asked_for(tmp_path):
     reader = read(grow_run(tmp_path / "run"))
-    assert news(reader, 1, Sent())["life"]["host"] == 1
+    assert news(reader, 1, Sent())["episode"]["host"] == 1
 
 
-def test_a_life_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_path, monkeypatch):
+def test_an_episode_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_path, monkeypatch):
     folder = grow_run(tmp_path / "run")
-    life = read(folder).view.lives[0]
-    assert [(span["slot"], span["fate"], span["end"]) for span in life_data(life)["spans"]] == [
+    episode = read(folder).view.episodes[0]
+    assert [(span["slot"], span["fate"], span["end"]) for span in episode_data(episode)["spans"]] == [
         ("r0c0", "FOSSILIZED", 4),
         ("r0c1", "CULLED", 5),
     ]
-    assert life_data(life)["spans"][0]["verdicts"][-1]["gate"] == "END"
+    assert episode_data(episode)["spans"][0]["verdicts"][-1]["gate"] == "END"
     monkeypatch.setattr(payload, "MOST_SPANS", 1)
-    assert [span["slot"] for span in life_data(life)["spans"]] == ["r0c1"]
-    assert life_data(life)["spans_left_out"] == 1
+    assert [span["slot"] for span in episode_data(episode)["spans"]] == ["r0c1"]
+    assert episode_data(episode)["spans_left_out"] == 1
 
 
-def test_a_long_life_is_thinned(tmp_path):
+def test_a_long_episode_is_thinned(tmp_path):
     folder = grow_run(tmp_path / "run", epochs=0)
     append(folder, *(batch for batches in seed_events(0, 0, "r0c0", "CULLED") for batch in batches))
     append(folder, *(grown_epoch(0, epoch, 0.99 if epoch == 1234 else 0.5) for epoch in range(3000)))
-    epochs = life_data(read(folder).view.lives[0])["epochs"]
+    epochs = episode_data(read(folder).view.episodes[0])["epochs"]
     assert len(epochs["epoch"]) <= payload.POINTS
     assert (epochs["epoch"][0], epochs["epoch"][-1]) == (1, 3000)
     assert 0.99 in epochs["accuracy"]
@@ -130,14 +130,14 @@ def test_policies_are_compared_on_the_same_host_seeds(tmp_path):
     assert rows["heuristic"]["gain"] == pytest.approx(0.09)  # 0.90 - 0.81 and 0.91 - 0.82
     assert rows["heuristic"]["error"] == pytest.approx(0.0)
     assert rows["heuristic"]["spread"] == pytest.approx(0.01 / math.sqrt(2))
-    assert rows["heuristic"]["lives"] == 2
+    assert rows["heuristic"]["episodes"] == 2
 
 
 def test_runs_of_one_policy_join_and_runs_with_other_settings_do_not(tmp_path):
     first = grow_run(tmp_path / "first", seeds=(0,))
     second = grow_run(tmp_path / "second", seeds=(7,))
-    larger = grow_run(tmp_path / "larger", seeds=(9,), task={"name": "digits", "life": 6, "budget": 3.0})
-    assert [row["lives"] for row in standings_of(first, second, larger)] == [2, 1]
+    larger = grow_run(tmp_path / "larger", seeds=(9,), task={"name": "digits", "epochs": 6, "budget": 3.0})
+    assert [row["episodes"] for row in standings_of(first, second, larger)] == [2, 1]
 
 
 def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
@@ -145,18 +145,18 @@ def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
     events = folder / "events-0.jsonl"
     events.write_text(events.read_text().replace('"test_accuracy": 0.9,', '"test_accuracy": 1e999,'))
     (row,) = standings_of(folder)
-    assert (row["lives"], row["mean"]) == (1, pytest.approx(0.91))
+    assert (row["episodes"], row["mean"]) == (1, pytest.approx(0.91))
 
 
 def test_a_control_that_was_trained_otherwise_is_none(tmp_path):
-    never = grow_run(tmp_path / "never", "never", task={"name": "digits", "life": 6, "batch": 8})
+    never = grow_run(tmp_path / "never", "never", task={"name": "digits", "epochs": 6, "batch": 8})
     rows = standings_of(never, grow_run(tmp_path / "grown"))
     assert [row["gain"] for row in rows] == [None, None]
 
 
-def test_a_taught_policy_is_compared_with_each_life_s_twin(tmp_path):
+def test_a_taught_policy_is_compared_with_each_episode_s_twin(tmp_path):
     (row,) = standings_of(ppo_run(tmp_path / "run"))
-    assert (row["measure"], row["control"], row["lives"]) == ("held-out", "its twin", 2)
+    assert (row["measure"], row["control"], row["episodes"]) == ("held-out", "its twin", 2)
     assert row["gain"] == pytest.approx(0.8 - 0.4)
 
 
@@ -164,5 +164,5 @@ def test_in_the_middle_of_a_round_the_last_finished_one_counts(tmp_path):
     folder = ppo_run(tmp_path / "run", rounds=1)
     append(folder, *list(ppo_round(1))[:4])
     (row,) = standings_of(folder)
-    assert (row["lives"], row["error"]) == (1, None)
+    assert (row["episodes"], row["error"]) == (1, None)
     assert row["gain"] == pytest.approx(0.7 - 0.4)

@@ -66,7 +66,7 @@ def test_folding_growing_files_in_pieces_equals_folding_all_at_once(skips, data)
             assert plain(now.view, len(files), not skips) == plain(whole, len(files), not skips)
 
 
-def test_a_long_run_shows_the_same_whether_lives_that_are_over_are_skipped_or_not(tmp_path):
+def test_a_long_run_shows_the_same_whether_episodes_that_are_over_are_skipped_or_not(tmp_path):
     records = many_rounds(300, hosts=3)
     records.insert(5, {**records[1], "type": "HostEpoch", "round": "damaged"})
     folder = write_run(tmp_path / "run", "ppo", {0: records})
@@ -76,7 +76,7 @@ def test_a_long_run_shows_the_same_whether_lives_that_are_over_are_skipped_or_no
     ):
         found = opened(folder)
     assert fold.call_count < len(records) / 2
-    found.view.unknown = 1  # a line of a life that is over is not looked into
+    found.view.unknown = 1  # a line of an episode that is over is not looked into
     assert plain(found.view) == plain(folded("ppo", {0: records}))
 
 
@@ -86,7 +86,7 @@ def test_skipping_knows_all_slots_and_who_lived_in_the_round_before_the_newest(t
     folder = write_run(tmp_path / "run", "ppo", {0: records})
     with sizes(WORTH_SKIPPING=2**9, LOG_LINES=0):
         found = opened(folder)
-    assert (sorted(found.view.lives), found.view.slots) == ([0, 1, 2], ["r0c3"])
+    assert (sorted(found.view.episodes), found.view.slots) == ([0, 1, 2], ["r0c3"])
     assert plain(found.view, with_log=False) == plain(folded("ppo", {0: records}), with_log=False)
 
 
@@ -116,7 +116,7 @@ def test_a_line_that_is_too_long_counts_once_and_is_never_read_whole(tmp_path, l
         assert found.refresh() == 1 + len(records)
         assert found.view.round == 0
     assert found.view.unknown == 1
-    assert found.view.lives[0].epochs.rows == 3
+    assert found.view.episodes[0].epochs.rows == 3
 
 
 GARBAGE = [
@@ -139,7 +139,7 @@ def test_a_line_that_is_no_record_only_counts(tmp_path, line):
         file.write(line + b"\n" + as_lines([lived(0, 0, 5)]))
     found = opened(folder)
     assert (found.view.unknown, found.view.events, found.view.round) == (1, len(records) + 2, 0)
-    assert found.view.lives[0].epochs.last("epoch") == 5
+    assert found.view.episodes[0].epochs.last("epoch") == 5
 
 
 def test_numbers_that_json_does_not_have_are_not_measured(tmp_path):
@@ -148,7 +148,7 @@ def test_numbers_that_json_does_not_have_are_not_measured(tmp_path):
     with open(folder / "events-0.jsonl", "ab") as file:
         file.write(line)
     found = opened(folder)
-    assert (found.view.unknown, found.view.lives[0].epochs.last("accuracy")) == (0, None)
+    assert (found.view.unknown, found.view.episodes[0].epochs.last("accuracy")) == (0, None)
 
 
 def test_a_run_that_was_resumed_earlier_is_folded_anew(tmp_path):
@@ -176,30 +176,35 @@ def test_a_file_that_vanishes_takes_its_hosts_with_it_and_one_that_comes_later_i
     late = [to_record(RoundBegan(0)), lived(0, 5, 2)]
     (folder / "events-12.jsonl").write_bytes(as_lines(late))
     assert found.refresh() == 2
-    assert {host: life.rank for host, life in found.view.lives.items()} == {0: 0, 5: 12}
+    assert {host: episode.rank for host, episode in found.view.episodes.items()} == {0: 0, 5: 12}
     (folder / "events-12.jsonl").unlink()
     found.refresh()
-    assert sorted(found.view.lives) == [0]
+    assert sorted(found.view.episodes) == [0]
 
 
 @given(runs(kinds=["ppo"]))
-def test_an_older_life_is_the_one_that_was_lived_then(run):
+def test_an_older_episode_is_the_one_that_was_lived_then(run):
     kind, files = run
     seen = {}
     for rank, records in files.items():
         view = RunView(kind, config_of(kind))
         for record in records:
             view.fold(record, rank)
-            seen |= {(life.round, host): life for host, life in view.lives.items() if life.was_lived}
+            seen |= {(episode.round, host): episode for host, episode in view.episodes.items() if episode.has_begun}
     with TemporaryDirectory() as name:
         found = opened(write_run(Path(name, "run"), kind, files))
-        for (number, host), life in seen.items():
-            back = found.life(number, host)
-            assert (back.host, back.round, back.actions, back.rollbacks) == (host, number, life.actions, life.rollbacks)
-            assert back.epochs.values.tobytes() == life.epochs.values.tobytes()
-            assert [span.stages for span in back.spans] == [span.stages for span in life.spans]
-        assert found.life(99, 0) is None
-        assert found.life(0, 99) is None
+        for (number, host), episode in seen.items():
+            back = found.episode(number, host)
+            assert (back.host, back.round, back.actions, back.rollbacks) == (
+                host,
+                number,
+                episode.actions,
+                episode.rollbacks,
+            )
+            assert back.epochs.values.tobytes() == episode.epochs.values.tobytes()
+            assert [span.stages for span in back.spans] == [span.stages for span in episode.spans]
+        assert found.episode(99, 0) is None
+        assert found.episode(0, 99) is None
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
@@ -215,7 +220,7 @@ def test_reading_changes_nothing_in_the_run(tmp_path):
     before = state()
     with sizes(WORTH_KEEPING=1):
         found = opened(folder)
-        found.life(0, 0)
+        found.episode(0, 0)
         found.status()
     assert state() == before
 
@@ -233,7 +238,7 @@ def test_only_regular_files_are_read(tmp_path, kind):
         "pipe": lambda: os.mkfifo(other),
     }
     makes[kind]()
-    assert sorted(opened(folder).view.lives) == [0, 1]
+    assert sorted(opened(folder).view.episodes) == [0, 1]
 
 
 def test_a_configuration_behind_a_link_is_not_read(tmp_path):
@@ -309,6 +314,6 @@ def test_progress_of_a_grow_run_is_epochs_that_all_hosts_have_lived(tmp_path):
     records = [to_record(GrownEpoch(host, epoch, 0.5, 0.5, 0.5, 438, 1)) for epoch in range(4) for host in range(2)]
     folder = write_run(tmp_path / "run", "grow", {0: records[:-1]}, hosts=2)
     assert opened(folder).progress() == (3, 0)
-    write_config(folder, "grow", hosts=2, task={"name": "digits", "life": 40})
+    write_config(folder, "grow", hosts=2, task={"name": "digits", "epochs": 40})
     assert opened(folder).progress() == (3, 40)
     assert opened(folder).status() == "stopped"

@@ -52,10 +52,10 @@ def test_it_holds_all_that_a_lab_book_wants(tmp_path):
     _, _, data = report_of(tmp_path, grown, never)
     run = data["runs"][0]
     assert data["version"] == __version__
-    assert run["rest"]["config"]["task"]["life"] == 6
+    assert run["rest"]["config"]["task"]["epochs"] == 6
     assert run["rest"]["ledgers"][0]["flops"] == {"training": 4_000_000, "validation": 1_000_000}
-    assert [span["fate"] for span in run["lives"][1]["spans"]] == ["FOSSILIZED", "CULLED"]
-    assert run["lives"][0]["spans"][0]["verdicts"][-1]["reason"].startswith("contribution")
+    assert [span["fate"] for span in run["episodes"][1]["spans"]] == ["FOSSILIZED", "CULLED"]
+    assert run["episodes"][0]["spans"][0]["verdicts"][-1]["reason"].startswith("contribution")
     assert {row["policy"]: row["gain"] for row in data["standings"]} == {"heuristic": pytest.approx(0.1), "never": None}
 
 
@@ -80,7 +80,7 @@ def test_script_in_the_data_stays_data(tmp_path):
     folder = grow_run(tmp_path / BAD.replace("/", "_"), policy=BAD, epochs=3)
     append(folder, {"type": "HostRolledBack", "host": 0, "epoch": 3, "reason": BAD})
     text, parts, data = report_of(tmp_path, folder)
-    assert data["runs"][0]["lives"][0]["rollbacks"][0]["reason"] == BAD
+    assert data["runs"][0]["episodes"][0]["rollbacks"][0]["reason"] == BAD
     assert data["runs"][0]["header"]["policy"] == BAD
     assert len(parts.scripts) == 3
     assert "img" not in parts.tags
@@ -129,7 +129,7 @@ def test_a_running_run_can_be_reported_on(tmp_path):
 
 
 def test_the_command_of_a_grown_run_is_one_that_esper_grow_takes():
-    task = {"name": "digits", "life": 6, "slots": ["r0c0", "r0c1"], "budget": 1.5}
+    task = {"name": "digits", "epochs": 6, "slots": ["r0c0", "r0c1"], "budget": 1.5}
     command, _ = reproduce(config_of("grow", task=task, policy="a file; rm -rf /", deterministic=True), "grow")
     line = shlex.split(command, comments=True)
     assert line[:2] == ["esper", "grow"]

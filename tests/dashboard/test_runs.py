@@ -87,11 +87,11 @@ def scored(seed, validation, params):
 
 
 def test_a_grow_run_has_the_best_hosts_newest_accuracy_and_its_size(tmp_path):
-    lives = [grown(0, 0, 0.9, 500), grown(1, 0, 0.1, 500), grown(0, 1, 0.5, 600), grown(1, 1, 0.75, 700)]
-    found = summary_of(make_run(tmp_path / "a", "grow", lives, hosts=2))
+    episodes = [grown(0, 0, 0.9, 500), grown(1, 0, 0.1, 500), grown(0, 1, 0.5, 600), grown(1, 1, 0.75, 700)]
+    found = summary_of(make_run(tmp_path / "a", "grow", episodes, hosts=2))
     assert (found.best_accuracy, found.params, found.policy) == (0.75, 700, "heuristic")
     assert (found.status, found.done, found.total) == ("stopped", 2, 0)
-    done = summary_of(make_run(tmp_path / "b", "grow", [*lives, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2))
+    done = summary_of(make_run(tmp_path / "b", "grow", [*episodes, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2))
     assert (done.best_accuracy, done.params) == (0.8, 610)
     assert (done.status, done.done, done.total) == ("finished", 2, 2)
 

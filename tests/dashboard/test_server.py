@@ -19,7 +19,7 @@ from esper.dashboard.web import HEADERS, build_app
 from esper.leyline.errors import SaveError, SettingError
 
 TOKEN = "a-token-of-more-than-16-letters"
-EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow", "/api/runs/grow/life", "/api/compare?run=grow")
+EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow", "/api/runs/grow/episode", "/api/compare?run=grow")
 
 
 @pytest.fixture
@@ -55,17 +55,17 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(client, runs):
     assert rows == {"grow": "finished", "ppo": "finished", "odd": "damaged"}
 
 
-def test_a_run_comes_with_header_configuration_and_life(client):
+def test_a_run_comes_with_header_configuration_and_episode(client):
     found = client.get("/api/runs/ppo?host=1").json()
-    assert (found["header"]["name"], found["life"]["host"], found["life"]["round"]) == ("ppo", 1, 1)
+    assert (found["header"]["name"], found["episode"]["host"], found["episode"]["round"]) == ("ppo", 1, 1)
     assert found["rest"]["config"]["task"]["name"] == "digits"
     assert found["rounds"]["round"] == [0, 1]
 
 
-def test_a_life_of_an_older_round_is_read_from_disk(client):
-    old, new = (client.get(f"/api/runs/ppo/life?host=1&round={number}").json() for number in (0, 1))
-    assert [life["spans"][0]["slot"] for life in (old, new)] == ["r0c0", "r0c1"]
-    assert client.get("/api/runs/ppo/life?host=1&round=7").status_code == 404
+def test_an_episode_of_an_older_round_is_read_from_disk(client):
+    old, new = (client.get(f"/api/runs/ppo/episode?host=1&round={number}").json() for number in (0, 1))
+    assert [episode["spans"][0]["slot"] for episode in (old, new)] == ["r0c0", "r0c1"]
+    assert client.get("/api/runs/ppo/episode?host=1&round=7").status_code == 404
 
 
 def test_compare_puts_runs_side_by_side(client, runs):
@@ -78,7 +78,7 @@ def test_compare_puts_runs_side_by_side(client, runs):
 
 @pytest.mark.parametrize("query", ["host=x", "host=-1", "host=99999999999", "host=²"])
 def test_what_is_no_number_is_refused(client, query):
-    assert client.get(f"/api/runs/grow/life?{query}").status_code == 400
+    assert client.get(f"/api/runs/grow/episode?{query}").status_code == 400
 
 
 # -- who may come ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_tokens_are_compared_in_constant_time(locked, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["..", "%2e%2e", "..%2fruns%2fgrow", "grow%2f..%2fgrow", "grow%00", "%2fetc", "", "Grow"]
 )
-@pytest.mark.parametrize("rest", ["", "/life", "/stream"])
+@pytest.mark.parametrize("rest", ["", "/episode", "/stream"])
 def test_only_names_of_runs_in_the_folder_are_answered(client, name, rest):
     assert client.get(f"/api/runs/{name}{rest}").status_code == 404
 
@@ -198,7 +198,7 @@ def test_script_in_an_event_stays_text_in_json(client, runs):
     append(runs / "grow", {"type": "HostRolledBack", "host": 0, "epoch": 5, "reason": bad})
     answer = client.get("/api/runs/grow")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["life"]["rollbacks"][0]["reason"] == bad
+    assert answer.json()["episode"]["rollbacks"][0]["reason"] == bad
 
 
 def test_an_endless_line_does_no_harm(client, runs):
@@ -207,7 +207,7 @@ def test_an_endless_line_does_no_harm(client, runs):
     append(runs / "grow", grown_epoch(0, 6))
     answer = client.get("/api/runs/grow")
     assert len(answer.content) < 200_000
-    assert answer.json()["life"]["epochs"]["epoch"][-1] == 7
+    assert answer.json()["episode"]["epochs"]["epoch"][-1] == 7
 
 
 def test_the_page_asks_no_other_host_for_anything(client):
@@ -269,7 +269,7 @@ def test_many_clients_share_one_reader_and_the_stream_ends_when_the_server_does(
     follow(runs, act)
 
 
-def test_a_quiet_stream_gives_signs_of_life(runs, monkeypatch):
+def test_a_quiet_stream_gives_signs_of_episode(runs, monkeypatch):
     monkeypatch.setattr(web, "HEARTBEAT", -1.0)
     monkeypatch.setattr(web, "IDLE_TICK", 0.0)
 

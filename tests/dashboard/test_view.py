@@ -1,4 +1,4 @@
-"""Folding events gives what people want to see: lives, seeds, verdicts, ops; and nothing breaks it."""
+"""Folding events gives what people want to see: episodes, seeds, verdicts, ops; and nothing breaks it."""
 
 import json
 import math
@@ -68,7 +68,7 @@ CULLED = [
 
 
 def test_a_span_is_a_seeds_way_with_its_verdicts_from_the_one_before_birth_on():
-    (span,) = view_of(*CULLED).lives[0].spans
+    (span,) = view_of(*CULLED).episodes[0].spans
     assert (span.fate, span.end, span.blueprint) == ("CULLED", 2, "norm")
     assert span.stages[:3] == [("GERMINATED", 1), ("BLENDING", 1), ("CULLED", 2)]
     assert span.stages[3:] == [("EMBARGOED", 2), ("RESETTING", 5), ("DORMANT", 6)]
@@ -77,17 +77,17 @@ def test_a_span_is_a_seeds_way_with_its_verdicts_from_the_one_before_birth_on():
 
 
 def test_the_next_seed_of_a_slot_is_a_span_of_its_own():
-    life = view_of(*CULLED, judged(7, "G0"), moved(7, "DORMANT", "GERMINATED", 0.0)).lives[0]
-    first, second = life.spans
+    episode = view_of(*CULLED, judged(7, "G0"), moved(7, "DORMANT", "GERMINATED", 0.0)).episodes[0]
+    first, second = episode.spans
     assert (first.fate, second.fate, second.end) == ("CULLED", None, None)
-    assert life.alive("r0c0") is second
+    assert episode.alive("r0c0") is second
     assert [len(first.verdicts), len(second.verdicts)] == [2, 1]
 
 
 def test_a_fossil_keeps_its_alpha_when_the_slot_opens_again():
     (span,) = (
         view_of(*CULLED[:4], moved(3, "PROBATIONARY", "FOSSILIZED"), moved(3, "FOSSILIZED", "DORMANT", 0.0))
-        .lives[0]
+        .episodes[0]
         .spans
     )
     assert (span.fate, span.end, span.alpha) == ("FOSSILIZED", 3, 1.0)
@@ -97,23 +97,23 @@ def test_a_fossil_keeps_its_alpha_when_the_slot_opens_again():
 def test_a_rollback_may_cull_what_had_been_a_fossil():
     events = [*CULLED[:4], moved(3, "PROBATIONARY", "FOSSILIZED"), moved(3, "FOSSILIZED", "DORMANT", 0.0)]
     back = [HostRolledBack(0, 4, "loss is NaN"), moved(4, "PROBATIONARY", "CULLED", 0.0)]
-    life = view_of(*events, *back).lives[0]
-    (span,) = life.spans
+    episode = view_of(*events, *back).episodes[0]
+    (span,) = episode.spans
     assert (span.fate, span.end) == ("CULLED", 4)
-    assert life.rollbacks == [{"epoch": 4, "reason": "loss is NaN"}]
+    assert episode.rollbacks == [{"epoch": 4, "reason": "loss is NaN"}]
 
 
 def test_what_was_not_measured_is_none_and_never_zero():
-    life = view_of(*CULLED[:4], measured(2, 0.25, 0.125), measured(3, None, None), lived(3)).lives[0]
-    (span,) = life.spans
+    episode = view_of(*CULLED[:4], measured(2, 0.25, 0.125), measured(3, None, None), lived(3)).episodes[0]
+    (span,) = episode.spans
     assert (span.contribution, span.standard_error, span.age, span.params) == (None, None, 3, 32)
     assert span.readings.thinned(9)["contribution"] == [0.25, None]
-    assert life.epochs.last("held_out_loss") is None
-    assert math.isnan(life.epochs.column("held_out_loss")[0])
+    assert episode.epochs.last("held_out_loss") is None
+    assert math.isnan(episode.epochs.column("held_out_loss")[0])
 
 
 def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
-    (span,) = view_of(RoundBegan(0), measured(4, 0.25, 0.125)).lives[0].spans
+    (span,) = view_of(RoundBegan(0), measured(4, 0.25, 0.125)).episodes[0].spans
     assert span.stages == [("BLENDING", 4)]
 
 
@@ -121,9 +121,9 @@ def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
 def test_epochs_are_epochs_lived_in_either_kind_of_run(kind, epoch):
     birth = moved(4, "DORMANT", "GERMINATED", 0.0)
     view = view_of(judged(4, "G0"), birth, measured(4, 0.5, 0.5), HostRolledBack(0, 4, "NaN"), kind=kind)
-    (span,) = view.lives[0].spans
+    (span,) = view.episodes[0].spans
     assert span.stages == [("GERMINATED", epoch)]
-    assert span.readings.last("epoch") == span.verdicts[0]["epoch"] == view.lives[0].rollbacks[0]["epoch"] == epoch
+    assert span.readings.last("epoch") == span.verdicts[0]["epoch"] == view.episodes[0].rollbacks[0]["epoch"] == epoch
     assert view.log[1].text == f"epoch {epoch}: r0c0 norm DORMANT -> GERMINATED"
 
 
@@ -132,7 +132,7 @@ def test_actions_are_listed_and_refused_ones_say_why():
         ActionTaken(0, 1, "GERMINATE", "r0c1", "norm", "linear"),
         ActionRefused(0, 2, "CULL", "r0c0", "young"),
     )
-    first, second = view_of(taken, refused).lives[0].actions
+    first, second = view_of(taken, refused).episodes[0].actions
     assert first == {"epoch": 1, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm", "blend": "linear"}
     assert second["refused"] == "young"
 
@@ -173,13 +173,13 @@ def test_in_a_grow_run_an_epoch_without_an_action_is_a_wait():
     assert view.ops == {"WAIT": 2, "CULL": 1}
 
 
-def test_a_round_begins_new_lives_for_all_who_lived_in_the_one_before():
+def test_a_round_begins_new_episodes_for_all_who_lived_in_the_one_before():
     first = [RoundBegan(0), *(lived(2, host) for host in range(3))]
     view = view_of(*first, RoundBegan(1))
-    assert sorted(view.lives) == [0, 1, 2]
-    assert all(life.round == 1 and life.epochs.rows == 0 for life in view.lives.values())
+    assert sorted(view.episodes) == [0, 1, 2]
+    assert all(episode.round == 1 and episode.epochs.rows == 0 for episode in view.episodes.values())
     later = view_of(*first, RoundBegan(1), lived(2, 1, 1), RoundBegan(2))
-    assert sorted(later.lives) == [1]
+    assert sorted(later.episodes) == [1]
 
 
 def finished(number, update):
@@ -199,9 +199,9 @@ def test_a_finished_round_is_a_row_with_its_update():
     assert (view.checkpoint, view.round) == ("round-2", 1)
 
 
-def test_a_run_that_keeps_few_records_shows_its_rounds_and_takes_lives_as_they_come():
+def test_a_run_that_keeps_few_records_shows_its_rounds_and_takes_episodes_as_they_come():
     view = view_of(finished(4, {}), HostRolledBack(0, 3, "NaN"), lived(4))
-    assert (view.round, view.lives[0].rollbacks[0]["epoch"], view.lives[0].epochs.rows) == (4, 3, 1)
+    assert (view.round, view.episodes[0].rollbacks[0]["epoch"], view.episodes[0].epochs.rows) == (4, 3, 1)
     assert view.ops == {"WAIT": 3, "CULL": 0}
 
 
@@ -224,7 +224,7 @@ def test_what_a_view_holds_does_not_grow_with_events():
         view.unread.clear()
         sizes.append(size_of(view))
     assert sizes[1] - sizes[0] < 4000, sizes  # rounds have 30 numbers a row
-    assert sys.getsizeof(view.lives) < 1000
+    assert sys.getsizeof(view.episodes) < 1000
 
 
 SOUND = to_record(lived(2))
@@ -342,13 +342,13 @@ def test_a_row_that_is_refused_leaves_nothing_behind():
     assert (series.rows, series.values, series.names) == (1, array("d", [1.0, 2.0]), ["a", "b"])
 
 
-def test_a_host_that_is_dealt_to_another_rank_lives_its_next_life_there():
+def test_a_host_that_is_dealt_to_another_rank_has_its_next_episode_there():
     view = RunView("ppo", {})
     for number, rank in ((0, 0), (1, 1)):
         view.fold(to_record(RoundBegan(number)), rank)
         for epoch in (1, 2):
             view.fold(to_record(lived(epoch, 5, number)), rank)
     view.fold(to_record(lived(3, 5, 0)), 0)  # a file that is read late
-    life = view.lives[5]
-    assert (life.rank, life.round, life.epochs.last("epoch")) == (1, 1, 2)
-    assert len(life.epochs.column("epoch")) == 2
+    episode = view.episodes[5]
+    assert (episode.rank, episode.round, episode.epochs.last("epoch")) == (1, 1, 2)
+    assert len(episode.epochs.column("epoch")) == 2

@@ -17,7 +17,7 @@ from esper.telemetry.events import (
     to_record,
 )
 
-TASK = {"name": "digits", "epoch_examples": None, "held_out": None, "batch": None, "life": 6, "budget": None}
+TASK = {"name": "digits", "epoch_examples": None, "held_out": None, "batch": None, "epochs": 6, "budget": None}
 
 
 def append(folder, *events):
@@ -83,7 +83,7 @@ def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **cha
                 if 0 <= epoch - start < len(batches):
                     append(folder, *batches[epoch - start])
             append(folder, grown_epoch(host, epoch))
-    if epochs < TASK["life"]:
+    if epochs < TASK["epochs"]:
         return folder
     for host, seed in enumerate(seeds):
         flops = {"training": 4 * 10**6, "validation": 10**6}

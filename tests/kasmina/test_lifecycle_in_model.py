@@ -1,4 +1,4 @@
-"""Whole lives in a real network: ramps, gates, culls, fossils, generations. Compared to the bit wherever it must be."""
+"""Whole episodes in a real network: ramps, gates, culls, fossils, generations. Compared to the bit wherever it must be."""
 
 import copy
 
@@ -327,7 +327,7 @@ def test_a_tick_returns_exactly_what_changed_stage():
     assert model.get_slot_reports()["r0c1"].alpha == 1.0
 
 
-def test_a_sham_lives_a_whole_life_and_changes_nothing():
+def test_a_sham_has_a_whole_episode_and_changes_nothing():
     model = grow_cnn(blueprints=["sham"])
     before = output(model, INPUTS)
     model.germinate_seed("r0c0", "sham")

@@ -117,7 +117,7 @@ def test_fossilizing_keeps_the_state_of_all_and_of_the_fossil(build):
 
 
 @every_optimizer
-def test_every_parameter_has_exactly_one_group_through_a_whole_life(build):
+def test_every_parameter_has_exactly_one_group_through_a_whole_episode(build):
     model = planted(build)
     measure(model, "r0c0")
     model.fossilize_seed("r0c0")

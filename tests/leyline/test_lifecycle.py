@@ -1,4 +1,4 @@
-"""A seed's life: the table, the ramps, the natural ends, and random walks that must stay on the table."""
+"""A seed's episode: the table, the ramps, the natural ends, and random walks that must stay on the table."""
 
 import pytest
 from hypothesis import given
@@ -113,9 +113,9 @@ def test_with_default_lengths_a_seed_is_fully_blended_in_after_one_tick():
 
 def test_a_helpful_seed_has_three_epochs_of_probation_and_is_kept():
     blending = tick(germinate("norm", "linear"), DEFAULTS)
-    life = run(blending.measured(HELPS), 5)
-    assert names(life) == ["PROBATIONARY"] * 3 + ["FOSSILIZED", "DORMANT"]
-    assert [state.epochs_in_stage for state in life[:3]] == [1, 2, 3]
+    epochs = run(blending.measured(HELPS), 5)
+    assert names(epochs) == ["PROBATIONARY"] * 3 + ["FOSSILIZED", "DORMANT"]
+    assert [state.epochs_in_stage for state in epochs[:3]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("contribution", [HURTS, UNCERTAIN, None], ids=["hurts", "uncertain", "unmeasured"])
@@ -140,8 +140,8 @@ def test_a_fossilized_slot_is_dormant_on_the_next_tick():
 
 
 def test_a_dormant_slot_forgets_its_last_seed():
-    life = run(tick(germinate("norm", "gated"), DEFAULTS).measured(HELPS), 5)
-    assert life[-1] == SeedState()
+    epochs = run(tick(germinate("norm", "gated"), DEFAULTS).measured(HELPS), 5)
+    assert epochs[-1] == SeedState()
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_dormant_slot_forgets_its_last_seed():
 )
 def test_incubation_ends_as_its_gate_says(gain, end):
     lengths = StageLengths(training=2)
-    life = run(germinate("norm", "linear"), 2, lengths)
-    assert names(life) == ["TRAINING", "TRAINING"]
-    last = life[-1] if gain is None else life[-1].incubated(gain)
+    epochs = run(germinate("norm", "linear"), 2, lengths)
+    assert names(epochs) == ["TRAINING", "TRAINING"]
+    last = epochs[-1] if gain is None else epochs[-1].incubated(gain)
     after = tick(last, lengths)
     assert after.stage.name == end
     assert next(gate for gate in after.gates if gate.name == "G2").passed == (end == "BLENDING")
@@ -162,14 +162,14 @@ def test_an_incubating_seed_has_no_share_of_the_output():
 
 
 def test_a_ramp_of_four_epochs_takes_four_ticks():
-    life = run(germinate("norm", "linear"), 5, StageLengths(ramp=4))
-    assert [state.alpha for state in life] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert names(life) == ["BLENDING"] * 4 + ["PROBATIONARY"]
+    epochs = run(germinate("norm", "linear"), 5, StageLengths(ramp=4))
+    assert [state.alpha for state in epochs] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert names(epochs) == ["BLENDING"] * 4 + ["PROBATIONARY"]
 
 
 def test_age_counts_lived_epochs_across_stages():
-    life = run(germinate("norm", "linear"), 6, StageLengths(training=0, ramp=2, probation=9))
-    assert [state.age for state in life] == [1, 2, 3, 4, 5, 6]
+    epochs = run(germinate("norm", "linear"), 6, StageLengths(training=0, ramp=2, probation=9))
+    assert [state.age for state in epochs] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_state_is_a_value_that_a_tick_does_not_touch():

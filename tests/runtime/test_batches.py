@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator, whole_steps
 from esper.runtime.population import Population
 from esper.runtime.splits import TensorSplit, TokenSplit
-from runtime.lives import BLOBS, replace
+from runtime.episodes import BLOBS, replace
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
-from runtime.lives import (
+from runtime.episodes import (
     BLOBS,
     CULL,
     FOSSILIZE,
@@ -21,7 +21,7 @@ from runtime.lives import (
     QUICK,
     act,
     differing,
-    life,
+    epochs,
     play,
     print_of,
 )
@@ -100,7 +100,7 @@ def test_the_best_values_are_those_of_healthy_epochs(governor):
 
 
 @pytest.mark.parametrize("task", [IMAGES, BLOBS], ids=lambda task: task.name)
-def test_a_healthy_life_is_left_in_peace(task):
+def test_a_healthy_episode_is_left_in_peace(task):
     population = Population(task, [1, 2, 3])
     assert play(population, 8, {1: {0: [(GERMINATE, "r0c0", population.views()[0].space.blueprint_ids[1])]}}) == []
 
@@ -114,7 +114,7 @@ GUESSING = replace(HEALTHY, held_out_loss=0.7, held_out_accuracy=0.5)
 @pytest.fixture
 def grown():
     """A host whose seed is on probation, and that is expected to solve its task."""
-    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     population.governors[0].judge(SOLVED)
     return population
 
@@ -170,7 +170,7 @@ def test_a_host_that_falls_to_guessing_with_its_culled_seed_is_left_in_peace():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_poisoned_host_leaves_every_other_bit_identical(value):
-    alone = {seed: print_of(life(IMAGES, [seed])) for seed in (7, 9)}
+    alone = {seed: print_of(epochs(IMAGES, [seed])) for seed in (7, 9)}
     population = Population(IMAGES, [7, 8, 9])
     script = {0: GROWTH, 2: GROWTH}
     play(population, 3, script)
@@ -183,7 +183,7 @@ def test_a_poisoned_host_leaves_every_other_bit_identical(value):
 @pytest.fixture
 def rolled_back():
     """A host with a fossil and a live seed, good and then poisoned; with what it was and what was done."""
-    population = life(IMAGES, [7], epochs=5)
+    population = epochs(IMAGES, [7], epochs=5)
     population.train_epoch()
     population.evaluate()
     good, epoch, flops = weights(population), population.runs[0].epoch, population.runs[0].ledger.flops
@@ -238,7 +238,7 @@ def test_a_second_rollback_does_not_cull_the_same_seed_again(rolled_back):
 
 def test_a_seed_that_breaks_its_host_at_once_is_culled_too():
     """The seed is younger than the last good epoch; it is a live seed all the same."""
-    population = life(BLOBS, [1], epochs=2, script={0: {1: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(BLOBS, [1], epochs=2, script={0: {1: [(GERMINATE, "r0c0", "mlp")]}})
     poison(population, 0)
     population.train_epoch()
     (rollback,) = population.evaluate()
@@ -248,7 +248,7 @@ def test_a_seed_that_breaks_its_host_at_once_is_culled_too():
 
 
 def test_an_exploding_host_is_brought_back_to_before_it_exploded():
-    population = life(replace(BLOBS, lr=1e-6), [1], epochs=2, script={})
+    population = epochs(replace(BLOBS, lr=1e-6), [1], epochs=2, script={})
     good = host_only(weights(population))
     with torch.no_grad():
         for parameter in population.runs[0].model.host.parameters():
@@ -261,7 +261,7 @@ def test_an_exploding_host_is_brought_back_to_before_it_exploded():
 
 def test_a_fossil_made_after_the_last_good_epoch_is_gone():
     script = {0: {0: [(GERMINATE, "r0c0", "mlp")], 3: [(FOSSILIZE, "r0c0")]}}
-    population = life(BLOBS, [1], epochs=4, script=script)
+    population = epochs(BLOBS, [1], epochs=4, script=script)
     assert population.runs[0].model.fossilized_seeds == 1
     poison(population, 0)
     population.train_epoch()
@@ -272,7 +272,7 @@ def test_a_fossil_made_after_the_last_good_epoch_is_gone():
 
 def test_a_restored_population_is_governed_as_it_was():
     """What the governor expects of a host belongs to the host's state."""
-    population = life(BLOBS, [1], epochs=1, script={})
+    population = epochs(BLOBS, [1], epochs=1, script={})
     snapshot, best = population.snapshot(), population.governors[0].best_loss
     play(population, 4)
     assert population.governors[0].best_loss < best

@@ -16,7 +16,7 @@ from esper.runtime.measuring import bypassed
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks import TASKS, get_task
-from runtime.lives import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, image_splits, life, play
+from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, image_splits, play
 
 SHAPES = {"digits": (1, 8), "fashion_mnist": (1, 28), "cifar10": (3, 32), "cifar10_deep": (3, 32)}
 
@@ -85,7 +85,7 @@ def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint
 
 
 def test_fossils_are_counted():
-    population = life(
+    population = epochs(
         IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}}
     )
     run = population.runs[0]
@@ -141,7 +141,7 @@ def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed()
 
 
 def test_training_a_grown_net_is_charged_three_passes_per_example():
-    population = life(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    population = epochs(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     run = population.runs[0]
     before = run.ledger.phases["training"]
     population.train_epoch()
@@ -151,7 +151,7 @@ def test_training_a_grown_net_is_charged_three_passes_per_example():
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
-    population = life(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    population = epochs(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     run = population.runs[0]
     population.train_epoch()
     before = dict(run.ledger.phases)
@@ -165,13 +165,13 @@ def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
 
 
 def test_without_seeds_there_is_no_counterfactual_to_pay_for():
-    phases = life(BLOBS, [1], epochs=2, script={}).runs[0].ledger.phases
+    phases = epochs(BLOBS, [1], epochs=2, script={}).runs[0].ledger.phases
     assert (phases["counterfactual"].examples, phases["counterfactual"].seconds) == (0, 0.0)
     assert phases["validation"].examples == 2 * 288
 
 
 def test_flops_are_the_sum_of_all_phases():
-    ledger = life(IMAGES, [1]).runs[0].ledger
+    ledger = epochs(IMAGES, [1]).runs[0].ledger
     assert ledger.flops == sum(cost.flops for cost in ledger.phases.values())
     assert all(ledger.phases[name].flops > 0 for name in ("training", "validation", "counterfactual", "score"))
 
@@ -190,7 +190,7 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
 
 
 def test_the_largest_size_is_remembered():
-    population = life(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     largest = population.runs[0].model.total_params
     population.runs[0].model.abandon_seed("r0c0")
     play(population, 1)

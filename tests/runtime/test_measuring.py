@@ -12,7 +12,7 @@ from esper.runtime import measuring
 from esper.runtime.executors import EagerExecutor
 from esper.runtime.measuring import bypassed, greedy_scores, measure, measured_slots
 from esper.runtime.population import Population
-from runtime.lives import BLOBS, GERMINATE, IMAGES, differing, life, play, print_of
+from runtime.episodes import BLOBS, GERMINATE, IMAGES, differing, epochs, play, print_of
 
 TWO_SEEDS = {0: {0: [(GERMINATE, "r0c0", "conv_small", "gated"), (GERMINATE, "r0c1", "norm")]}}
 
@@ -20,7 +20,7 @@ TWO_SEEDS = {0: {0: [(GERMINATE, "r0c0", "conv_small", "gated"), (GERMINATE, "r0
 @pytest.fixture(scope="module")
 def grown():
     """A host with a live seed in both slots, in the middle of their ramp."""
-    population = life(IMAGES, [3], epochs=1, script=TWO_SEEDS)
+    population = epochs(IMAGES, [3], epochs=1, script=TWO_SEEDS)
     population.train_epoch()
     return population
 
@@ -91,14 +91,14 @@ def test_measuring_changes_nothing_of_a_host(grown):
 
 
 def test_only_seeds_in_the_output_are_measured():
-    population = life(IMAGES, [3], epochs=2, script={0: {0: [(GERMINATE, "r0c1", "norm")]}})
+    population = epochs(IMAGES, [3], epochs=2, script={0: {0: [(GERMINATE, "r0c1", "norm")]}})
     population.train_epoch()
     assert [slot.slot_id for slot in measured_slots(population.runs[0])] == ["r0c1"]
     assert len(measure(population.runs[0], population.runs[0].splits.validation)) == 4
 
 
 def test_a_report_carries_the_contribution_that_was_measured():
-    population = life(IMAGES, [3], epochs=1, script=TWO_SEEDS)
+    population = epochs(IMAGES, [3], epochs=1, script=TWO_SEEDS)
     population.train_epoch()
     run = population.runs[0]
     expected = measure(run, run.splits.validation).tolist()
@@ -110,7 +110,7 @@ def test_a_report_carries_the_contribution_that_was_measured():
 
 
 def test_after_an_epoch_a_live_seed_has_gradient_readings_and_every_slot_a_score():
-    population = life(IMAGES, [3], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_small")]}})
+    population = epochs(IMAGES, [3], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_small")]}})
     population.train_epoch()
     planted, empty = (report.metrics for report in population.reports()[0].values())
     assert planted.seed_gradient_norm > 0
@@ -128,7 +128,7 @@ def test_before_the_first_epoch_nothing_is_measured():
 def test_gradient_readings_are_means_of_norms_before_clipping():
     """Against a loop written out: one epoch of two steps at a rate too small to matter."""
     task = replace(BLOBS, epoch_examples=128, lr=1e-12, clip_norm=1e-3)
-    population = life(task, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(task, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     run = population.runs[0]
     population.train_epoch()
     seed = list(run.model.slot("r0c0").seed.parameters())
@@ -187,7 +187,7 @@ def host_tensors(population):
 
 
 def test_an_incubated_seed_leaves_the_hosts_trajectory_bit_identical():
-    never, incubated = (life(INCUBATED, [3], epochs=2, script=script) for script in ({}, PLANTED))
+    never, incubated = (epochs(INCUBATED, [3], epochs=2, script=script) for script in ({}, PLANTED))
     for population in (never, incubated):
         population.train_epoch()
         population.evaluate()
@@ -197,7 +197,7 @@ def test_an_incubated_seed_leaves_the_hosts_trajectory_bit_identical():
 
 
 def test_an_incubated_seed_learns():
-    population = life(INCUBATED, [3], epochs=1, script=PLANTED)
+    population = epochs(INCUBATED, [3], epochs=1, script=PLANTED)
     seed = population.runs[0].model.slot("r0c0").seed
     before = [parameter.detach().clone() for parameter in seed.parameters()]
     play(population, 1)
@@ -207,14 +207,14 @@ def test_an_incubated_seed_learns():
 
 def test_an_incubated_seed_is_judged_by_its_held_out_gain():
     """G2: measured before TRAINING ends, and the verdict is not just "never measured"."""
-    population = life(INCUBATED, [3], epochs=3, script=PLANTED)
+    population = epochs(INCUBATED, [3], epochs=3, script=PLANTED)
     state = population.runs[0].model.slot("r0c0").state
     assert state.shadow_gain is not None
     assert state.shadow_gain.examples == len(population.runs[0].splits.validation)
 
 
 def test_shadow_passes_are_in_the_ledger():
-    population = life(INCUBATED, [3], epochs=3, script=PLANTED)
+    population = epochs(INCUBATED, [3], epochs=3, script=PLANTED)
     run = population.runs[0]
     cost = run.ledger.phases["shadow"]
     assert cost.examples == 2 * (run.examples + len(run.splits.validation))

@@ -7,7 +7,7 @@ from torch import nn
 from esper.kasmina.hosts import ChainHost
 from esper.leyline.errors import DataError, IllegalActionError, SettingError
 from esper.runtime.population import Population
-from runtime.lives import (
+from runtime.episodes import (
     BLOBS,
     CULL,
     FOSSILIZE,
@@ -16,7 +16,7 @@ from runtime.lives import (
     IMAGES,
     act,
     differing,
-    life,
+    epochs,
     play,
     print_of,
     replace,
@@ -28,32 +28,32 @@ TEXT = replace(BLOBS, optimizer="adamw", lr=0.01)
 
 @pytest.fixture(scope="module")
 def alone():
-    return print_of(life(IMAGES, [7]))
+    return print_of(epochs(IMAGES, [7]))
 
 
-def test_the_scripted_life_has_every_kind_of_change():
-    population = life(IMAGES, [7])
+def test_the_scripted_episode_has_every_kind_of_change():
+    population = epochs(IMAGES, [7])
     first, second = (report for report in population.reports()[0].values())
     assert (first.fossil_count, first.blueprint_id, first.is_live) == (1, "conv_small", True)
     assert (second.fossil_count, second.is_live) == (0, False)
 
 
-def test_the_same_seed_lives_the_same_life_twice(alone):
+def test_the_same_seed_has_the_same_episode_twice(alone):
     torch.manual_seed(123)
-    assert differing(alone, print_of(life(IMAGES, [7]))) == []
+    assert differing(alone, print_of(epochs(IMAGES, [7]))) == []
 
 
-def test_another_seed_lives_another_life(alone):
-    assert len(differing(alone, print_of(life(IMAGES, [8])))) > 10
+def test_another_seed_episodes_another_episode(alone):
+    assert len(differing(alone, print_of(epochs(IMAGES, [8])))) > 10
 
 
 @pytest.mark.parametrize("seeds", [[7, 8], [8, 7], [1, 2, 7, 3], [7, 7]], ids=str)
 def test_neighbours_leave_a_host_bit_identical(alone, seeds):
-    assert differing(alone, print_of(life(IMAGES, seeds), seeds.index(7))) == []
+    assert differing(alone, print_of(epochs(IMAGES, seeds), seeds.index(7))) == []
 
 
 def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
-    population = life(
+    population = epochs(
         IMAGES, [8, 7], script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}}
     )
     assert differing(alone, print_of(population, 1)) == []
@@ -64,7 +64,7 @@ def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
 )
 def test_order_leaves_hosts_bit_identical(task):
     forward, backward = (
-        life(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1])
+        epochs(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1])
     )
     for host in range(3):
         assert differing(print_of(forward, host), print_of(backward, 2 - host)) == []
@@ -72,7 +72,7 @@ def test_order_leaves_hosts_bit_identical(task):
 
 def test_a_population_leaves_the_global_random_state_alone():
     before = torch.get_rng_state()
-    life(IMAGES, [7], epochs=2)
+    epochs(IMAGES, [7], epochs=2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -85,7 +85,7 @@ class Dropping(ChainHost):
 
 def test_a_host_that_draws_random_numbers_is_independent_too():
     task = replace(BLOBS, build_host=Dropping)
-    alone, among = life(task, [1], epochs=2, script={}), life(task, [2, 1], epochs=2, script={})
+    alone, among = epochs(task, [1], epochs=2, script={}), epochs(task, [2, 1], epochs=2, script={})
     assert differing(print_of(alone), print_of(among, 1)) == []
 
 
@@ -115,7 +115,7 @@ def test_host_and_seed_are_clipped_apart():
 
 
 def test_a_seed_learns_at_the_hosts_rate_of_the_epoch():
-    task = replace(BLOBS, life=6)
+    task = replace(BLOBS, epochs=6)
     population = Population(task, [1])
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     for epoch in range(1, 6):
@@ -128,7 +128,7 @@ def test_a_seed_learns_at_the_hosts_rate_of_the_epoch():
 
 
 def test_an_illegal_action_raises_its_refusal_and_changes_nothing():
-    population = life(BLOBS, [1], epochs=1, script={})
+    population = epochs(BLOBS, [1], epochs=1, script={})
     before = print_of(population)
     with pytest.raises(IllegalActionError):
         act(population, 0, FOSSILIZE)
@@ -139,7 +139,7 @@ def test_an_illegal_action_raises_its_refusal_and_changes_nothing():
 
 
 def test_a_reset_host_equals_one_in_a_fresh_population(alone):
-    population = life(IMAGES, [1, 2], epochs=3)
+    population = epochs(IMAGES, [1, 2], epochs=3)
     population.reset(1, 7)
     play(population, 7, {1: GROWTH})
     assert differing(alone, print_of(population, 1)) == []
@@ -150,11 +150,11 @@ def test_a_reset_leaves_other_hosts_bit_identical():
     play(population, 3, dict.fromkeys(range(2), GROWTH))
     population.reset(1, 9)
     play(population, 4, {0: GROWTH}, start=3)
-    assert differing(print_of(life(IMAGES, [7])), print_of(population, 0)) == []
+    assert differing(print_of(epochs(IMAGES, [7])), print_of(population, 0)) == []
 
 
 def test_readings_keep_their_places_after_a_reset():
-    population = life(BLOBS, [1, 2], epochs=1, script={})
+    population = epochs(BLOBS, [1, 2], epochs=1, script={})
     second = population.readings()[1]
     population.reset(0, 3)
     assert population.readings()[1] == second
@@ -165,18 +165,18 @@ def test_readings_keep_their_places_after_a_reset():
 
 @pytest.fixture(scope="module")
 def ended():
-    population = life(BLOBS, [1, 2], epochs=2, script={})
+    population = epochs(BLOBS, [1, 2], epochs=2, script={})
     return population, population.final_scores()
 
 
 @pytest.mark.parametrize("call", ["train_epoch", "evaluate", "final_scores"])
-def test_after_the_final_report_a_life_is_over(ended, call):
-    with pytest.raises(DataError, match="lives are over"):
+def test_after_the_final_report_an_episode_is_over(ended, call):
+    with pytest.raises(DataError, match="episodes are over"):
         getattr(ended[0], call)()
 
 
 def test_after_the_final_report_nothing_can_be_planted(ended):
-    with pytest.raises(DataError, match="lives are over"):
+    with pytest.raises(DataError, match="episodes are over"):
         act(ended[0], 0, GERMINATE, blueprint="mlp")
 
 
@@ -193,14 +193,14 @@ def test_the_final_report_scores_the_test_split(ended):
 
 
 def test_the_final_report_leaves_unfinished_seeds_out():
-    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     assert population.runs[0].model.total_params > population.runs[0].model.host_params
     assert population.final_scores()[0].params == population.runs[0].model.host_params
 
 
 def test_the_final_validation_score_is_the_harvested_networks():
     """An unfinished seed counts in the last reading, but is not there any more."""
-    population = life(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population = epochs(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     run = population.runs[0]
     alone = dict(run.model.host.state_dict())
     for parameter in run.model.slot("r0c0").seed.parameters():

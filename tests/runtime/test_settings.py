@@ -11,7 +11,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.runtime.executors import EagerExecutor, choose_executor, find_eager_only
 from esper.runtime.population import Population, memory_errors
-from runtime.lives import BLOBS
+from runtime.episodes import BLOBS
 
 CUDA = [torch.device("cuda:0")]
 

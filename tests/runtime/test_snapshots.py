@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from esper.runtime.population import Population
-from runtime.lives import (
+from runtime.episodes import (
     BLOBS,
     CULL,
     FOSSILIZE,
@@ -14,7 +14,7 @@ from runtime.lives import (
     IMAGES,
     act,
     differing,
-    life,
+    epochs,
     play,
     print_of,
     replace,
@@ -27,7 +27,7 @@ TASKS = pytest.mark.parametrize(("task", "script"), [(IMAGES, GROWTH), (TEXT, BL
 
 @TASKS
 @pytest.mark.parametrize("epoch", range(6))
-def test_a_life_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(task, script, epoch):
+def test_an_episode_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(task, script, epoch):
     """Whatever the epoch: before and after germinating, blending, fossilizing and culling."""
     population = Population(task, [7, 8])
     by_host = {0: script, 1: script}
@@ -43,7 +43,7 @@ def test_a_life_goes_on_from_a_snapshot_as_it_went_on_uninterrupted(task, script
 @TASKS
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5])
 def test_restoring_brings_tensors_states_and_the_stream_back(task, script, epoch):
-    population = life(task, [7], epochs=epoch, script={0: script})
+    population = epochs(task, [7], epochs=epoch, script={0: script})
     before, snapshot = print_of(population), population.snapshot()
     play(population, 7 - epoch, {0: script}, start=epoch)
     population.restore(snapshot)
@@ -53,7 +53,7 @@ def test_restoring_brings_tensors_states_and_the_stream_back(task, script, epoch
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_restoring_brings_back_what_the_reports_said(epoch):
     """A policy that goes on from a snapshot must not see readings of a future that never was."""
-    population = life(TEXT, [7], epochs=epoch, script={0: BLOBS_GROWTH})
+    population = epochs(TEXT, [7], epochs=epoch, script={0: BLOBS_GROWTH})
     before, snapshot = population.reports(), population.snapshot()
     play(population, 7 - epoch, {0: BLOBS_GROWTH}, start=epoch)
     population.restore(snapshot)
@@ -61,7 +61,7 @@ def test_restoring_brings_back_what_the_reports_said(epoch):
 
 
 def test_a_snapshot_can_be_restored_twice():
-    population = life(IMAGES, [7], epochs=2)
+    population = epochs(IMAGES, [7], epochs=2)
     snapshot = population.snapshot()
     prints = []
     for _ in range(2):
@@ -72,8 +72,8 @@ def test_a_snapshot_can_be_restored_twice():
 
 
 def test_a_snapshot_survives_another_turn_of_events():
-    """Restored after a life with other seeds in other places, it still says the same."""
-    population = life(IMAGES, [7], epochs=2)
+    """Restored after an episode with other seeds in other places, it still says the same."""
+    population = epochs(IMAGES, [7], epochs=2)
     snapshot = population.snapshot()
     play(population, 5, {0: GROWTH}, start=2)
     expected = print_of(population)
@@ -87,7 +87,7 @@ def test_a_snapshot_survives_another_turn_of_events():
 
 def test_a_snapshot_goes_on_right_after_a_cull():
     """The culled seed comes back with its momentum, although the optimiser has forgotten it."""
-    population = life(IMAGES, [7], epochs=3, script={0: {0: GROWTH[0]}})
+    population = epochs(IMAGES, [7], epochs=3, script={0: {0: GROWTH[0]}})
     snapshot = population.snapshot()
     play(population, 2)
     expected = print_of(population)
@@ -99,7 +99,7 @@ def test_a_snapshot_goes_on_right_after_a_cull():
 
 
 def test_a_snapshot_is_not_changed_by_what_follows():
-    population = life(IMAGES, [7], epochs=2)
+    population = epochs(IMAGES, [7], epochs=2)
     (snapshot,) = population.snapshot()
     before = deepcopy(snapshot["tensors"])
     play(population, 2, {0: GROWTH}, start=2)

@@ -17,7 +17,7 @@ from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored, restore_population, store_population
 from esper.runtime.tasks import get_task
-from runtime.lives import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, QUICK, act, differing, play, print_of
+from runtime.episodes import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, QUICK, act, differing, play, print_of
 
 SEEDS = [7, 8]
 VECTORS = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
@@ -43,7 +43,7 @@ TEXT = replace(
     epoch_examples=32,
     batch=16,
     lengths=QUICK,
-    life=12,
+    epochs=12,
 )
 CASES = {
     "sgd, batch norm, augmentation": (replace(IMAGES, lr=0.02), GROWTH),
@@ -116,7 +116,7 @@ def restored(task, folder, **options):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_host_that_is_stored_and_read_back_after_every_epoch_lives_the_same_life(case, tmp_path):
+def test_a_host_that_is_stored_and_read_back_after_every_epoch_has_the_same_episode(case, tmp_path):
     """Before and after germinating, incubating, blending, fossilizing, culling, in embargo."""
     task, script = CASES[case]
     straight, broken_up = Population(task, SEEDS), Population(task, SEEDS)
@@ -151,8 +151,8 @@ def test_a_host_goes_on_in_bfloat16(tmp_path):
     population = measured(IMAGES, GROWTH, 2, amp="bf16")
     store_population(population, tmp_path)
     again = restored(IMAGES, tmp_path, amp="bf16")
-    for lives in (population, again):
-        go_on(lives, GROWTH, 2)
+    for episodes in (population, again):
+        go_on(episodes, GROWTH, 2)
     assert differences(population, again) == [[], []]
 
 
@@ -164,16 +164,16 @@ def test_enabled_slots_go_on_under_their_own_ids(tmp_path):
     store_population(population, tmp_path)
     again = restored(task, tmp_path)
     assert list(again.reports()[0]) == ["r0c0", "r0c2"]
-    for lives in (population, again):
-        go_on(lives, script, 4)
+    for episodes in (population, again):
+        go_on(episodes, script, 4)
     assert differences(population, again) == [[], []]
 
 
 def test_storing_changes_nothing(tmp_path):
     population, untouched = (measured(IMAGES, GROWTH, 3) for _ in range(2))
     store_population(population, tmp_path)
-    for lives in (population, untouched):
-        go_on(lives, GROWTH, 3)
+    for episodes in (population, untouched):
+        go_on(episodes, GROWTH, 3)
     assert differences(population, untouched) == [[], []]
 
 
@@ -205,14 +205,14 @@ def test_a_restored_host_is_brought_back_to_what_was_stored(tmp_path):
     population = measured(IMAGES, GROWTH, 2)
     store_population(population, tmp_path)
     again = restored(IMAGES, tmp_path)
-    for lives in (population, again):
-        lives.tick()
-        break_down(lives)
-        lives.train_epoch()
-        assert [rollback.host for rollback in lives.evaluate()] == [0]
+    for episodes in (population, again):
+        episodes.tick()
+        break_down(episodes)
+        episodes.train_epoch()
+        assert [rollback.host for rollback in episodes.evaluate()] == [0]
     assert set(differences(population, again)[0]) <= {"reading"}  # not a number is not equal to itself
-    for lives in (population, again):
-        play(lives, 2)
+    for episodes in (population, again):
+        play(episodes, 2)
     assert differences(population, again) == [[], []]
 
 
@@ -240,9 +240,9 @@ def test_of_a_host_that_lost_its_seeds_no_more_is_expected_than_before_the_save(
     assert population.evaluate()[0].culled == ("r0c0",)
     store_population(population, tmp_path)
     again = restored(IMAGES, tmp_path)
-    for lives in (population, again):
-        lives.train_epoch()
-        lives.evaluate()
+    for episodes in (population, again):
+        episodes.train_epoch()
+        episodes.evaluate()
     assert [governor.best_accuracy for governor in again.governors] == [
         governor.best_accuracy for governor in population.governors
     ]

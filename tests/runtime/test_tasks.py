@@ -14,7 +14,7 @@ from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
 from esper.runtime.twins import fingerprint, twin_readings
-from runtime.lives import BLOBS, CULL, GERMINATE, act, life, play
+from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
 # -- registry ----------------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def test_a_registered_task_is_found_by_its_name(monkeypatch):
     ("changes", "words"),
     [
         ({"batch": 0}, "batch must be at least 1"),
-        ({"life": 0}, "life must be at least 1"),
+        ({"epochs": 0}, "episode must be at least 1"),
         ({"optimizer": "adam"}, "Did you mean 'adamw'"),
         ({"epoch_examples": 0}, "epoch_examples"),
         ({"epoch_examples": -5}, "epoch_examples"),
@@ -69,15 +69,15 @@ def test_the_python_text_trains_a_language_model():
 
 
 def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
-    task = replace(BLOBS, lr=0.2, constant_share=0.6, life=5)
+    task = replace(BLOBS, lr=0.2, constant_share=0.6, epochs=5)
     assert [task.rate(epoch) for epoch in range(3)] == [0.2] * 3
     # the middles of the last two epochs are a quarter and three quarters down the cosine
     assert [task.rate(3), task.rate(4)] == pytest.approx([0.17071, 0.02929], abs=1e-5)
-    assert replace(task, life=1000).rate(999) < 1e-6
+    assert replace(task, epochs=1000).rate(999) < 1e-6
 
 
 def test_the_plan_does_not_depend_on_actions():
-    quiet = life(BLOBS, [1], epochs=8, script={})
+    quiet = epochs(BLOBS, [1], epochs=8, script={})
     script = {0: [(GERMINATE, "r0c0", "mlp")], 2: [(GERMINATE, "r0c1", "lora")], 4: [(CULL, "r0c0")]}
     busy = Population(BLOBS, [1])
     play(busy, 8, {0: script})
@@ -89,7 +89,7 @@ def test_the_plan_does_not_depend_on_actions():
 
 
 def test_hosts_train_at_the_rate_of_their_plan():
-    task = replace(BLOBS, life=4, constant_share=0.25, epoch_examples=64)
+    task = replace(BLOBS, epochs=4, constant_share=0.25, epoch_examples=64)
     population = Population(task, [1])
     seen = []
     for _ in range(4):
@@ -156,7 +156,7 @@ def test_more_held_out_examples_than_there_are_are_refused():
 
 
 def test_a_twin_on_fewer_held_out_examples_is_another_twin(tmp_path):
-    task = replace(BLOBS, life=2, epoch_examples=64)
+    task = replace(BLOBS, epochs=2, epoch_examples=64)
     prints = [fingerprint(replace(task, held_out=count), {}) for count in (None, 10, 11)]
     assert len(set(prints)) == 3
     readings = [twin_readings(replace(task, held_out=count), [1], tmp_path)[1] for count in (None, 10)]
@@ -205,14 +205,14 @@ def test_a_host_that_does_not_know_its_slots_has_no_ids():
 
 
 def accuracy_of(blueprint):
-    """After a whole life on the blobs with this seed, planted first thing, always in the output."""
+    """After a whole episode on the blobs with this seed, planted first thing, always in the output."""
     task = get_task("blobs")
     population = Population(task, [0, 1, 2])
     if blueprint is not None:
         for host in range(3):
             act(population, host, GERMINATE, "r0c0", blueprint)
     population.tick()
-    for _ in range(task.life):
+    for _ in range(task.epochs):
         population.train_epoch()
         population.evaluate()
         if blueprint is not None and population.reports()[0]["r0c0"].stage is not SeedStage.PROBATIONARY:
@@ -276,7 +276,7 @@ def own_task(**changes):
 
 
 def test_any_data_set_and_any_module_make_a_task():
-    population = Population(own_task(life=8), [1, 2])
+    population = Population(own_task(epochs=8), [1, 2])
     play(population, 6, {0: {0: [(GERMINATE, "r0c0", "mlp", "gated")]}})
     report = population.reports()[0]["r0c0"]
     assert report.metrics.counterfactual_contribution is not None or report.fossil_count
@@ -287,7 +287,7 @@ def test_any_data_set_and_any_module_make_a_task():
 
 def test_a_plain_module_is_measured_without_segments_to_the_same_numbers():
     """The counterfactual of a host that cannot be run in parts is a full pass with the seed bypassed."""
-    population = Population(own_task(life=8), [1])
+    population = Population(own_task(epochs=8), [1])
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     population.train_epoch()
     run = population.runs[0]

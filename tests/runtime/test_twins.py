@@ -10,7 +10,7 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.runtime.twins import twin_readings
 
-TASK = replace(get_task("blobs"), life=3)
+TASK = replace(get_task("blobs"), epochs=3)
 
 
 def test_a_twin_is_the_host_that_never_grew(tmp_path):

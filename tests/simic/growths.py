@@ -1,4 +1,4 @@
-"""Small growth environments and scripted lives, for the tests of the environment, its rewards and their exploits."""
+"""Small growth environments and scripted episodes, for the tests of the environment, its rewards and their exploits."""
 
 import math
 from dataclasses import replace
@@ -12,16 +12,16 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks import get_task
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
-from runtime.lives import IMAGES
+from runtime.episodes import IMAGES
 
 WAIT = (OP_WAIT, 0, 0, 0)
 LORA, MLP = 1, 2
 """Blueprints of `blobs`, by their place in its action space."""
 POINTS = replace(
-    get_task("blobs"), life=8, epoch_examples=64, lengths=StageLengths(probation=3, embargo=0, resetting=0)
+    get_task("blobs"), epochs=8, epoch_examples=64, lengths=StageLengths(probation=3, embargo=0, resetting=0)
 )
 """Two slots, linear host, two training steps per epoch."""
-PICTURES = replace(IMAGES, life=6, epoch_examples=48)
+PICTURES = replace(IMAGES, epochs=6, epoch_examples=48)
 """Two slots, batch norm, augmentation, gates and ramps of two epochs."""
 BUSY = {
     0: (OP_GERMINATE, 0, MLP, 0),
@@ -30,10 +30,10 @@ BUSY = {
     4: (OP_CULL, 1, 0, 0),
     5: (OP_GERMINATE, 0, MLP, 1),
 }
-"""Every op in one life of POINTS: what is decided at which step."""
+"""Every op in one episode of POINTS: what is decided at which step."""
 PLANT = BUSY[0]
 BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
-"""The terms of both families at once, so that one life says what either pays."""
+"""The terms of both families at once, so that one episode says what either pays."""
 
 
 class Step(NamedTuple):
@@ -70,11 +70,11 @@ def wander(step, host, masks, reports):
 
 
 def play(env, policy, steps=None, seed=0, meddle=lambda env, step: None):
-    """A whole life by default. The first of the answers is the reset's; `meddle` is called before every step."""
+    """A whole episode by default. The first of the answers is the reset's; `meddle` is called before every step."""
     obs, info = env.reset(seed=seed)
     none = np.zeros(env.num_envs)
     lived = [Step(obs, none, none.astype(bool), none.astype(bool), info)]
-    for step in range(env.task.life - 1 if steps is None else steps):
+    for step in range(env.task.epochs - 1 if steps is None else steps):
         meddle(env, step)
         lived.append(decide(env, policy, step, lived[-1].info))
     return lived

@@ -85,11 +85,11 @@ SEEN_AGAIN = [
         RECONSTRUCTION + "the_state_of_a_row_is_the_one_before_its_first_step",
     ),
     Fault(
-        "5: memory outlives its life",
+        "5: memory outlives its epochs",
         LEARNING,
         "self.hidden = self.agent.restart(self.hidden, self.begins)",
         "self.hidden = hidden",
-        RECONSTRUCTION + "memory_is_as_old_as_the_life_and_zero_where_one_begins",
+        RECONSTRUCTION + "memory_is_as_old_as_the_episode_and_zero_where_one_begins",
     ),
     Fault(
         "6: rows mix environments",
@@ -106,11 +106,11 @@ SEEN_AGAIN = [
         RECONSTRUCTION + "everything_in_a_row_belongs_to_its_environment_and_step",
     ),
     Fault(
-        "9: learning goes on across the beginning of a life",
+        "9: learning goes on across the beginning of a epochs",
         ROLLOUT,
         "starts=self.starts[:, index].transpose(0, 1),",
         "starts=torch.zeros_like(self.starts)[:, index].transpose(0, 1),",
-        RECONSTRUCTION + "what_was_seen_before_a_life_began_changes_nothing_after_it",
+        RECONSTRUCTION + "what_was_seen_before_an_episode_began_changes_nothing_after_it",
     ),
     Fault(
         "10: looking ahead advances the memory",
@@ -127,11 +127,11 @@ SEEN_AGAIN = [
         RECONSTRUCTION + "rows_that_go_on_report_how_stale_their_states_have_become",
     ),
     Fault(
-        "11: lives that ended are called stale",
+        "11: episodes that ended are called stale",
         AGENT,
         "goes_on = rollout.valid[-1] & ~rollout.ended[-1]",
         "goes_on = rollout.valid[-1]",
-        RECONSTRUCTION + "rows_that_are_whole_lives_have_no_stale_states",
+        RECONSTRUCTION + "rows_that_are_whole_episodes_have_no_stale_states",
     ),
     Fault(
         "12: statistics move from minibatch to minibatch",

@@ -77,10 +77,10 @@ SUMS = [
         f"{SAME}[4 ranks]",
     ),
     Fault(
-        "every rank lives the first rank's lives",
+        "every rank plays the first rank's episodes",
         TRAINER,
-        '{"lives": number * rollout.total + env.first}',
-        '{"lives": number * rollout.total}',
+        '{"episodes": number * rollout.total + env.first}',
+        '{"episodes": number * rollout.total}',
         f"{SAME}[4 ranks]",
     ),
     Fault(

@@ -16,7 +16,15 @@ from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import EpochSignals, Ground, HeadSpec, SignalTracker, compute_batch_masks, observation_width, observe
+from esper.tamiyo import (
+    EpochSignals,
+    HeadSpec,
+    HostFacts,
+    SignalTracker,
+    compute_batch_masks,
+    observation_width,
+    observe,
+)
 
 SLOTS = 3
 LIFE = 12
@@ -31,7 +39,7 @@ FULL_GAIN = 0.2
 
 
 class Host:
-    """One life: its hidden truth, its slots and its curves."""
+    """One episode: its hidden truth, its slots and its curves."""
 
     def __init__(self, draw: np.random.Generator):
         self.slot, self.blueprint = int(draw.integers(SLOTS)), int(draw.integers(len(BLUEPRINTS)))
@@ -178,8 +186,8 @@ class SurrogateGrowth(VectorEnv):
         return obs, np.array(rewards), over, np.zeros_like(over), info
 
 
-def ground():
-    return Ground(SPACE, COSTS, HOST_PARAMS, None, LIFE)
+def facts():
+    return HostFacts(SPACE, COSTS, HOST_PARAMS, None, LIFE)
 
 
 def mean_return(decide, count=64, seed=999):

@@ -223,7 +223,7 @@ def rounds_of(out):
     return found
 
 
-def sorted_lives(out):
+def sorted_episodes(out):
     """Every epoch of every host, once, wherever it was told."""
     rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
     return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)

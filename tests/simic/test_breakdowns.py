@@ -45,8 +45,8 @@ def test_at_the_first_observation_a_host_equals_its_twin_exactly(task, twins):
 UNSTEADY = {
     "points": POINTS,
     "pictures": PICTURES,
-    "loss explodes": replace(POINTS, lr=20.0, life=9),
-    "batch norm explodes": replace(PICTURES, lr=1.0, life=9),
+    "loss explodes": replace(POINTS, lr=20.0, epochs=9),
+    "batch norm explodes": replace(PICTURES, lr=1.0, epochs=9),
     "NaN from the first epoch on": replace(POINTS, lr=1e30, clip_norm=1e30),
 }
 
@@ -124,7 +124,7 @@ def test_a_rollback_that_culls_a_seed_is_told_with_its_seed(twins):
     assert env.population.runs[0].model.active_seeds == 0
 
 
-def test_the_third_rollback_ends_a_life_with_the_fine_on_that_step(twins):
+def test_the_third_rollback_ends_an_episode_with_the_fine_on_that_step(twins):
     env = grow(POINTS, 2, twins, weights=BOTH)
     lived = play(env, always(WAIT), steps=6, meddle=poisoner(0, 0, 2, 4))
     assert [step.terminated[0] for step in lived] == [False] * 5 + [True, False]
@@ -132,7 +132,7 @@ def test_the_third_rollback_ends_a_life_with_the_fine_on_that_step(twins):
     fines = [step.info["reward_parts"][0]["breakdown"] for step in lived[1:6]]
     assert fines == [-0.1, 0.0, -0.1, 0.0, -1.0]
     assert MAX_ROLLBACKS == 3
-    assert env.population.governors[0].rollbacks == 0  # the next life has begun
+    assert env.population.governors[0].rollbacks == 0  # the next episode has begun
 
 
 def test_a_host_that_is_given_up_leaves_nothing_that_lasts(twins):
@@ -146,7 +146,7 @@ def test_a_host_that_is_given_up_leaves_nothing_that_lasts(twins):
 
 def test_a_host_that_breaks_at_once_stands_at_guessing_and_is_told_so(twins):
     env = grow(UNSTEADY["NaN from the first epoch on"], 2, twins)
-    env.accuracy[:], env.loss[:] = 0.9, 0.1  # of earlier lives
+    env.accuracy[:], env.loss[:] = 0.9, 0.1  # of earlier episodes
     step = play(env, always(WAIT), steps=0)[0]
     assert (env.accuracy.tolist(), env.loss.tolist()) == ([0.5] * 2, [math.log(2)] * 2)
     assert [len(kinds(events, HostRolledBack)) for events in step.info["events"]] == [1, 1]
@@ -158,7 +158,7 @@ def test_a_host_that_breaks_at_once_stands_at_guessing_and_is_told_so(twins):
 @pytest.mark.parametrize("task", UNSTEADY.values(), ids=UNSTEADY.keys())
 def test_observations_stay_in_the_declared_box(task, twins):
     env = grow(task, 2, twins)
-    for step in play(env, wander, steps=task.life + 1, meddle=poisoner(1, 1)):
+    for step in play(env, wander, steps=task.epochs + 1, meddle=poisoner(1, 1)):
         assert step.obs.dtype == np.float32
         assert env.observation_space.contains(step.obs)
 

@@ -42,13 +42,13 @@ every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task
 
 
 def live_by_hand(task, seed, script, twin):
-    """The same life without an environment: op, tick, train, measure; the reading and the facts after each decision."""
+    """The same episode without an environment: op, tick, train, measure; the reading and the facts after each decision."""
     population = Population(task, [seed])
     run, space = population.runs[0], population.views()[0].space
     population.train_epoch()
     population.evaluate()
     lived = []
-    for step in range(task.life - 1):
+    for step in range(task.epochs - 1):
         before = run.reading
         op, slot, blueprint, blend = script.get(step, WAIT)
         action = FactoredAction.from_indices(
@@ -80,12 +80,12 @@ def facts_of(population, before, op, twin):
         params_share=added / model.host_params,
         flops_share=network_flops(model, population.flops) / population.flops.whole - 1,
         kept_share=model.fossilized_params / added if added else 0.0,
-        is_last=run.epoch == population.task.life,
+        is_last=run.epoch == population.task.epochs,
     )
 
 
 def test_a_step_is_op_tick_epoch_measuring_and_is_paid_by_that_epoch(twins):
-    """A busy life equals the same life by hand to the bit: readings, and every part of every reward."""
+    """A busy episode equals the same episode by hand to the bit: readings, and every part of every reward."""
     env = grow(POINTS, 1, twins, seeds=[3], weights=BOTH)
     by_hand = live_by_hand(POINTS, 3, BUSY, twin_readings(POINTS, [3], twins)[3])
     info = env.reset(seed=0)[1]
@@ -105,7 +105,7 @@ def test_a_reset_has_lived_and_measured_one_epoch(twins):
     assert [run.epoch for run in env.population.runs] == [1, 1]
     assert all(run.reading.held_out_loss is not None for run in env.population.runs)
     progress = feature_names(env.space.slots).index("progress")
-    assert step.obs[:, progress].tolist() == [np.float32(1 / POINTS.life)] * 2
+    assert step.obs[:, progress].tolist() == [np.float32(1 / POINTS.epochs)] * 2
 
 
 def test_a_seed_has_lived_and_been_measured_when_its_planting_is_paid(twins):
@@ -121,15 +121,15 @@ def test_a_seed_has_lived_and_been_measured_when_its_planting_is_paid(twins):
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_life_has_one_decision_less_than_epochs_and_its_end_is_no_truncation(twins):
+def test_an_episode_has_one_decision_less_than_epochs_and_its_end_is_no_truncation(twins):
     env = grow(POINTS, 2, twins)
     lived = play(env, wander)
-    assert [step.terminated.tolist() for step in lived] == [[False] * 2] * (POINTS.life - 1) + [[True] * 2]
+    assert [step.terminated.tolist() for step in lived] == [[False] * 2] * (POINTS.epochs - 1) + [[True] * 2]
     assert not any(step.truncated.any() for step in lived)
-    assert [run.epoch for run in env.population.runs] == [POINTS.life] * 2
+    assert [run.epoch for run in env.population.runs] == [POINTS.epochs] * 2
 
 
-def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_life(twins):
+def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_episode(twins):
     env = grow(POINTS, 2, twins)
     assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     play(env, scripted({0: PLANT}))
@@ -143,7 +143,7 @@ def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_life(twins):
     assert env.accuracy.tolist() == [env.twin(host).held_out_accuracy for host in range(2)]
 
 
-def test_a_new_life_in_one_place_leaves_the_others_bit_identical(twins):
+def test_a_new_episode_in_one_place_leaves_the_others_bit_identical(twins):
     """Host 0 is given up in the third step and begins anew in the fourth."""
     calm = play(grow(POINTS, 3, twins), wander)
     env = grow(POINTS, 3, twins)
@@ -153,12 +153,12 @@ def test_a_new_life_in_one_place_leaves_the_others_bit_identical(twins):
     assert differing_steps(calm, lived, hosts=(1, 2)) == []
 
 
-def test_a_new_life_is_the_life_its_host_has_from_a_reset(twins):
-    """Nothing of the old life is left: not in the host, not in what the policy sees, not in what it is paid."""
+def test_a_new_episode_is_the_episode_its_host_has_from_a_reset(twins):
+    """Nothing of the old episode is left: not in the host, not in what the policy sees, not in what it is paid."""
     env = grow(POINTS, 1, twins, seeds=[3])
     first = play(env, scripted(BUSY))
     again = [decide(env, always(PLANT), 0, first[-1].info)]
-    for step in range(POINTS.life - 1):
+    for step in range(POINTS.epochs - 1):
         again.append(decide(env, scripted(BUSY), step, again[-1].info))
     assert all(np.array_equal(left.obs, right.obs) for left, right in zip(first, again, strict=True))
     assert [step.rewards.tolist() for step in first] == [step.rewards.tolist() for step in again]
@@ -178,7 +178,7 @@ def test_the_parts_sum_exactly_to_the_reward(twins):
 def test_masks_reports_and_ledger_are_those_of_the_hosts_now(task, twins):
     env = grow(task, 2, twins)
     info = env.reset(seed=0)[1]
-    for step in range(task.life - 1):
+    for step in range(task.epochs - 1):
         info = decide(env, wander, step, info).info
         masks = compute_batch_masks(env.population.views())
         assert set(info["action_mask"]) == set(masks)
@@ -230,7 +230,7 @@ def test_an_impossible_action_is_executed_as_wait_counted_and_told(action, twins
 
 def test_a_legal_action_is_never_refused(twins):
     env = grow(POINTS, 3, twins)
-    play(env, wander, steps=2 * POINTS.life)
+    play(env, wander, steps=2 * POINTS.epochs)
     assert env.refused == 0
 
 
@@ -247,9 +247,9 @@ def test_an_index_outside_the_space_is_an_error(twins):
 @every_task
 def test_the_same_seed_is_the_same_run_twice(task, twins):
     env = grow(task, 2, twins)
-    first = play(env, wander, steps=task.life + 2, seed=5)
-    assert differing_steps(first, play(env, wander, steps=task.life + 2, seed=5), hosts=(0, 1)) == []
-    other = play(grow(task, 2, twins), wander, steps=task.life + 2, seed=5)
+    first = play(env, wander, steps=task.epochs + 2, seed=5)
+    assert differing_steps(first, play(env, wander, steps=task.epochs + 2, seed=5), hosts=(0, 1)) == []
+    other = play(grow(task, 2, twins), wander, steps=task.epochs + 2, seed=5)
     assert differing_steps(first, other, hosts=(0, 1)) == []
 
 
@@ -271,11 +271,11 @@ def test_adding_a_host_changes_nothing_for_the_others(task, twins):
 
 def test_every_host_seed_is_used_once_per_pass_over_the_pool(twins):
     pool = (3, 4, 5, 6, 7)
-    task = replace(POINTS, life=2, epoch_examples=32)
+    task = replace(POINTS, epochs=2, epoch_examples=32)
     env = grow(task, 2, twins, seeds=pool)
     env.reset(seed=1)
     used = []
-    for _ in range(8):  # every second step begins two lives
+    for _ in range(8):  # every second step begins two episodes
         used += [run.seed for run in env.population.runs]
         env.step(np.array([WAIT] * 2))
         env.step(np.array([WAIT] * 2))
@@ -284,15 +284,15 @@ def test_every_host_seed_is_used_once_per_pass_over_the_pool(twins):
     assert len(set(passes)) > 1
 
 
-def test_lives_can_be_counted_from_anywhere(twins):
+def test_episodes_can_be_counted_from_anywhere(twins):
     """A round that is played again after a resume takes the hosts it took then."""
     env = grow(POINTS, 2, twins)
     env.reset(seed=1)
     env.reset()
     third = [run.seed for run in env.population.runs]
-    env.reset(seed=1, options={"lives": 2})
+    env.reset(seed=1, options={"episodes": 2})
     assert [run.seed for run in env.population.runs] == third
-    assert env.lives == 4
+    assert env.episodes == 4
 
 
 def test_the_pool_of_a_run_comes_from_its_seed():
@@ -304,7 +304,7 @@ def test_the_pool_of_a_run_comes_from_its_seed():
 
 
 @pytest.mark.parametrize(
-    ("task", "count", "seeds"), [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, life=1), 1, [1])]
+    ("task", "count", "seeds"), [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, epochs=1), 1, [1])]
 )
 def test_an_environment_without_hosts_or_decisions_is_refused(task, count, seeds, twins):
     with pytest.raises(SettingError, match="growth needs at least one host, one seed, and two epochs"):

@@ -34,7 +34,7 @@ TABLE = {
     "task.epoch_examples": Knob(96, PLAYS),
     "task.held_out": Knob(100, PLAYS),
     "task.batch": Knob(16, PLAYS),
-    "task.life": Knob(5, PLAYS),
+    "task.epochs": Knob(5, PLAYS),
     "task.budget": Knob(1.01, PLAYS),
     "task.max_seeds": Knob(1, PLAYS),
     "task.slots": Knob(["r0c1"], PLAYS),

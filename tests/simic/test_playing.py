@@ -1,4 +1,4 @@
-"""Playing a vector environment: lives that end at once or a step later, penalties, masks, and filler nowhere."""
+"""Playing a vector environment: episodes that end at once or a step later, penalties, masks, and filler nowhere."""
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ from simic.worlds import NEXT_STEP, SAME_STEP, SMALL, Clock, agent_for, bytes_of
 MODES = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next_step", "same_step"])
 
 
-# -- ends of lives -----------------------------------------------------------------------------------------------------
+# -- ends of episodes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, None, "NextStep", "SameStep"])
@@ -42,7 +42,7 @@ def test_filler_goes_on_into_the_next_rollout():
     rollout = player.play(3)
     assert rollout.valid[:, 0].int().tolist() == [0, 1, 1]
     assert rollout.starts[:, 0].int().tolist() == [0, 1, 0]
-    assert rollout.states[1, 0].tolist() == [0, 0, 1]  # the second life of environment 0
+    assert rollout.states[1, 0].tolist() == [0, 0, 1]  # the second episode of environment 0
 
 
 @MODES
@@ -64,7 +64,7 @@ def test_filler_has_no_advantage_and_no_return():
 
 @pytest.mark.parametrize("poison", [1e6, np.nan], ids=["large", "nan"])
 def test_what_stands_at_filler_steps_changes_no_bit_of_what_is_learned(poison):
-    """The last observation of a life that terminated is shown at a filler step; nothing may come of it."""
+    """The last observation of an episode that terminated is shown at a filler step; nothing may come of it."""
     trained = [
         learn(clocks(3, NEXT_STEP, [3, 5, None], last=last, masked=True), 144, SMALL).network for last in (0.0, poison)
     ]
@@ -97,27 +97,27 @@ def live_value(network, rows, last):
 
 @MODES
 @torch.no_grad()
-def test_a_truncated_life_is_worth_its_last_observation_seen_with_its_own_memory(mode):
+def test_a_truncated_episode_is_worth_its_last_observation_seen_with_its_own_memory(mode):
     player = player_for(clocks(2, mode, [4, 6], ends="truncated", last=50.0))
     rollout = player.play(18)
     network = player.agent.network
     checked = 0
     for host in range(2):
-        life = []
+        epochs = []
         for step in range(18):
             if rollout.starts[step, host]:
-                life = []
+                epochs = []
             if rollout.valid[step, host]:
-                life.append(rollout.states[step, host].numpy())
+                epochs.append(rollout.states[step, host].numpy())
             if rollout.truncated[step, host]:
-                expected = live_value(network, life, np.full(3, 50.0, np.float32))
+                expected = live_value(network, epochs, np.full(3, 50.0, np.float32))
                 assert rollout.after_values[step, host].item() == pytest.approx(expected, abs=1e-5)
                 checked += 1
     assert checked >= 5
 
 
 @torch.no_grad()
-def test_a_life_that_goes_on_is_worth_what_the_next_observation_is_worth():
+def test_an_episode_that_goes_on_is_worth_what_the_next_observation_is_worth():
     player = player_for(clocks(3))
     for _ in range(2):
         rollout = player.play(6)
@@ -127,8 +127,8 @@ def test_a_life_that_goes_on_is_worth_what_the_next_observation_is_worth():
 
 
 @MODES
-def test_nothing_follows_the_end_of_a_life(mode):
-    """The step after an end has another life's reward, and the step before does not see it."""
+def test_nothing_follows_the_end_of_an_episode(mode):
+    """The step after an end has another episode's reward, and the step before does not see it."""
     player = player_for(clocks(1, mode, [4], ends="terminated"))
     rollout = player.play(8)
     returns = rollout.advantages(0.9, 1.0)[1][:4, 0]
@@ -179,8 +179,8 @@ class Wrapped(gym.Wrapper):
 def test_masks_are_read_from_info(mode):
     player = player_for(clocks(3, mode, [5, 7, None], masked=True))
     rollout = player.play(20)
-    times, lives = rollout.states[..., 1].long(), rollout.states[..., 2].long()
-    forbidden = (times + torch.arange(3) + lives) % 3
+    times, episodes = rollout.states[..., 1].long(), rollout.states[..., 2].long()
+    forbidden = (times + torch.arange(3) + episodes) % 3
     expected = torch.arange(3) != forbidden[..., None]
     assert torch.equal(rollout.masks["action_0"][rollout.valid], expected[rollout.valid])
     assert (rollout.choices[..., 0] != forbidden)[rollout.valid].all()
@@ -189,7 +189,7 @@ def test_masks_are_read_from_info(mode):
 @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("wrap", [lambda env: env, Wrapped], ids=["bare", "wrapped"])
 def test_masks_are_asked_for_where_environments_have_them_even_in_other_processes(vector, wrap):
-    env = vector([lambda: wrap(Asked(life=4))] * 2)
+    env = vector([lambda: wrap(Asked(epochs=4))] * 2)
     try:
         rollout = player_for(env).play(10)
         assert torch.equal(rollout.choices[..., 0][rollout.valid], (rollout.states[..., 1].long() % 3)[rollout.valid])
@@ -250,7 +250,7 @@ class Chained(Clock):
 
 @MODES
 def test_masks_may_come_per_head_with_a_row_for_every_earlier_choice(mode):
-    env = SyncVectorEnv([lambda: Chained(life=5, actions=gym.spaces.MultiDiscrete([2, 3]))] * 2, autoreset_mode=mode)
+    env = SyncVectorEnv([lambda: Chained(epochs=5, actions=gym.spaces.MultiDiscrete([2, 3]))] * 2, autoreset_mode=mode)
     agent = agent_for(env, SMALL.model_copy(update={"minibatches": 1}))
     agent.codecs = codecs_of(env, CHAIN)
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ PAIR = gym.spaces.MultiDiscrete([3, 4])
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 def test_before_any_step_every_ratio_is_one(mode, masked, ends):
     player = player_for(clocks(3, mode, [5, 7, None], ends=ends, masked=masked, actions=PAIR), ALL_AT_ONCE)
-    player.play(9)  # the second rollout goes on with lives and memory of the first
+    player.play(9)  # the second rollout goes on with episodes and memory of the first
     assert player.hidden[0].any()
     rollout = player.play(23)
     assert rollout.starts[1:].any()
@@ -54,7 +54,7 @@ def test_before_any_step_every_ratio_of_chained_heads_is_one(seed):
 
 
 def test_forgetting_the_stored_masks_shows_in_the_first_ratio():
-    player = player_for(clocks(3, masked=True, lives=[5, 7, None]), ALL_AT_ONCE)
+    player = player_for(clocks(3, masked=True, episodes=[5, 7, None]), ALL_AT_ONCE)
     rollout = player.play(16)
     rollout.masks = {}
     assert player.agent.update(rollout).first_ratio_gap["joint"] > 0.1
@@ -146,7 +146,7 @@ def test_the_state_of_a_row_is_the_one_before_its_first_step(mode):
 
 
 @MODES
-def test_memory_is_as_old_as_the_life_and_zero_where_one_begins(mode):
+def test_memory_is_as_old_as_the_episode_and_zero_where_one_begins(mode):
     player = counting_player(clocks(3, mode, [4, 6, None]))
     for _ in range(3):
         rollout = player.play(11)
@@ -205,7 +205,7 @@ def test_everything_in_a_row_belongs_to_its_environment_and_step():
         assert torch.equal(rows.masks[name].int().argmax(-1), expected + 50 * place)
 
 
-def test_what_was_seen_before_a_life_began_changes_nothing_after_it():
+def test_what_was_seen_before_an_episode_began_changes_nothing_after_it():
     agent = growth_agent()
     rollout = growth_rollout(agent)
     rollout.starts[:] = False
@@ -268,7 +268,7 @@ def test_statistics_take_in_the_stored_observations_and_the_returns():
     torch.testing.assert_close(network.return_stats.mean, returns[rollout.valid].double().mean()[None])
 
 
-def test_rows_that_are_whole_lives_have_no_stale_states():
+def test_rows_that_are_whole_episodes_have_no_stale_states():
     agent = growth_agent()
     assert agent.update(growth_rollout(agent, whole=True)).stale_state_error == 0.0
 

@@ -27,7 +27,7 @@ def advantages_of(rewards, values, after, terminated, ended, gamma=GAMMA, lam=LA
 
 
 def slow_advantages(rewards, values, after, terminated, ended, gamma, lam):
-    """By the definition: a sum of discounted errors, up to the end of the life or of the rollout."""
+    """By the definition: a sum of discounted errors, up to the end of the episode or of the rollout."""
     found = []
     for step in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -64,8 +64,8 @@ def test_a_truncation_bootstraps_from_the_last_observation():
 
 @pytest.mark.parametrize("terminates", [NO, YES])
 def test_no_trace_crosses_an_end(terminates):
-    def first(next_life):
-        return advantages_of([1.0, next_life], [0.0, 0.0], [3.0, 0.0], [terminates, NO], [YES, NO])[0]
+    def first(next_episode):
+        return advantages_of([1.0, next_episode], [0.0, 0.0], [3.0, 0.0], [terminates, NO], [YES, NO])[0]
 
     assert first(1.0) == first(1e6)
 
@@ -128,16 +128,16 @@ class LastStepPays(gym.Env):
 @MODES
 @pytest.mark.parametrize("lam", [1.0, 0.9])
 @pytest.mark.parametrize("gamma", [1.0, 0.99])
-@pytest.mark.parametrize("lives", [1, 3])
+@pytest.mark.parametrize("episodes", [1, 3])
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(mode, lam, gamma, lives, value):
+def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(mode, lam, gamma, episodes, value):
     length = 16
     env = SyncVectorEnv([lambda: LastStepPays(length)], autoreset_mode=mode)
-    steps = length * lives + (lives - 1 if mode is NEXT_STEP else 0)
+    steps = length * episodes + (episodes - 1 if mode is NEXT_STEP else 0)
     rollout = counting_player(env, value).play(steps)
     advantages, returns = (found[rollout.valid] for found in rollout.advantages(gamma, lam))
     decay, error = gamma * lam, gamma * value - value
-    left = np.tile(np.arange(length)[::-1], lives)  # steps until the last one
+    left = np.tile(np.arange(length)[::-1], episodes)  # steps until the last one
     sums = [sum(decay**k for k in range(n)) for n in left]
     expected = np.array(sums) * error + decay**left * (1 - value)
     assert advantages.numpy() == pytest.approx(expected, abs=1e-5)
@@ -145,7 +145,7 @@ def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(mode, la
 
 
 class RewardOfOne(gym.Env):
-    """Reward 1 at every step; a life is cut off at random, every eighth step on average."""
+    """Reward 1 at every step; an episode is cut off at random, every eighth step on average."""
 
     observation_space = gym.spaces.Discrete(4)
     action_space = gym.spaces.Discrete(2)
@@ -167,7 +167,7 @@ class RewardOfOne(gym.Env):
 def learned_value(ends, mode):
     """Value of the first observation after 1,000 steps at gamma 0.8.
 
-    The peers' own version cuts every life at the eighth step. A policy with memory never learns from a ninth, so its
+    The peers' own version cuts every episode at the eighth step. A policy with memory never learns from a ninth, so its
     value there is a guess, and bootstrapping adds the guess up: 52 to 54 instead of 50 at gamma 0.98.
     """
     config = PPOConfig(

@@ -50,7 +50,7 @@ def test_the_flat_mask_allows_a_choice_if_and_only_if_some_legal_action_makes_it
     env = GrowthEnv(grow(POINTS, 1, twins))
     env.reset(seed=0)
     sizes = env.action_space.nvec.tolist()
-    for step in range(POINTS.life - 1):
+    for step in range(POINTS.epochs - 1):
         view = env.hosts.population.views()[0]
         possible = [WAIT]
         for op, slot, blueprint, blend in product(*(range(size) for size in sizes)):
@@ -75,4 +75,4 @@ def test_maskable_ppo_plays_two_hundred_steps(twins):
     )
     agent.learn(200)
     assert agent.num_timesteps == 200
-    assert env.hosts.lives == 1 + 200 // (POINTS.life - 1)
+    assert env.hosts.episodes == 1 + 200 // (POINTS.epochs - 1)

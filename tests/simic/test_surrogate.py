@@ -5,14 +5,14 @@ import pytest
 
 from esper.simic import PPOConfig, learn
 from esper.tamiyo import make_policy
-from simic.surrogate import LIFE, SPEC, Host, SurrogateGrowth, ground, mean_return
+from simic.surrogate import LIFE, SPEC, Host, SurrogateGrowth, facts, mean_return
 
 HOSTS, ROUNDS = 64, 24
 CONFIG = PPOConfig(horizon=LIFE, minibatches=4, hidden_dim=64, head_dim=32, entropy=0.02)
 
 
 def by_rule(name):
-    policy = make_policy(name, ground())
+    policy = make_policy(name, facts())
     return mean_return(
         lambda env, obs, masks, memory: policy.decide(None, masks, [h.reports() for h in env.hosts], memory)
     )
@@ -55,4 +55,4 @@ def test_a_trained_policy_beats_random_and_the_heuristic_by_far(seed):
     assert earned > by_rule("heuristic") + 0.8
     assert records[-1].explained_variance > 0.3
     assert max(gap for record in records for gap in record.first_ratio_gap.values()) < 1e-5
-    assert all(record.stale_state_error == 0.0 for record in records)  # rows are whole lives
+    assert all(record.stale_state_error == 0.0 for record in records)  # rows are whole episodes

@@ -32,7 +32,7 @@ from simic.team_workers import (
     in_team,
     rounds_of,
     run_ranks,
-    sorted_lives,
+    sorted_episodes,
     tensors_of,
     train_ranks,
 )
@@ -318,5 +318,5 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     )
     assert farthest_tensor(tensors_of(whole)[0], tensors_of(out)[0]) < (CLOSE,)
     assert farthest(rounds_of(whole), rounds_of(out)) < (CLOSE,)
-    assert sorted_lives(whole) == sorted_lives(out)
+    assert sorted_episodes(whole) == sorted_episodes(out)
     assert [entry["rounds"] for entry in manifest_of(out)["checkpoints"]][-1] == 4

@@ -64,24 +64,24 @@ def failing(problem):
 
 
 @pytest.mark.parametrize(
-    ("life", "asks", "ends"),
+    ("epochs", "asks", "ends"),
     [(4, 5, (1, 6)), (13, 2, (0, 10)), (13, 4, (0, 12)), (13, 12, (0, 12)), (4, -2, (0, 0))],
     ids=["with the round", "some epochs late", "with the last vote", "at the last vote", "while twins live"],
 )
 @pytest.mark.parametrize("asker", [0, 1])
-def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, life, asks, ends, tmp_path):
+def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks, ends, tmp_path):
     def live(team):
         asked = []
         team.pace(0.01)
 
         def should_stop():
             asked.append(None)
-            return team.rank == asker and len(asked) == life + asks  # twins live first
+            return team.rank == asker and len(asked) == epochs + asks  # twins live first
 
-        config = tiny(tmp_path / "run", hosts=2, rounds=3, task__life=life)
+        config = tiny(tmp_path / "run", hosts=2, rounds=3, task__epochs=epochs)
         with pytest.raises(InterruptedTraining) as stop:
             train_ppo_vectorized(config, sink=NullSink(), team=team, should_stop=should_stop)
-        return stop.value.rounds, max(0, len(asked) - life)
+        return stop.value.rounds, max(0, len(asked) - epochs)
 
     (tmp_path / "run").mkdir()
     ended = run_ranks(tmp_path / "ranks", 2, in_team(live))

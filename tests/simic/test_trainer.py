@@ -67,13 +67,13 @@ def test_every_round_has_other_hosts_in_turn(whole):
     config, _, _ = whole
     env = build_environment(config)
     agent, _ = build_agent(config, env)
-    rollout, lives = build_rollout(env, agent), {}
+    rollout, episodes = build_rollout(env, agent), {}
     for number in (2, 0, 1):  # whatever was played before
         play_round(env, agent, rollout, number, NullSink(), lambda: False)
-        lives[number] = [run.seed for run in env.population.runs]
-    assert Counter(lives[0] + lives[1] + lives[2]) == dict.fromkeys(env.host_seeds, 2)
+        episodes[number] = [run.seed for run in env.population.runs]
+    assert Counter(episodes[0] + episodes[1] + episodes[2]) == dict.fromkeys(env.host_seeds, 2)
     play_round(env, agent, rollout, 0, NullSink(), lambda: False)
-    assert [run.seed for run in env.population.runs] == lives[0]
+    assert [run.seed for run in env.population.runs] == episodes[0]
 
 
 # -- counted right -----------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
     assert rollout.valid.all()
     assert rollout.terminated.tolist() == [[False, False], [False, False], [True, True]]
     assert not rollout.truncated.any()
-    assert rollout.states[:, 0, 0].tolist() == pytest.approx([0.25, 0.5, 0.75])  # progress through life
+    assert rollout.states[:, 0, 0].tolist() == pytest.approx([0.25, 0.5, 0.75])  # progress through episode
     for name, mask in rollout.masks.items():
         assert mask.any(-1).all(), name
 
@@ -329,7 +329,7 @@ def test_a_row_that_is_not_a_number_is_told_and_does_no_harm(tmp_path, monkeypat
 
 def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
     """Processor time of counting and writing at `normal`, of the whole time of playing; digits as in its preset."""
-    task = {"task__name": "digits", "task__epoch_examples": 512, "task__life": 3, "hosts": 4, "host_pool": 1}
+    task = {"task__name": "digits", "task__epoch_examples": 512, "task__epochs": 3, "hosts": 4, "host_pool": 1}
     spent, real = [], RoundTally.take
 
     def take(self, *args):
@@ -370,7 +370,7 @@ def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, as
 
     def should_stop():
         asks.append(None)
-        return len(asks) == config.task.life + asked  # twins live first
+        return len(asks) == config.task.epochs + asked  # twins live first
 
     with pytest.raises(InterruptedTraining, match=f"stopped after {rounds} whole rounds") as stop:
         train(config, should_stop=should_stop)
@@ -387,7 +387,7 @@ def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
     assert (seen, agent.updates, events_of(config.out)) == ([], 3, before)
 
 
-def test_the_policy_lives_where_it_is_told_to(tmp_path, monkeypatch):
+def test_the_policy_episodes_where_it_is_told_to(tmp_path, monkeypatch):
     config = tiny(tmp_path)
     env = build_environment(config)
     monkeypatch.setattr(trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")])

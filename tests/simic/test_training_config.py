@@ -40,7 +40,7 @@ def refusal(values):
         ({"reward": {"wieghts": {}}}, "reward.wieghts", "reward.weights"),
         ({"telemetry": {"levels": "off"}}, "telemetry.levels", "telemetry.level"),
         ({"lr": 1e-3}, "lr", "ppo.lr"),
-        ({"life": 9}, "life", "task.life"),
+        ({"epochs": 9}, "epochs", "task.epochs"),
         ({"task": {"lr": 0.1}}, "task.lr", "ppo.lr"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_reward_term_is_a_key_too():
         ("task", "blobs", 'task is "blobs": input should be an object'),
         ("ppo", [1], r"ppo is \[1\]: input should be an object"),
         ("task.name", 3, "task.name is 3"),
-        ("task.life", 1, "task.life is 1: input should be greater than or equal to 2"),
+        ("task.epochs", 1, "task.epochs is 1: input should be greater than or equal to 2"),
         ("task.epoch_examples", -64, "task.epoch_examples is -64"),
         ("task.held_out", 1, "task.held_out is 1"),
         ("task.batch", 0, "task.batch is 0"),
@@ -308,7 +308,7 @@ def test_changes_are_checked_like_everything_else():
 
 @pytest.mark.parametrize(
     ("section", "name"),
-    [(None, "rounds"), ("ppo", "lr"), ("task", "life"), ("reward", "family"), ("telemetry", "level")],
+    [(None, "rounds"), ("ppo", "lr"), ("task", "epochs"), ("reward", "family"), ("telemetry", "level")],
 )
 def test_a_configuration_cannot_be_changed_afterwards(section, name):
     config = TrainingConfig()
@@ -339,8 +339,8 @@ def test_every_number_and_name_comes_back_exactly(lr, budget, seed, out, weight)
 
 def test_a_task_is_built_with_what_was_changed_and_nothing_else():
     plain = TASKS["blobs"]
-    built = TrainingConfig.of({"task": {"name": "blobs", "life": 5, "blueprints": ["lora"]}}).task.build()
-    assert (built.life, built.blueprints) == (5, ("lora",))
+    built = TrainingConfig.of({"task": {"name": "blobs", "epochs": 5, "blueprints": ["lora"]}}).task.build()
+    assert (built.epochs, built.blueprints) == (5, ("lora",))
     assert (built.batch, built.budget, built.load) == (plain.batch, plain.budget, plain.load)
 
 

@@ -20,7 +20,7 @@ from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import JsonlSink
 
 TINY = {
-    "task": {"name": "blobs", "life": 4, "epoch_examples": 64},
+    "task": {"name": "blobs", "epochs": 4, "epoch_examples": 64},
     "initial_wait": 0.25,
     "hosts": 2,
     "host_pool": 3,
@@ -29,7 +29,7 @@ TINY = {
     "ppo": {"epochs": 2, "minibatches": 2, "hidden_dim": 8, "head_dim": 8, "lr": 0.02, "entropy": 0.02},
 }
 DECISIONS = 2 * (4 - 1)
-"""of one round: hosts times epochs of a life that are decided about"""
+"""of one round: hosts times epochs of an episode that are decided about"""
 
 
 def tiny(out, **changes):

@@ -17,30 +17,37 @@ SLOTS, WIDTH = 3, 5
 
 
 class Clock(gym.Env):
-    """Observation: (who, time since the reset, lives so far). A life has `life` steps, or never ends.
+    """Observation: (who, time since the reset, episodes so far). An episode has `episode` steps, or never ends.
 
     Args:
         ends: "terminated" or "truncated".
-        masked: whether info has an action mask, a different one at every step; the last one of a life allows nothing.
+        masked: whether info has an action mask, a different one at every step; the last one of an episode allows nothing.
         penalty: paid, with a termination, when action 1 is taken first; 0.1 is paid otherwise.
         last: what the final observation is filled with, if anything.
     """
 
-    def __init__(self, who=0, life=None, ends="terminated", actions=None, masked=False, penalty=None, last=None):
-        self.who, self.life, self.ends, self.masked, self.penalty, self.last = who, life, ends, masked, penalty, last
+    def __init__(self, who=0, epochs=None, ends="terminated", actions=None, masked=False, penalty=None, last=None):
+        self.who, self.epochs, self.ends, self.masked, self.penalty, self.last = (
+            who,
+            epochs,
+            ends,
+            masked,
+            penalty,
+            last,
+        )
         self.observation_space = gym.spaces.Box(-1e3, 1e3, (3,), np.float32)
         self.action_space = actions or gym.spaces.Discrete(3)
-        self.lives = -1
+        self.episodes = -1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.time, self.lives = 0, self.lives + 1
+        self.time, self.episodes = 0, self.episodes + 1
         return self.observation(), self.info(False)
 
     def step(self, action):
         self.time += 1
         fails = self.penalty is not None and int(np.asarray(action).flat[0]) == 1
-        is_last = fails or self.time == self.life
+        is_last = fails or self.time == self.epochs
         observation = self.observation()
         if is_last and self.last is not None:
             observation[:] = self.last
@@ -49,12 +56,12 @@ class Clock(gym.Env):
         return observation, reward, terminated, is_last and not terminated, self.info(is_last)
 
     def observation(self):
-        return np.array([self.who, self.time, self.lives], np.float32)
+        return np.array([self.who, self.time, self.episodes], np.float32)
 
     def info(self, is_last):
         if not self.masked:
             return {}
-        forbidden = self.time + self.who + self.lives
+        forbidden = self.time + self.who + self.episodes
         rows = [
             (np.arange(size) != forbidden % size) | (size == 1) for size in ActionCodec(self.action_space).spec.sizes
         ]
@@ -62,11 +69,11 @@ class Clock(gym.Env):
         return {"action_mask": mask & (not is_last)}
 
 
-def clocks(count=3, mode=SAME_STEP, lives=None, **settings):
-    """`count` clocks side by side, each with its own length of life."""
-    lives = lives or [None] * count
+def clocks(count=3, mode=SAME_STEP, episodes=None, **settings):
+    """`count` clocks side by side, each with its own length of an episode."""
+    episodes = episodes or [None] * count
     return SyncVectorEnv(
-        [lambda who=who: Clock(who, lives[who], **settings) for who in range(count)], autoreset_mode=mode
+        [lambda who=who: Clock(who, episodes[who], **settings) for who in range(count)], autoreset_mode=mode
     )
 
 
@@ -95,7 +102,7 @@ class OneArray(VectorEnv):
     def show(self):
         self.observations[:] = [[0, self.time], [1, self.time]]
         self.masks[:] = [np.arange(4) != self.time % 4, np.arange(4) == self.time % 4]
-        self.masks[0] &= self.time % 5 != 4  # nothing is possible in a life that is over
+        self.masks[0] &= self.time % 5 != 4  # nothing is possible in an episode that is over
         self.shown.append((self.observations.copy(), self.masks.copy()))
         return self.observations
 
@@ -105,7 +112,7 @@ class OneArray(VectorEnv):
 
 
 class StepCounter:
-    """Stands in for a network: its state counts the steps of a life, and the value is the state before the step."""
+    """Stands in for a network: its state counts the steps of an episode, and the value is the state before the step."""
 
     def __init__(self, spec, value=None):
         self.spec, self.value = spec, value
@@ -176,10 +183,10 @@ def growth_masks(count, draw):
 
 
 def growth_rollout(agent, steps=8, count=4, seed=0, ends=0.15, whole=False, reward=lambda draws: draws):
-    """A rollout of random observations and masks, with lives that end at random, half of them truncated.
+    """A rollout of random observations and masks, with episodes that end at random, half of them truncated.
 
     Args:
-        whole: one life per row, which ends with the row.
+        whole: one episode per row, which ends with the row.
     """
     draw = torch.Generator().manual_seed(seed)
     network = agent.network

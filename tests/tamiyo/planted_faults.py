@@ -166,18 +166,18 @@ PART_FAULTS = [
         "tamiyo/test_normalising.py::test_normalising_clamps_on_both_sides",
     ),
     Fault(
-        "beginnings of lives are ignored",
+        "beginnings of episodes are ignored",
         RECURRENCE,
         "if starts is None or not bool(starts.any()):",
         "if True:",
         "tamiyo/test_recurrence.py::test_what_came_before_a_beginning_does_not_reach_beyond_it_by_one_bit",
     ),
     Fault(
-        "a life that begins with the row has a past",
+        "a epochs that begins with the row has a past",
         RECURRENCE,
         " & ~starts.flatten()[first]",
         "",
-        "tamiyo/test_recurrence.py::test_a_life_that_begins_with_the_row_does_not_know_the_state_that_was_passed",
+        "tamiyo/test_recurrence.py::test_an_episode_that_begins_with_the_row_does_not_know_the_state_that_was_passed",
     ),
     Fault(
         "all rows go on from the first row's state",

@@ -1,4 +1,4 @@
-"""The greedy policy: what is proven is kept, the highest score is planted; in made-up reports and in whole lives."""
+"""The greedy policy: what is proven is kept, the highest score is planted; in made-up reports and in whole episodes."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from esper.leyline import SeedStage
 from esper.leyline.errors import MeasurementError
 from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.runtime.population import Population
-from esper.tamiyo import RULES, Greedy, Ground, Heuristic, RulePolicy, compute_action_masks, make_policy
+from esper.tamiyo import RULES, Greedy, Heuristic, HostFacts, RulePolicy, compute_action_masks, make_policy
 from esper.tamiyo.masks import build_slot_states
 from esper.telemetry.events import ActionTaken, HostRolledBack, StageChanged
 from esper.trials.arms import Settings, make_decider, play_epoch
-from runtime.lives import IMAGES
-from tamiyo.observed_lives import TASKS, reports_of
+from runtime.episodes import IMAGES
+from tamiyo.observed_episodes import TASKS, reports_of
 from trials.one_arm import run_arm
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
@@ -26,7 +26,7 @@ WAIT = (0, 0, 0, 0)
 def ground_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
-    return Ground(model.space, model.costs, model.host_params, model.budget, horizon)
+    return HostFacts(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
 GROUND = ground_of()
@@ -92,11 +92,11 @@ def test_a_slot_for_which_only_a_sham_is_left_does_not_compete():
 @pytest.mark.parametrize("share", [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.5}, {"share": 1.0}])
 def test_what_is_planted_is_what_the_heuristic_would_plant_there(share):
     for room in range(30, 3000, 30):
-        ground = replace(GROUND, host_params=1000, budget=1000 + room)
+        facts = replace(GROUND, host_params=1000, budget=1000 + room)
         reports = scored(0.1, 0.2, 0.9)
         greedy, heuristic = (
             rule.choose(masks_of(reports), reports, {"epoch": 0, "host": 0})[0]
-            for rule in (Greedy(ground, **share), Heuristic(ground, **share))
+            for rule in (Greedy(facts, **share), Heuristic(facts, **share))
         )
         assert greedy == heuristic
 
@@ -105,18 +105,18 @@ def masks_of(reports):
     return compute_action_masks(build_slot_states(reports), 0, None, space=GROUND.space, costs=GROUND.costs)
 
 
-def test_only_the_first_part_of_a_known_life_is_for_planting():
+def test_only_the_first_part_of_a_known_episode_is_for_planting():
     rule = Greedy(ground_of(horizon=10), planting_part=0.4)
     planted = [choose(scored(0.1, 0.2, 0.3), rule=rule, epoch=epoch) != WAIT for epoch in range(10)]
     assert planted == [True] * 4 + [False] * 6
 
 
-def test_after_its_part_of_life_it_asks_for_no_scores():
+def test_after_its_part_of_episode_it_asks_for_no_scores():
     rule = Greedy(ground_of(horizon=10))
     assert choose(scored(None, None, None), rule=rule, epoch=9) == WAIT
 
 
-def test_in_a_life_of_unknown_length_it_plants_at_any_time():
+def test_in_an_episode_of_unknown_length_it_plants_at_any_time():
     assert choose(scored(0.1, 0.2, 0.3), epoch=10_000)[:2] == (OP_GERMINATE, 2)
 
 
@@ -155,7 +155,7 @@ def test_among_the_rules_only_greedy_reads_scores():
     assert not RulePolicy(Heuristic(GROUND)).reads_scores
 
 
-# -- whole lives in populations ----------------------------------------------------------------------------------------
+# -- whole episodes in populations -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -199,7 +199,7 @@ def sureness_of(report):
 
 @pytest.fixture(scope="module")
 def arm():
-    return run_arm(replace(IMAGES, life=10), "greedy", [1, 2], Settings())
+    return run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2], Settings())
 
 
 def test_an_arm_of_greedy_hosts_leads_seeds_to_their_ends(arm):
@@ -210,7 +210,7 @@ def test_an_arm_of_greedy_hosts_leads_seeds_to_their_ends(arm):
         assert run.result.germinated > 0
 
 
-def test_an_arm_of_greedy_hosts_keeps_and_plants_nothing_but_real_seeds_in_its_part_of_life_and_budget(arm):
+def test_an_arm_of_greedy_hosts_keeps_and_plants_nothing_but_real_seeds_in_its_part_of_episode_and_budget(arm):
     for run in arm:
         taken = [event for event in run.events if isinstance(event, ActionTaken)]
         planted = [event for event in taken if event.op == "GERMINATE"]
@@ -222,7 +222,7 @@ def test_an_arm_of_greedy_hosts_keeps_and_plants_nothing_but_real_seeds_in_its_p
 
 def test_an_arm_of_greedy_hosts_is_the_same_twice(arm):
     torch.manual_seed(77)
-    again = run_arm(replace(IMAGES, life=10), "greedy", [1, 2], Settings())
+    again = run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2], Settings())
     assert [run.events for run in again] == [run.events for run in arm]
 
 

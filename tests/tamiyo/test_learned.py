@@ -1,4 +1,4 @@
-"""The network as a policy: the same interface as a rule, legal in whole lives, and its memory handed back and forth."""
+"""The network as a policy: the same interface as a rule, legal in whole episodes, and its memory handed back and forth."""
 
 import copy
 
@@ -9,10 +9,10 @@ import torch
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.population import Population
-from esper.tamiyo import Ground, NetworkPolicy, make_policy
+from esper.tamiyo import HostFacts, NetworkPolicy, make_policy
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import make_decider, play_epoch
-from tamiyo.observed_lives import TASKS, Watched
+from tamiyo.observed_episodes import TASKS, Watched
 
 SEEDS = [1, 2, 3]
 
@@ -80,7 +80,7 @@ def test_it_plays_where_a_rule_plays():
 
 
 def ground_of(model):
-    return Ground(model.space, model.costs, model.host_params, model.budget)
+    return HostFacts(model.space, model.costs, model.host_params, model.budget)
 
 
 def test_reports_are_not_needed(watched):
@@ -100,14 +100,14 @@ def test_deciding_builds_no_graph_and_leaves_the_global_random_state_alone(watch
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-# -- whole lives -------------------------------------------------------------------------------------------------------
+# -- whole episodes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_over_a_whole_life_every_action_of_an_untrained_network_is_carried_out(task):
+def test_over_a_whole_episode_every_action_of_an_untrained_network_is_carried_out(task):
     """`Watched.act` raises what a population refuses."""
     hosts = Watched(TASKS[task], [1, 2])
-    lived = hosts.live(NetworkPolicy(hosts.network(), deterministic=False, seed=4), hosts.task.life)
+    lived = hosts.live(NetworkPolicy(hosts.network(), deterministic=False, seed=4), hosts.task.epochs)
     ops = np.concatenate([actions[:, 0] for _, _, actions in lived])
     assert set(ops) >= {OP_WAIT, OP_GERMINATE}
     for _, masks, actions in lived:
@@ -115,10 +115,10 @@ def test_over_a_whole_life_every_action_of_an_untrained_network_is_carried_out(t
 
 
 def test_an_arms_loop_shows_the_network_what_a_tracker_shows():
-    """Two ways to the same life: hosts played by the loop of an arm, and hosts watched here."""
+    """Two ways to the same episode: hosts played by the loop of an arm, and hosts watched here."""
     arm, hosts = Population(TASKS["vectors"], [2]), Watched(TASKS["vectors"], [2])
     network = sharp(hosts.network(seed=5), 50.0)
-    decider = make_decider(arm, 0, lambda ground: NetworkPolicy(network))
+    decider = make_decider(arm, 0, lambda facts: NetworkPolicy(network))
     told = [event for epoch in range(6) for event in play_epoch(arm, [decider], epoch)[0]]
     lived = hosts.live(NetworkPolicy(network), 6)
     done = [hosts.space.slots.slot_ids[a[0, 1]] for _, _, a in lived if a[0, 0] != OP_WAIT]
@@ -182,7 +182,7 @@ def test_what_it_remembers_changes_with_every_epoch_and_matters(shown):
     assert not torch.allclose(torch.stack(values["remembering"][1:]), torch.stack(values["forgetting"][1:]))
 
 
-def test_no_memory_is_the_state_in_which_lives_begin(watched):
+def test_no_memory_is_the_state_in_which_episodes_begin(watched):
     hosts, _, _ = watched
     fresh = decide(watched)
     begun = decide(watched, hosts.network().get_initial_hidden(3))
@@ -212,20 +212,20 @@ def test_a_host_is_decided_about_as_if_it_were_alone(watched):
 # -- lots --------------------------------------------------------------------------------------------------------------
 
 
-def life_of(**options):
+def episode_of(**options):
     hosts = Watched(TASKS["vectors"], SEEDS)
     policy = NetworkPolicy(sharp(hosts.network(seed=5), 50.0), **options)
     return [actions.tolist() for _, _, actions in hosts.live(policy, 8)]
 
 
 def test_the_likeliest_choice_is_the_same_whatever_the_seed():
-    first = life_of(seed=1)
-    assert first == life_of(seed=2)
+    first = episode_of(seed=1)
+    assert first == episode_of(seed=2)
     assert np.any(first), "it does more than wait"
 
 
-def test_drawn_lives_are_the_same_with_the_same_seed_and_differ_with_another():
-    first, again, other = (life_of(deterministic=False, seed=seed) for seed in (1, 1, 2))
+def test_drawn_episodes_are_the_same_with_the_same_seed_and_differ_with_another():
+    first, again, other = (episode_of(deterministic=False, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 

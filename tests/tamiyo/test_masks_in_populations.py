@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.tamiyo import NetworkPolicy, compute_batch_masks
 from esper.tamiyo.masks import only_waiting
-from tamiyo.observed_lives import TASKS, RandomPolicy, Watched
+from tamiyo.observed_episodes import TASKS, RandomPolicy, Watched
 
 LIMITS = st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from([1.1, 1.4, 3.0, 16.0]))
 """max_seeds and budget, of which most bind within a few epochs"""
@@ -62,18 +62,18 @@ def test_no_action_drawn_through_a_networks_conditional_masks_is_refused_by_a_po
 
 @pytest.fixture(scope="module")
 def crowded():
-    """Hosts with room for few seeds, and what was possible and done in a long life."""
+    """Hosts with room for few seeds, and what was possible and done in a long episode."""
     hosts = Watched(limited("images", 3, 1.5), [1, 2, 3])
     return hosts, play(hosts, RandomPolicy(5), 20)
 
 
-def test_in_a_long_life_every_op_is_done(crowded):
+def test_in_a_long_episode_every_op_is_done(crowded):
     _, shown = crowded
     ops = {int(op) for _, actions in shown for op in actions[:, 0]}
     assert ops == {OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE}
 
 
-def test_in_a_long_life_limits_take_away_what_was_possible_before(crowded):
+def test_in_a_long_episode_limits_take_away_what_was_possible_before(crowded):
     """The limits bind, so that the tests above are about them."""
     hosts, shown = crowded
     can = np.stack([masks["slot"][:, OP_GERMINATE] & masks["op"][:, OP_GERMINATE, None] for masks, _ in shown])

@@ -13,7 +13,7 @@ HOSTS, STEPS = 16, 20
 
 
 def a_rollout(seed, sharpness=1.0, make=joint_masks, **sizes):
-    """A network, what it saw (lives begin anew here and there), and what it did."""
+    """A network, what it saw (episodes begin anew here and there), and what it did."""
     net = build(seed=seed, sharpness=sharpness, **sizes)
     states, masks = torch.randn(HOSTS, STEPS, STATE_DIM), make(HOSTS, STEPS)
     starts = torch.rand(HOSTS, STEPS) < 0.1

@@ -21,7 +21,7 @@ from esper.tamiyo.observation import (
     TELEMETRY_FEATURES,
     UNKNOWN,
 )
-from tamiyo.observed_lives import THREE, epoch_signals, reports_of, tracker_after
+from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 BASE = [
     *("progress", "lr_share", "train_loss", "held_out_loss", "held_out_loss_change"),
@@ -338,10 +338,10 @@ SIGNED = ANY | st.floats(-1e12, 0)
     st.integers(0, 10**9),
     st.sampled_from([0.01, 0.7, 5.5]),
 )
-def test_no_reading_whatever_makes_a_feature_that_is_not_finite_or_beyond_five(life, stage, metrics, count, scale):
+def test_no_reading_whatever_makes_a_feature_that_is_not_finite_or_beyond_five(epochs, stage, metrics, count, scale):
     names = "counterfactual_contribution counterfactual_standard_error seed_gradient_norm seed_gradient_norm_ratio"
     values = dict(zip([*names.split(), "greedy_score"], metrics, strict=True))
     values |= {"epochs_in_stage": count, "seed_age_epochs": count, "seed_param_count": count, "blueprint_id": "norm"}
-    epochs = [epoch_signals(loss, accuracy, train_loss=loss) for loss, accuracy in life]
+    epochs = [epoch_signals(loss, accuracy, train_loss=loss) for loss, accuracy in epochs]
     features = seen(*epochs, scale=scale, r0c0={"stage": stage, **values})
     assert all(math.isfinite(value) and abs(value) <= LARGEST for value in features.values())

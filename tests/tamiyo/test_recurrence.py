@@ -1,4 +1,4 @@
-"""Running all pieces of all lives at once gives what a loop over single steps gives, and no life sees another."""
+"""Running all pieces of all episodes at once gives what a loop over single steps gives, and no episode sees another."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ INPUTS, WIDTH, PATTERNS = 6, 12, 100
 
 
 def loop(lstm, inputs, hidden, starts):
-    """The slow reference: one step at a time, the state set to zero wherever a life begins."""
+    """The slow reference: one step at a time, the state set to zero wherever an episode begins."""
     weights = (lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0)
     h, c = hidden[0][0], hidden[1][0]
     outputs = []
@@ -60,7 +60,7 @@ def test_gradients_all_at_once_equal_those_step_by_step(number):
         torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_pattern_a_row_is_one_life_that_goes_on():
+def test_without_a_pattern_a_row_is_one_episode_that_goes_on():
     lstm, inputs, hidden = a_case(4, 6)
     nowhere = torch.zeros(4, 6, dtype=torch.bool)
     for starts in (None, nowhere):
@@ -83,7 +83,7 @@ def test_what_came_before_a_beginning_does_not_reach_beyond_it_by_one_bit():
     assert not torch.isclose(outputs[:, :4], others[:, :4]).any(-1).all()
 
 
-def test_a_life_that_begins_with_the_row_does_not_know_the_state_that_was_passed():
+def test_an_episode_that_begins_with_the_row_does_not_know_the_state_that_was_passed():
     lstm, inputs, hidden = a_case(2, 5)
     starts = torch.zeros(2, 5, dtype=torch.bool)
     starts[0, 0] = True
@@ -125,7 +125,7 @@ def test_a_state_that_is_not_wanted_is_not_a_number_and_costs_the_outputs_nothin
     assert all(part.isnan().all() and part.shape == hidden[0].shape for part in unknown)
 
 
-def test_where_lives_begin_within_rows_the_last_state_carries_no_gradient():
+def test_where_episodes_begin_within_rows_the_last_state_carries_no_gradient():
     lstm, inputs, hidden = a_case(4, 7)
     starts = torch.zeros(4, 7, dtype=torch.bool)
     starts[0, 3] = True

@@ -15,8 +15,8 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import (
     RULES,
     Greedy,
-    Ground,
     Heuristic,
+    HostFacts,
     Never,
     Random,
     RulePolicy,
@@ -36,14 +36,14 @@ WAIT = (0, 0, 0, 0)
 def ground_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
-    return Ground(model.space, model.costs, model.host_params, model.budget, horizon)
+    return HostFacts(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
 GROUND = ground_of()
 
 
 @pytest.fixture
-def ground():
+def facts():
     return GROUND
 
 
@@ -63,19 +63,19 @@ def reports_of(**given):
     return {**slots, **{slot: report(slot, **options) for slot, options in given.items()}}
 
 
-def masks_for(ground, reports):
-    return compute_action_masks(build_slot_states(reports), 0, None, space=ground.space, costs=ground.costs)
+def masks_for(facts, reports):
+    return compute_action_masks(build_slot_states(reports), 0, None, space=facts.space, costs=facts.costs)
 
 
-def choose(rule, ground, reports=None):
+def choose(rule, facts, reports=None):
     reports = reports or reports_of()
-    return rule.choose(masks_for(ground, reports), reports, {"epoch": 1, "host": 0})[0]
+    return rule.choose(masks_for(facts, reports), reports, {"epoch": 1, "host": 0})[0]
 
 
-def lives(rule, ground, epochs, reports=None):
+def episodes(rule, facts, epochs, reports=None):
     """The choices of one host over many epochs in which the slots never change."""
     reports = reports or reports_of()
-    masks = {head: mask[None] for head, mask in masks_for(ground, reports).items()}
+    masks = {head: mask[None] for head, mask in masks_for(facts, reports).items()}
     policy, memory, choices = RulePolicy(rule), None, []
     for _ in range(epochs):
         actions, memory = policy.decide(None, masks, [reports], memory)
@@ -86,72 +86,72 @@ def lives(rule, ground, epochs, reports=None):
 # -- never, schedule, random -------------------------------------------------------------------------------------------
 
 
-def test_never_waits_whatever_is_possible(ground):
-    assert lives(Never(), ground, 30) == [WAIT] * 30
+def test_never_waits_whatever_is_possible(facts):
+    assert episodes(Never(), facts, 30) == [WAIT] * 30
 
 
-def test_the_schedule_plants_at_its_epochs_and_at_no_other(ground):
-    choices = lives(Schedule(ground, epochs=(2, 5)), ground, 8)
+def test_the_schedule_plants_at_its_epochs_and_at_no_other(facts):
+    choices = episodes(Schedule(facts, epochs=(2, 5)), facts, 8)
     assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [2, 5]
 
 
-def test_the_schedule_takes_slots_in_turn_and_the_first_blueprint_that_fits(ground):
-    planted = [c for c in lives(Schedule(ground, epochs=range(5)), ground, 5) if c != WAIT]
+def test_the_schedule_takes_slots_in_turn_and_the_first_blueprint_that_fits(facts):
+    planted = [c for c in episodes(Schedule(facts, epochs=range(5)), facts, 5) if c != WAIT]
     assert planted == [(OP_GERMINATE, slot, 1, 0) for slot in (0, 1, 2, 0, 1)]
 
 
-def test_the_schedule_passes_over_a_slot_that_is_taken(ground):
+def test_the_schedule_passes_over_a_slot_that_is_taken(facts):
     reports = reports_of(r0c1={"stage": SeedStage.BLENDING})
-    planted = lives(Schedule(ground, epochs=range(3)), ground, 3, reports)
+    planted = episodes(Schedule(facts, epochs=range(3)), facts, 3, reports)
     assert [slot for _, slot, *_ in planted] == [0, 2, 0]
 
 
-def test_the_schedule_plants_the_blueprint_it_was_told(ground):
-    assert choose(Schedule(ground, blueprint_id="norm"), ground)[2] == 2
+def test_the_schedule_plants_the_blueprint_it_was_told(facts):
+    assert choose(Schedule(facts, blueprint_id="norm"), facts)[2] == 2
 
 
-def test_a_schedule_of_an_unknown_blueprint_is_refused(ground):
+def test_a_schedule_of_an_unknown_blueprint_is_refused(facts):
     with pytest.raises(UnknownNameError, match="Did you mean 'norm'"):
-        Schedule(ground, blueprint_id="nrom")
+        Schedule(facts, blueprint_id="nrom")
 
 
-def test_random_plants_at_the_schedules_times(ground):
-    choices = lives(Random(ground, epochs=(1, 4)), ground, 6)
+def test_random_plants_at_the_schedules_times(facts):
+    choices = episodes(Random(facts, epochs=(1, 4)), facts, 6)
     assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [1, 4]
 
 
-def test_random_draws_every_legal_place_and_nothing_else(ground):
+def test_random_draws_every_legal_place_and_nothing_else(facts):
     reports = reports_of(r0c1={"stage": SeedStage.BLENDING})
-    drawn = {choose(Random(ground, seed=seed), ground, reports) for seed in range(300)}
+    drawn = {choose(Random(facts, seed=seed), facts, reports) for seed in range(300)}
     assert {slot for _, slot, *_ in drawn} == {0, 2}
     assert {blueprint for _, _, blueprint, _ in drawn} == {1, 2, 3, 4}
     assert {blend for *_, blend in drawn} == {0, 1, 2}
 
 
-def test_random_waits_where_nothing_can_be_planted(ground):
+def test_random_waits_where_nothing_can_be_planted(facts):
     full = {slot: {"stage": SeedStage.EMBARGOED} for slot in ("r0c0", "r0c1", "r0c2")}
-    assert choose(Random(ground), ground, reports_of(**full)) == WAIT
+    assert choose(Random(facts), facts, reports_of(**full)) == WAIT
 
 
 @pytest.mark.parametrize("rule", [Schedule, Random])
-def test_controls_keep_what_has_proven_itself_as_the_heuristic_does(rule, ground):
+def test_controls_keep_what_has_proven_itself_as_the_heuristic_does(rule, facts):
     others = {slot: {"stage": SeedStage.EMBARGOED} for slot in ("r0c0", "r0c2")}
     for mean, expected in ((0.3, (OP_FOSSILIZE, 1, 0, 0)), (0.05, WAIT)):
         probation = {"stage": SeedStage.PROBATIONARY, "mean": mean}
-        assert choose(rule(ground, epochs=(7,)), ground, reports_of(r0c1=probation)) == expected
-        assert choose(rule(ground, epochs=(1,)), ground, reports_of(r0c1=probation, **others)) == expected
+        assert choose(rule(facts, epochs=(7,)), facts, reports_of(r0c1=probation)) == expected
+        assert choose(rule(facts, epochs=(1,)), facts, reports_of(r0c1=probation, **others)) == expected
 
 
-def test_random_is_the_same_twice(ground):
-    runs = [lives(Random(ground, epochs=range(9), seed=4), ground, 9) for _ in range(2)]
+def test_random_is_the_same_twice(facts):
+    runs = [episodes(Random(facts, epochs=range(9), seed=4), facts, 9) for _ in range(2)]
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 3
 
 
-def test_a_hosts_draws_do_not_depend_on_its_neighbours(ground):
+def test_a_hosts_draws_do_not_depend_on_its_neighbours(facts):
     reports = reports_of()
-    masks = masks_for(ground, reports)
-    policy = RulePolicy(Random(ground))
+    masks = masks_for(facts, reports)
+    policy = RulePolicy(Random(facts))
     alone, crowd = (
         policy.decide(
             None,
@@ -166,88 +166,88 @@ def test_a_hosts_draws_do_not_depend_on_its_neighbours(ground):
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_what_a_rule_remembers_fits_into_json(ground, name):
-    masks = {head: mask[None] for head, mask in masks_for(ground, reports_of()).items()}
-    policy, memory = make_policy(name, ground), None
+def test_what_a_rule_remembers_fits_into_json(facts, name):
+    masks = {head: mask[None] for head, mask in masks_for(facts, reports_of()).items()}
+    policy, memory = make_policy(name, facts), None
     for _ in range(4):
         _, memory = policy.decide(None, masks, [reports_of()], memory)
     assert json.loads(json.dumps(memory)) == memory
 
 
-def test_an_unknown_policy_shows_the_nearest(ground):
+def test_an_unknown_policy_shows_the_nearest(facts):
     with pytest.raises(UnknownNameError, match="Did you mean 'random'"):
-        make_policy("randon", ground)
+        make_policy("randon", facts)
 
 
-def test_a_policy_without_prices_is_refused(ground):
+def test_a_policy_without_prices_is_refused(facts):
     with pytest.raises(SettingError, match="price list"):
-        make_policy("never", Ground(ground.space, {}, 10))
+        make_policy("never", HostFacts(facts.space, {}, 10))
 
 
 # -- heuristic ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_heuristic_plants_in_the_later_slot_first(ground):
-    assert choose(Heuristic(ground), ground)[:2] == (OP_GERMINATE, 2)
+def test_the_heuristic_plants_in_the_later_slot_first(facts):
+    assert choose(Heuristic(facts), facts)[:2] == (OP_GERMINATE, 2)
 
 
-def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(ground):
+def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(facts):
     reports = reports_of(r0c2={"fossils": 1}, r0c1={"fossils": 1})
-    assert choose(Heuristic(ground), ground, reports)[1] == 0
+    assert choose(Heuristic(facts), facts, reports)[1] == 0
 
 
-def price(ground, slot, blueprint):
-    return ground.cost(slot, ground.space.blueprint_index(blueprint))
+def price(facts, slot, blueprint):
+    return facts.cost(slot, facts.space.blueprint_index(blueprint))
 
 
 def test_the_heuristic_plants_the_largest_blueprint_within_its_share():
-    ground = ground_of(budget=100_000)
-    costs = {name: price(ground, 2, name) for name in ("conv_light", "conv_small", "norm")}
+    facts = ground_of(budget=100_000)
+    costs = {name: price(facts, 2, name) for name in ("conv_light", "conv_small", "norm")}
     assert costs["conv_light"] > costs["conv_small"] > costs["norm"]
     for share, expected in ((1.0, "conv_light"), (0.0, "norm")):
-        blueprint = choose(Heuristic(ground, share=share), ground)[2]
-        assert ground.space.blueprint_ids[blueprint] == expected
+        blueprint = choose(Heuristic(facts, share=share), facts)[2]
+        assert facts.space.blueprint_ids[blueprint] == expected
 
 
 @pytest.mark.parametrize("live", [0, 40])
-def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(ground, live):
-    small = price(ground, 2, "conv_small")
+def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, live):
+    small = price(facts, 2, "conv_small")
     least = 1000 + live + math.ceil(small / 0.75)
     reports = reports_of(r0c0={"stage": SeedStage.BLENDING, "params": live})
-    grounds = [Ground(ground.space, ground.costs, 1000, budget) for budget in (least, least - 1)]
+    grounds = [HostFacts(facts.space, facts.costs, 1000, budget) for budget in (least, least - 1)]
     chosen = [g.space.blueprint_ids[choose(Heuristic(g), g, reports)[2]] for g in grounds]
     assert chosen == ["conv_small", "norm"]
 
 
-def test_the_heuristic_never_plants_a_sham(ground):
-    only_sham = {key: cost for key, cost in ground.costs.items() if key[1] == "sham"}
+def test_the_heuristic_never_plants_a_sham(facts):
+    only_sham = {key: cost for key, cost in facts.costs.items() if key[1] == "sham"}
     reports = reports_of()
-    masks = compute_action_masks(build_slot_states(reports), 0, None, space=ground.space, costs=only_sham)
-    assert Heuristic(ground).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
+    masks = compute_action_masks(build_slot_states(reports), 0, None, space=facts.space, costs=only_sham)
+    assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
 
 
-def test_in_a_known_life_only_the_first_part_is_for_planting():
-    ground = ground_of(horizon=10)
-    choices = lives(Heuristic(ground, planting_part=0.4), ground, 10)
+def test_in_a_known_episode_only_the_first_part_is_for_planting():
+    facts = ground_of(horizon=10)
+    choices = episodes(Heuristic(facts, planting_part=0.4), facts, 10)
     assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
 
 
-def test_a_slot_that_lost_two_seeds_is_left_alone(ground):
-    rule, memory = Heuristic(ground, attempts=2), {"epoch": 0, "host": 0}
+def test_a_slot_that_lost_two_seeds_is_left_alone(facts):
+    rule, memory = Heuristic(facts, attempts=2), {"epoch": 0, "host": 0}
     chosen = []
     for stage in (SeedStage.PROBATIONARY, SeedStage.DORMANT) * 3:
         reports = reports_of(**{s: {"stage": SeedStage.EMBARGOED} for s in ("r0c0", "r0c1")}, r0c2={"stage": stage})
-        choice, memory = rule.choose(masks_for(ground, reports), reports, memory)
+        choice, memory = rule.choose(masks_for(facts, reports), reports, memory)
         if stage is SeedStage.DORMANT:
             chosen.append(choice[0])
     assert chosen == [OP_GERMINATE, 0, 0]
 
 
-def test_a_kept_seed_does_not_count_as_lost(ground):
-    rule, memory = Heuristic(ground), {"epoch": 0, "host": 0}
+def test_a_kept_seed_does_not_count_as_lost(facts):
+    rule, memory = Heuristic(facts), {"epoch": 0, "host": 0}
     for options in ({"stage": SeedStage.PROBATIONARY}, {"fossils": 1}):
         reports = reports_of(r0c2=options)
-        _, memory = rule.choose(masks_for(ground, reports), reports, memory)
+        _, memory = rule.choose(masks_for(facts, reports), reports, memory)
     assert memory["lost"] == {}
 
 
@@ -263,10 +263,10 @@ def on_probation(mean, error=0.1, **options):
 
 @both
 @pytest.mark.parametrize("surest", [0, 1, 2])
-def test_the_surest_seed_is_kept_first_not_the_one_that_helps_most(ground, kind, surest):
+def test_the_surest_seed_is_kept_first_not_the_one_that_helps_most(facts, kind, surest):
     seeds = [on_probation(0.9, 0.5), on_probation(0.3, 0.1), on_probation(0.4, 0.2)]
     seeds[surest] = on_probation(0.2, 0.02)
-    assert choose(kind(ground), ground, reports_of(**dict(zip(ALL, seeds, strict=True)))) == (
+    assert choose(kind(facts), facts, reports_of(**dict(zip(ALL, seeds, strict=True)))) == (
         OP_FOSSILIZE,
         surest,
         0,
@@ -276,47 +276,47 @@ def test_the_surest_seed_is_kept_first_not_the_one_that_helps_most(ground, kind,
 
 @both
 @pytest.mark.parametrize("sure", [(0, 1, 2), (0, 2), (1, 2)])
-def test_equally_sure_seeds_are_kept_from_the_first_slot_on(ground, kind, sure):
+def test_equally_sure_seeds_are_kept_from_the_first_slot_on(facts, kind, sure):
     reports = reports_of(**{ALL[slot]: on_probation(0.3) for slot in sure})
-    assert choose(kind(ground), ground, reports) == (OP_FOSSILIZE, sure[0], 0, 0)
+    assert choose(kind(facts), facts, reports) == (OP_FOSSILIZE, sure[0], 0, 0)
 
 
 @both
 @pytest.mark.parametrize("mean", [0.1, 0.05, 0.0, -0.05, -0.3, None])
-def test_a_seed_without_a_clear_gain_is_neither_kept_nor_culled(ground, kind, mean):
+def test_a_seed_without_a_clear_gain_is_neither_kept_nor_culled(facts, kind, mean):
     reports = reports_of(**dict.fromkeys(ALL, on_probation(mean)))
-    assert lives(kind(ground), ground, 6, reports) == [WAIT] * 6
+    assert episodes(kind(facts), facts, 6, reports) == [WAIT] * 6
 
 
 @both
-def test_one_good_measurement_is_enough_whatever_came_before(ground, kind):
-    rule, memory, chosen = kind(ground), {"epoch": 0, "host": 0}, []
+def test_one_good_measurement_is_enough_whatever_came_before(facts, kind):
+    rule, memory, chosen = kind(facts), {"epoch": 0, "host": 0}, []
     for epochs, mean in enumerate((-0.3, -0.3, 0.05, 0.11), start=1):
         reports = reports_of(**dict.fromkeys(ALL, on_probation(mean, epochs=epochs)))
-        choice, memory = rule.choose(masks_for(ground, reports), reports, memory)
+        choice, memory = rule.choose(masks_for(facts, reports), reports, memory)
         chosen.append(choice)
     assert chosen == [WAIT, WAIT, WAIT, (OP_FOSSILIZE, 0, 0, 0)]
     newest = reports_of(**dict.fromkeys(ALL, on_probation(0.11, epochs=1)))
-    assert choose(kind(ground), ground, newest) == (OP_FOSSILIZE, 0, 0, 0)
+    assert choose(kind(facts), facts, newest) == (OP_FOSSILIZE, 0, 0, 0)
 
 
 @both
-def test_keeping_comes_before_planting_and_harm_does_not(ground, kind):
-    assert choose(kind(ground), ground, reports_of(r0c0=on_probation(0.3))) == (OP_FOSSILIZE, 0, 0, 0)
-    assert choose(kind(ground), ground, reports_of(r0c0=on_probation(-0.3)))[:2] == (OP_GERMINATE, 2)
+def test_keeping_comes_before_planting_and_harm_does_not(facts, kind):
+    assert choose(kind(facts), facts, reports_of(r0c0=on_probation(0.3))) == (OP_FOSSILIZE, 0, 0, 0)
+    assert choose(kind(facts), facts, reports_of(r0c0=on_probation(-0.3)))[:2] == (OP_GERMINATE, 2)
 
 
 @both
 def test_when_the_time_for_planting_is_over_seeds_are_still_kept(kind):
-    ground = ground_of(horizon=4)
-    assert lives(kind(ground), ground, 4, reports_of(r0c1=on_probation(0.3)))[-1] == (OP_FOSSILIZE, 1, 0, 0)
+    facts = ground_of(horizon=4)
+    assert episodes(kind(facts), facts, 4, reports_of(r0c1=on_probation(0.3)))[-1] == (OP_FOSSILIZE, 1, 0, 0)
 
 
 @both
 @pytest.mark.parametrize("stage", [SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING])
-def test_a_seed_is_not_kept_before_its_probation(ground, kind, stage):
+def test_a_seed_is_not_kept_before_its_probation(facts, kind, stage):
     early = {**on_probation(0.3), "stage": stage}
-    assert choose(kind(ground), ground, reports_of(r0c0=early, r0c1=on_probation(0.05), r0c2=early)) == WAIT
+    assert choose(kind(facts), facts, reports_of(r0c0=early, r0c1=on_probation(0.05), r0c2=early)) == WAIT
 
 
 evidence = st.tuples(st.sampled_from([None, -0.3, -0.1, 0.0, 0.1, 0.2, 0.4]), st.sampled_from([0.0, 0.1, 0.2]))
@@ -340,24 +340,24 @@ def test_whatever_the_evidence_the_surest_proven_seed_is_kept_and_no_seed_is_cul
 # -- sham --------------------------------------------------------------------------------------------------------------
 
 
-def test_sham_plants_nothing_but_shams_at_the_scripts_times(ground):
-    choices = lives(Sham(ground, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), ground, 5)
-    sham = ground.space.blueprint_index("sham")
+def test_sham_plants_nothing_but_shams_at_the_scripts_times(facts):
+    choices = episodes(Sham(facts, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), facts, 5)
+    sham = facts.space.blueprint_index("sham")
     assert choices == [WAIT, (OP_GERMINATE, 2, sham, 0), WAIT, (OP_GERMINATE, 0, sham, 0), WAIT]
 
 
-def test_sham_passes_over_what_has_ended_by_itself(ground):
-    assert lives(Sham(ground, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), ground, 2)[0][:2] == (OP_GERMINATE, 1)
+def test_sham_passes_over_what_has_ended_by_itself(facts):
+    assert episodes(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (OP_GERMINATE, 1)
 
 
 def test_sham_without_its_blueprint_is_refused():
     host = build_cnn_host(blocks=1, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=["norm"])
     with pytest.raises(UnknownNameError, match="Add it for this arm"):
-        Sham(Ground(model.space, model.costs, model.host_params), [])
+        Sham(HostFacts(model.space, model.costs, model.host_params), [])
 
 
-def test_a_script_holds_an_arms_ops_and_the_ends_that_came_by_themselves(ground):
+def test_a_script_holds_an_arms_ops_and_the_ends_that_came_by_themselves(facts):
     events = [
         ActionTaken(0, 1, "GERMINATE", "r0c1", "norm", "linear"),
         StageChanged(0, 1, "r0c1", "DORMANT", "GERMINATED", "norm", 0.0),
@@ -367,7 +367,7 @@ def test_a_script_holds_an_arms_ops_and_the_ends_that_came_by_themselves(ground)
         ActionTaken(0, 4, "GERMINATE", "r0c0", "norm", "linear"),
         StageChanged(0, 6, "r0c0", "PROBATIONARY", "CULLED", "norm", 0.0),
     ]
-    assert script_of(events, ground.space) == [
+    assert script_of(events, facts.space) == [
         (1, OP_GERMINATE, 1),
         (4, OP_FOSSILIZE, 1),
         (4, OP_GERMINATE, 0),

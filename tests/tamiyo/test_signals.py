@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from esper.leyline import SlotConfig
 from esper.leyline.errors import SettingError
 from esper.tamiyo import SignalTracker
-from tamiyo.observed_lives import THREE, epoch_signals, reports_of, tracker_after
+from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 
 def followed(losses, scale=1.0):
@@ -127,10 +127,10 @@ READING = st.none() | st.floats(0, 10) | st.sampled_from([math.nan, math.inf])
 LIVES = st.lists(st.tuples(READING, READING, READING, READING), max_size=12)
 
 
-def as_epochs(life):
+def as_epochs(epochs):
     return [
         epoch_signals(loss, accuracy, train_loss=train, train_accuracy=right, progress=index / 12)
-        for index, (loss, accuracy, train, right) in enumerate(life)
+        for index, (loss, accuracy, train, right) in enumerate(epochs)
     ]
 
 
@@ -145,12 +145,12 @@ def plateau_of(losses, scale):
 
 
 @given(LIVES, st.sampled_from([0.5, 2.3]))
-def test_any_life_is_followed_as_a_slow_reference_would(life, scale):
-    tracked = tracker_after(*as_epochs(life), scale=scale).tracked
-    if not life:
+def test_any_episode_is_followed_as_a_slow_reference_would(epochs, scale):
+    tracked = tracker_after(*as_epochs(epochs), scale=scale).tracked
+    if not epochs:
         assert tracked is None
         return
-    losses, accuracies = measured(row[0] for row in life), measured(row[1] for row in life)
+    losses, accuracies = measured(row[0] for row in epochs), measured(row[1] for row in epochs)
     assert tracked.losses == tuple(losses[-5:])
     assert tracked.accuracies == tuple(accuracies[-5:])
     assert tracked.best_loss == min(losses, default=None)
@@ -159,8 +159,8 @@ def test_any_life_is_followed_as_a_slow_reference_would(life, scale):
 
 
 @given(LIVES, st.data())
-def test_a_saved_tracker_goes_on_as_if_nothing_had_happened(life, data):
-    epochs = as_epochs(life)
+def test_a_saved_tracker_goes_on_as_if_nothing_had_happened(epochs, data):
+    epochs = as_epochs(epochs)
     cut = data.draw(st.integers(0, len(epochs)))
     saved = json.loads(json.dumps(tracker_after(*epochs[:cut]).state(), allow_nan=False))
     resumed = SignalTracker(THREE, 1.0).load(saved)

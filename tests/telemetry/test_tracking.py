@@ -324,11 +324,11 @@ def test_a_missing_package_is_refused_before_the_folder_is_made(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_grown_run_writes_down_how_long_it_lives_and_how_large_it_may_get(tmp_path):
-    config = configured(tmp_path / "run", hosts=1, task__life=2)
+def test_a_grown_run_writes_down_how_long_it_episodes_and_how_large_it_may_get(tmp_path):
+    config = configured(tmp_path / "run", hosts=1, task__epochs=2)
     config = config.model_copy(update={"task": config.task.model_copy(update={"budget": None})})
     run_grow(config, False, QUIET)
     saved = json.loads((config.out / CONFIG).read_text())["task"]
     task = config.task.build()
-    assert (saved["life"], saved["budget"]) == (task.life, task.budget)
+    assert (saved["epochs"], saved["budget"]) == (task.epochs, task.budget)
     assert grow_config_of(config.out).task.build() == task

@@ -16,7 +16,7 @@ from esper.trials import growing, saves
 from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
 from simic.tiny_runs import Ticks, checkpoints_in, events_of
 
-TINY = {"task": {"name": "blobs", "life": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
+TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
 
 
 def configured(out, **changes):
@@ -56,7 +56,7 @@ def stopped(config, epochs, **options):
 
 def grow_epoch_by_epoch(config):
     """The same as `grow`, stopped after every epoch and resumed."""
-    for epoch in range(1, config.task.build().life):
+    for epoch in range(1, config.task.build().epochs):
         calls = 1 if epoch == 1 else 2  # the epoch that is resumed is asked about once more
         assert stopped(config, calls, resume=epoch > 1) == epoch
     return grow(config, resume=True)

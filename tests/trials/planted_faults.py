@@ -123,8 +123,8 @@ GROWN = [
     Fault(
         "whoever asks in the last epoch gets no results",
         GROWING,
-        "if should_stop() and epoch + 1 < population.task.life:",
-        "if should_stop() and epoch < population.task.life:",
+        "if should_stop() and epoch + 1 < population.task.epochs:",
+        "if should_stop() and epoch < population.task.epochs:",
         "trials/test_growing.py::test_asking_to_stop_in_the_last_epoch_comes_too_late",
     ),
     Fault(

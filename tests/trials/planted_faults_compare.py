@@ -104,7 +104,7 @@ PAIRS = [
         f"{COMPARED}::test_sham_growth_goes_through_the_events_of_the_named_arm",
     ),
     Fault(
-        "an arm gets its neighbour's lives",
+        "an arm gets its neighbour's episodes",
         COMPARING,
         "enumerate(entries) if entry.arm == arm]",
         "enumerate(entries)][: self.config.seeds]",
@@ -157,7 +157,7 @@ PAIRS = [
         ARMS,
         "flops=run.ledger.flops,",
         'flops=run.ledger.flops - run.ledger.phases["counterfactual"].flops,',
-        f"{COMPARED}::test_all_that_a_life_cost_is_in_its_row",
+        f"{COMPARED}::test_all_that_an_episode_cost_is_in_its_row",
     ),
     Fault(
         "deciding is free",
@@ -171,7 +171,7 @@ PAIRS = [
         ARMS,
         '        run.ledger.spend("policy", time.perf_counter() - started)\n',
         "",
-        f"{COMPARED}::test_all_that_a_life_cost_is_in_its_row",
+        f"{COMPARED}::test_all_that_an_episode_cost_is_in_its_row",
     ),
     Fault(
         "finished arms are run again",
@@ -236,14 +236,14 @@ FIXED = [
         COMPARING,
         'max(2, round(row["flops"] * other["epochs"] / other["flops"]))',
         'max(2, round(row["epochs"] * other["epochs"] / other["epochs"]))',
-        f"{STATIC}::test_at_equal_flops_a_life_ends_within_half_an_epoch_of_the_grown_arms_cost",
+        f"{STATIC}::test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost",
     ),
     Fault(
-        "the final network's whole life has no pretraining",
+        "the final network's whole epochs has no pretraining",
         COMPARING,
-        "[self.task.life + self.pretrained_epochs]",
-        "[self.task.life]",
-        f"{STATIC}::test_the_other_lives_are_as_long_as_they_say",
+        "[self.task.epochs + self.pretrained_epochs]",
+        "[self.task.epochs]",
+        f"{STATIC}::test_the_other_episodes_are_as_long_as_they_say",
     ),
     Fault(
         "a prepared host is brought back to a bare one",
@@ -297,8 +297,8 @@ FIXED = [
     Fault(
         "a run of its own length is as long as the comparison",
         PRETRAINING,
-        "or get_task(name).life)",
-        "or task.life)",
+        "or get_task(name).epochs)",
+        "or task.epochs)",
         f"{TRAINED}::test_a_run_of_the_tasks_own_length_counts_its_own_epochs",
     ),
     Fault(
@@ -388,7 +388,7 @@ SHOWN = [
         f"{ON_SCREEN}::test_of_a_long_name_the_end_is_shown_beside_the_bars",
     ),
     Fault(
-        "a column of the table of lives is missing",
+        "a column of the table of episodes is missing",
         SUMMARY,
         'for name in rows[0] if name != "type"]',
         'for name in rows[0] if name not in ("type", "rate")]',

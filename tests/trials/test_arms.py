@@ -10,10 +10,10 @@ from esper.leyline.errors import EsperError
 from esper.runtime.population import Population
 from esper.telemetry.events import ActionTaken, StageChanged
 from esper.trials.arms import Settings, make_decider, play_epoch
-from runtime.lives import IMAGES
+from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
 
-TASK = replace(IMAGES, life=10)
+TASK = replace(IMAGES, epochs=10)
 SEEDS = [1, 2]
 HERE = Settings()
 
@@ -52,7 +52,7 @@ def test_an_arm_is_the_same_twice(arm):
         assert same(one, other)
 
 
-def test_a_seed_lives_the_same_life_whoever_is_beside_it(heuristic):
+def test_a_seed_has_the_same_episode_whoever_is_beside_it(heuristic):
     """The events name another host number, all the rest is the same."""
     (alone,) = run_arm(TASK, "heuristic", SEEDS[1:], HERE)
     assert timeless(alone) == timeless(heuristic[1])
@@ -90,8 +90,8 @@ def test_the_heuristic_arm_grows_within_its_budget(heuristic):
         assert run.result.final_params == count_parameters(run.network)
 
 
-def test_an_arm_plants_only_in_the_first_part_of_its_life(heuristic):
-    assert max(epoch for run in heuristic for epoch, _ in planted(run)) < 0.4 * TASK.life
+def test_an_arm_plants_only_in_the_first_part_of_its_episode(heuristic):
+    assert max(epoch for run in heuristic for epoch, _ in planted(run)) < 0.4 * TASK.epochs
 
 
 def test_a_result_counts_what_the_events_say(heuristic):
@@ -104,7 +104,7 @@ def test_a_result_counts_what_the_events_say(heuristic):
 
 def test_a_result_names_its_arm_seed_and_length(heuristic):
     assert [(run.result.arm, run.result.seed, run.result.epochs) for run in heuristic] == [
-        ("heuristic", seed, TASK.life) for seed in SEEDS
+        ("heuristic", seed, TASK.epochs) for seed in SEEDS
     ]
 
 
@@ -114,7 +114,7 @@ def test_growing_costs_more_flops_than_not_growing(heuristic, never):
 
 def test_a_result_holds_the_last_validation_and_the_test_score(never):
     population = Population(TASK, SEEDS)
-    for _ in range(TASK.life):
+    for _ in range(TASK.epochs):
         population.train_epoch()
         population.evaluate()
         population.tick()
@@ -127,7 +127,7 @@ def test_a_result_holds_the_last_validation_and_the_test_score(never):
 def test_whoever_watches_sees_every_epoch_and_every_event(heuristic):
     seen = []
     run_arm(TASK, "heuristic", SEEDS, HERE, watch=lambda epoch, events: seen.append((epoch, events)))
-    assert [epoch for epoch, _ in seen] == list(range(TASK.life))
+    assert [epoch for epoch, _ in seen] == list(range(TASK.epochs))
     told = [event for _, events in seen for event in events]
     for host, run in enumerate(heuristic):
         assert tuple(event for event in told if event.host == host) == run.events

@@ -20,7 +20,7 @@ from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
 from trials.test_growing import trained
 
-TINY = {"task": {"name": "blobs", "life": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
+TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
 POLICIES = ("never", "sham", "random", "heuristic")
 STATIC = ("start", "final", "final-equal-flops")
 LR = get_task("blobs").lr
@@ -51,7 +51,7 @@ def all_timeless(done):
 
 @contextmanager
 def logged():
-    """What is lived meanwhile: each life's data order and learning rates, what it leaves, who lives beside it."""
+    """What is lived meanwhile: each episode's data order and learning rates, what it leaves, who trains beside it."""
     log = SimpleNamespace(epochs={}, left={}, sizes=[], ledgers={})
     prepare, begin, live = arms.prepare_host, HostRun.begin_epoch, comparing.run_entries
 
@@ -104,7 +104,7 @@ def test_every_arm_of_a_seed_sees_the_same_data_at_the_same_rates(whole):
         assert whole.log.epochs[arm, LR, seed] == plans[seed], (arm, seed)
 
 
-def test_a_longer_or_shorter_life_begins_with_the_same_data(whole):
+def test_a_longer_or_shorter_episode_begins_with_the_same_data(whole):
     for seed in range(3):
         mine, others = (whole.log.epochs[arm, LR, seed] for arm in ("final-equal-flops", "never"))
         assert len(mine) != len(others)
@@ -228,7 +228,7 @@ def test_sham_growth_replays_its_own_rate(rated):
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
-def test_all_that_a_life_cost_is_in_its_row(whole):
+def test_all_that_an_episode_cost_is_in_its_row(whole):
     for (arm, _), trials in whole.done.items():
         for row in trials.rows:
             ledger = whole.log.ledgers[arm, LR, row["seed"]]
@@ -328,7 +328,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     for path in policies:
         with open(path, "wb") as file, open(checkpoint, "rb") as source:
             file.write(source.read())
-    config = configured(tmp_path / "run", policies=policies, task__life=2)
+    config = configured(tmp_path / "run", policies=policies, task__epochs=2)
     done = compare(config)
     assert compare(config) == done
     assert [row["arm"] for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [policies[1]] * 3
@@ -359,7 +359,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
         ({"rates": [-1]}, "must be above 0"),
         ({"rates": [float("nan")]}, "finite number"),
         ({"task__name": "blob"}, "unknown task 'blob'. Did you mean 'blobs'?"),
-        ({"task__life": 1}, "task.life is 1"),
+        ({"task__epochs": 1}, "task.epochs is 1"),
         ({"polices": ["never"]}, "unknown key 'polices'. Did you mean 'policies'?"),
     ],
     ids=str,
@@ -394,7 +394,7 @@ def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):
     seen = set()
     torch.set_num_threads(2)
     try:
-        compare(configured(tmp_path, policies=["never"], task__life=2), lambda: seen.add(torch.get_num_threads()))
+        compare(configured(tmp_path, policies=["never"], task__epochs=2), lambda: seen.add(torch.get_num_threads()))
         assert (seen, torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""`esper grow`: any policy, the limits it is given, the same life however often it is stopped, true results."""
+"""`esper grow`: any policy, the limits it is given, the same episode however often it is stopped, true results."""
 
 import json
 from dataclasses import asdict, replace
@@ -22,7 +22,7 @@ from esper.telemetry.events import ActionTaken, GrownEpoch
 from esper.trials import growing
 from esper.trials.arms import Settings
 from esper.trials.growing import GrowConfig, StoppedGrowing, build
-from runtime.lives import IMAGES
+from runtime.episodes import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
 from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
 from trials.one_arm import run_arm
@@ -123,9 +123,9 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
     task = config.task.build()
     env = GrowthVectorEnv(task, 1, host_seeds=[4], folder=tmp_path, use_telemetry=policy == "checkpoint")
     shown = [env.reset(seed=0)[0][0]]
-    for _, action in seen[: task.life - 1]:
+    for _, action in seen[: task.epochs - 1]:
         shown.append(env.step(np.array([action]))[0][0])
-    assert len(seen) == task.life
+    assert len(seen) == task.epochs
     assert [index for index, (mine, _) in enumerate(seen) if not np.array_equal(mine, shown[index])] == []
     assert any(action[0] for _, action in seen), "chosen so that it does something"
 
@@ -192,7 +192,7 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
 def three_slots(monkeypatch):
     """A CNN with slots r0c0, r0c1, r0c2."""
     host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
-    task = replace(IMAGES, name="three", build_host=host, lr=0.02, life=8, blueprints=("conv_small", "norm"))
+    task = replace(IMAGES, name="three", build_host=host, lr=0.02, epochs=8, blueprints=("conv_small", "norm"))
     monkeypatch.setitem(TASKS, "three", task)
     return {"task__name": "three", "task__epoch_examples": 64}
 
@@ -254,15 +254,15 @@ def test_the_number_of_seeds_is_limited(tmp_path):
     assert {event["epoch"] for event in planted(tmp_path / "one")} == {0}
 
 
-def test_a_life_has_the_epochs_that_were_asked_for(tmp_path):
-    results = grow(configured(tmp_path, task__life=3))
+def test_an_episode_has_the_epochs_that_were_asked_for(tmp_path):
+    results = grow(configured(tmp_path, task__epochs=3))
     assert [result.epochs for result in results] == [3, 3]
     assert {event["epoch"] for event in events_of(tmp_path, "GrownEpoch")} == {0, 1, 2}
 
 
 def test_hosts_count_on_from_the_first_seed(tmp_path):
-    grow(configured(tmp_path / "three", seed=5, hosts=3, task__life=3))
-    grow(configured(tmp_path / "last", seed=7, hosts=1, task__life=3))
+    grow(configured(tmp_path / "three", seed=5, hosts=3, task__epochs=3))
+    grow(configured(tmp_path / "last", seed=7, hosts=1, task__epochs=3))
     results = events_of(tmp_path / "three", "ArmFinished")
     assert [result["seed"] for result in results] == [5, 6, 7]
     assert events_of(tmp_path / "last", "ArmFinished") == results[2:]
@@ -303,12 +303,12 @@ def test_whoever_watches_sees_every_epoch(tmp_path):
 
 def test_threads_and_kernels_are_as_before_afterwards(tmp_path):
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    grow(configured(tmp_path, task__life=2, deterministic=True, threads=2))
+    grow(configured(tmp_path, task__epochs=2, deterministic=True, threads=2))
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
 
 def test_asking_to_stop_in_the_last_epoch_comes_too_late(tmp_path):
-    assert len(grow(configured(tmp_path, task__life=3), should_stop=asked_at(3))) == 2
+    assert len(grow(configured(tmp_path, task__epochs=3), should_stop=asked_at(3))) == 2
 
 
 def test_a_stop_says_how_many_epochs_are_saved(tmp_path):
@@ -345,7 +345,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         ({"task": {"name": "blob"}}, "unknown task 'blob'. Did you mean 'blobs'?"),
         ({"task": {"budget": 1.0}}, "task.budget is 1.0"),
         ({"task": {"held_out": 1}}, "task.held_out is 1"),
-        ({"task": {"life": 1}, "hosts": "many"}, "; hosts is"),
+        ({"task": {"epochs": 1}, "hosts": "many"}, "; hosts is"),
     ],
     ids=str,
 )

@@ -11,14 +11,14 @@ from esper.trials.summary import summarise
 from trials.test_comparing import configured, timeless
 
 STARTS = (0, 2, 4)
-"""of a life of 8"""
+"""of an episode of 8"""
 EVERY = {f"{slot} {name} @{start}" for slot in ("r0c0", "r0c1") for name in ("lora", "mlp") for start in STARTS}
 """of `blobs`"""
 
 
-@pytest.mark.parametrize(("life", "starts"), [(8, [0, 2, 4]), (20, [0, 5, 10]), (3, [0, 1]), (2, [0, 1])])
-def test_starts_are_the_beginning_a_quarter_and_half_of_a_life(life, starts):
-    assert starts_of(life) == starts
+@pytest.mark.parametrize(("epochs", "starts"), [(8, [0, 2, 4]), (20, [0, 5, 10]), (3, [0, 1]), (2, [0, 1])])
+def test_starts_are_the_beginning_a_quarter_and_half_of_an_episode(epochs, starts):
+    assert starts_of(epochs) == starts
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_starts_are_the_beginning_a_quarter_and_half_of_a_life(life, starts):
 def test_every_placement_that_fits_and_no_other_is_tried(changes, names, tmp_path):
     """An mlp seed adds five times the host; under a budget of two only lora fits."""
     task = configured(tmp_path, **changes).task.build()
-    assert set(placements_of(Population(task, [0]).runs[0].model, task.life)) == names
+    assert set(placements_of(Population(task, [0]).runs[0].model, task.epochs)) == names
 
 
 @pytest.mark.parametrize(("room", "has_mlp"), [(568, True), (567, False)])

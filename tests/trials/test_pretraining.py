@@ -18,13 +18,13 @@ from esper.trials.arms import Entry, prepare_host
 from esper.trials.comparing import Comparison, StoppedComparing
 from esper.trials.growing import NETWORKS
 from esper.trials.pretraining import FOLDER
-from runtime.lives import IMAGES
+from runtime.episodes import IMAGES
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
 from trials.test_comparing import all_timeless, compare, configured, logged, timeless
 
-PICTURES = replace(IMAGES, name="pictures", life=3)
+PICTURES = replace(IMAGES, name="pictures", epochs=3)
 """A host with batch norm."""
 OF_PICTURES = {"task__name": "pictures", "task__epoch_examples": None, "task__held_out": None}
 EPOCHS = 3
@@ -37,7 +37,7 @@ def _pictures(monkeypatch):
 
 def trained_host(seed, task=None, epochs=EPOCHS):
     """A host of `blobs` that was trained alone, by hand."""
-    population = Population(replace(task or configured("runs").task.build(), life=epochs), [seed])
+    population = Population(replace(task or configured("runs").task.build(), epochs=epochs), [seed])
     for _ in range(epochs):
         population.train_epoch()
     return population.runs[0].model.host.state_dict()
@@ -103,14 +103,14 @@ def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
 
 
 def test_the_oracles_placements_go_on_from_trained_hosts_too(found, tmp_path):
-    few = {"task__slots": ["r0c1"], "task__blueprints": ["lora"], "task__life": 2}
+    few = {"task__slots": ["r0c1"], "task__blueprints": ["lora"], "task__epochs": 2}
     begun, _ = beginnings(configured(tmp_path, policies=["never"], oracle=True, seeds=1, pretrain=EPOCHS, **few))
     assert len(begun) == 3
     assert all(equal(state, found.begun["never", 0]) for state in begun.values())
 
 
 def test_running_statistics_of_a_host_come_along(tmp_path):
-    config = configured(tmp_path, policies=["never"], pretrain=2, seeds=1, task__life=2, **OF_PICTURES)
+    config = configured(tmp_path, policies=["never"], pretrain=2, seeds=1, task__epochs=2, **OF_PICTURES)
     begun, _ = beginnings(config)
     state = begun["never", 0]
     assert equal(state, trained_host(0, config.task.build(), 2))
@@ -154,7 +154,7 @@ def test_a_host_that_breaks_while_it_is_trained_is_brought_back(tmp_path, monkey
         return readings
 
     monkeypatch.setattr(Population, "train_epoch", break_the_first)
-    compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS, task__life=2))
+    compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS, task__epochs=2))
     for seed in (0, 1):
         state = load_file(tmp_path / FOLDER / f"seed-{seed}.safetensors")
         assert all(torch.isfinite(value).all() for value in state.values())
@@ -175,7 +175,7 @@ def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
 
 def run_of_never(out, **changes):
     """A finished `esper grow` with the settings that the command leaves behind."""
-    config = grown_runs.configured(out, **{"policy": "never", "task__life": EPOCHS, "task__held_out": 64, **changes})
+    config = grown_runs.configured(out, **{"policy": "never", "task__epochs": EPOCHS, "task__held_out": 64, **changes})
     out.mkdir(parents=True, exist_ok=True)
     runfolder.write_json(out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
     grow(config)
@@ -198,7 +198,7 @@ def test_from_a_finished_run_it_is_the_same_as_trained_here(found, source, tmp_p
 
 def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
     begun, _ = beginnings(
-        configured(tmp_path / "out", policies=["never"], seeds=2, first_seed=7, task__life=2, source=str(source))
+        configured(tmp_path / "out", policies=["never"], seeds=2, first_seed=7, task__epochs=2, source=str(source))
     )
     for host in range(2):
         weights = load_file(source / NETWORKS / f"host-{host}" / "weights.safetensors")
@@ -207,17 +207,17 @@ def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
 
 def test_running_statistics_come_along_from_a_run(tmp_path):
     run = run_of_never(tmp_path / "run", hosts=1, **OF_PICTURES)
-    config = configured(tmp_path / "out", policies=["never"], seeds=1, source=str(run), task__life=2, **OF_PICTURES)
+    config = configured(tmp_path / "out", policies=["never"], seeds=1, source=str(run), task__epochs=2, **OF_PICTURES)
     begun, _ = beginnings(config)
     assert equal(begun["never", 0], trained_host(0, PICTURES))
 
 
 def test_a_run_of_the_tasks_own_length_counts_its_own_epochs(tmp_path, monkeypatch):
     """Not those that the comparison was asked for."""
-    monkeypatch.setitem(TASKS, "blobs", replace(TASKS["blobs"], life=4))
-    run = run_of_never(tmp_path / "run", task__life=None, hosts=1)
+    monkeypatch.setitem(TASKS, "blobs", replace(TASKS["blobs"], epochs=4))
+    run = run_of_never(tmp_path / "run", task__epochs=None, hosts=1)
     config = configured(
-        tmp_path / "out", policies=["heuristic"], static=["final-whole"], seeds=1, task__life=3, source=str(run)
+        tmp_path / "out", policies=["heuristic"], static=["final-whole"], seeds=1, task__epochs=3, source=str(run)
     )
     assert compare(config)["final-whole", 1.0].rows[0]["epochs"] == 4 + 3
 
@@ -232,7 +232,7 @@ def test_a_run_of_the_tasks_own_length_counts_its_own_epochs(tmp_path, monkeypat
     ids=str,
 )
 def test_a_run_that_is_not_what_is_needed_is_refused_with_the_command_that_makes_one(changes, words, tmp_path):
-    run = run_of_never(tmp_path / "run", task__life=2, **changes)
+    run = run_of_never(tmp_path / "run", task__epochs=2, **changes)
     with pytest.raises(EsperError) as refusal:
         compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
     assert words in str(refusal.value)

@@ -11,12 +11,12 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.trials.arms import Entry, Settings, run_entries
 from esper.trials.growing import load_fitting
-from runtime.lives import image_splits
+from runtime.episodes import image_splits
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ROOT / "examples" / "policies"
-PHOTOS = replace(get_task("cifar10"), epoch_examples=16, batch=16, life=5, held_out=8)
-DIGITS = replace(get_task("digits"), epoch_examples=128, life=5)
+PHOTOS = replace(get_task("cifar10"), epoch_examples=16, batch=16, epochs=5, held_out=8)
+DIGITS = replace(get_task("digits"), epoch_examples=128, epochs=5)
 SPLITS = image_splits(count=64, size=32, channels=3)
 
 
@@ -40,5 +40,5 @@ def test_it_fits_its_task_and_plants(name, task, splits):
     space = Population(task, [0], splits=splits).runs[0].model.space
     policy, reads_telemetry = load_fitting(POLICIES / f"{name}.safetensors", space)
     assert reads_telemetry
-    (run,) = run_entries(task, [Entry("trained", 3, lambda ground: policy)], Settings(splits=splits))
+    (run,) = run_entries(task, [Entry("trained", 3, lambda facts: policy)], Settings(splits=splits))
     assert run.result.germinated > 0

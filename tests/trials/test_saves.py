@@ -204,7 +204,7 @@ def breaking(epoch):
 
 @pytest.mark.parametrize("epochs", [3, 4, 5])
 def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
-    """Stopped before it, right after it, and later: it is told once and the rest of the life is the same."""
+    """Stopped before it, right after it, and later: it is told once and the rest of the episode is the same."""
     monkeypatch.setattr(Population, "train_epoch", breaking(3))
     whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
     grow(whole)

@@ -13,7 +13,7 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.trials import comparing
 from esper.trials.arms import Entry, Settings, architecture_of, prepare_host, run_entries
-from runtime.lives import BLOBS, IMAGES
+from runtime.episodes import BLOBS, IMAGES
 from trials.test_arms import same
 from trials.test_comparing import LR, compare, configured, logged, timeless
 
@@ -99,7 +99,7 @@ def test_a_host_that_breaks_in_its_first_epoch_is_brought_back_to_how_it_was_pre
 
 def test_parts_that_do_not_change_the_start_leave_it_to_training():
     """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn from the first step."""
-    task = replace(BLOBS, life=2)
+    task = replace(BLOBS, epochs=2)
     (bare,) = run_entries(task, [Entry("start", 1, "never")], Settings())
     (built,) = run_entries(task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))], Settings())
     assert built.result.test_loss != bare.result.test_loss
@@ -142,30 +142,30 @@ def test_the_start_is_the_bare_host_of_each_seed(found):
         assert row["final_params"] == other["start_params"]
 
 
-def test_at_equal_flops_a_life_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
+def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
     for row, grown in zip(found.done["final-equal-flops"].rows, found.done["heuristic"].rows, strict=True):
         assert abs(row["flops"] - grown["flops"]) <= 0.5 * row["flops"] / row["epochs"]
-    assert len({row["epochs"] for row in found.done["final-equal-flops"].rows}) > 1, "chosen so that lives differ"
+    assert len({row["epochs"] for row in found.done["final-equal-flops"].rows}) > 1, "chosen so that episodes differ"
 
 
-def test_the_rate_plan_of_a_life_is_stretched_to_its_length(found):
+def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
     for arm in ("final", "final-equal-flops", "final-whole"):
         for row in found.done[arm].rows:
             rates = [rate for _, rate in found.log.epochs[arm, LR, row["seed"]]]
-            plan = replace(found.task, life=row["epochs"])
+            plan = replace(found.task, epochs=row["epochs"])
             assert rates == [plan.rate(epoch) for epoch in range(row["epochs"])]
 
 
-def test_the_other_lives_are_as_long_as_they_say(found):
+def test_the_other_episodes_are_as_long_as_they_say(found):
     lengths = {arm: {row["epochs"] for row in found.done[arm].rows} for arm in found.done}
     assert (lengths["heuristic"], lengths["start"], lengths["final"]) == ({8}, {8}, {8})
     assert lengths["final-whole"] == {8 + 3}
 
 
 def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
-    """A life of two epochs is too short to keep anything."""
+    """An episode of two epochs is too short to keep anything."""
     with logged() as log:
-        done = compare(configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__life=2))
+        done = compare(configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__epochs=2))
     assert done["heuristic", 1.0].architectures == ((), (), ())
     assert all(same(log.left["start", LR, seed], log.left["final", LR, seed]) for seed in SEEDS)
     start, final = (timeless(done[arm, 1.0]) for arm in ("start", "final"))
@@ -181,7 +181,9 @@ def test_the_named_arm_is_the_one_that_is_named(tmp_path):
 
 def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
     early, late = "schedule:epochs=0", "schedule:epochs=1+2"
-    done = compare(configured(tmp_path, policies=["sham", early, late], final_of=late, static=["final"], task__life=4))
+    done = compare(
+        configured(tmp_path, policies=["sham", early, late], final_of=late, static=["final"], task__epochs=4)
+    )
     assert {arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()} == {
         early: {1},
         late: {2},
@@ -204,7 +206,7 @@ def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_pa
         ]
 
     monkeypatch.setattr(comparing, "run_entries", one_breaks)
-    config = configured(tmp_path, policies=["never", "random"], task__life=2)
+    config = configured(tmp_path, policies=["never", "random"], task__epochs=2)
     with pytest.raises(
         MeasurementError, match=r"random at learning rate x 1 .* no number \(host seeds 1\)\. Begin anew"
     ):

@@ -14,7 +14,7 @@ from trials.test_comparing import configured
 NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)
 
 
-def life(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
+def epochs(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
     row = {"type": "ArmFinished", "arm": arm, "seed": seed, "epochs": 8, "start_params": 10, "final_params": 20}
     row |= {"validation_accuracy": validation, "test_accuracy": accuracy, "test_loss": loss or 1 - accuracy}
     row |= {"flops": 1000, "seconds": 2.0, "germinated": 2, "fossilized": 1, "culled": 1, "peak_params": 30}
@@ -22,7 +22,7 @@ def life(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
 
 
 def trials(arm, scores, rate=1.0, **values):
-    rows = tuple(life(arm, seed, score, **values) for seed, score in enumerate(scores))
+    rows = tuple(epochs(arm, seed, score, **values) for seed, score in enumerate(scores))
     return Trials(arm, rate, rows, ((),) * len(rows), ((),) * len(rows))
 
 
@@ -45,7 +45,7 @@ def test_an_arm_is_estimated_from_all_its_seeds():
 
 
 def test_costs_are_means_over_seeds():
-    rows = (life("greedy", 0, 0.5), life("greedy", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
+    rows = (epochs("greedy", 0, 0.5), epochs("greedy", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
     arm = summary(Trials("greedy", 1.0, rows, ((), ()), ((), ())))["arms"]["greedy"]
     assert (arm["flops"], arm["seconds"], arm["peak_params"], arm["culled"]) == (2000, 3.0, 40, 0.5)
     assert (arm["final_params"], arm["germinated"], arm["fossilized"], arm["epochs"]) == (20, 2, 1, 8)
@@ -117,7 +117,7 @@ def test_a_summary_is_json_without_nan_and_says_what_was_compared():
     assert not {"out", "data_root"} & set(found["config"])
 
 
-def test_a_table_of_lives_parses_back_to_the_rows():
+def test_a_table_of_episodes_parses_back_to_the_rows():
     rows = summary(trials('a,b\n"c"', [0.1, 0.9]), trials("never", [0.123456789, 0.5], 2.0))["rows"]
     parsed = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(parsed) == 4

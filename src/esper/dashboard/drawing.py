@@ -11,7 +11,7 @@ from rich.text import Text
 from esper.dashboard.progress import clock
 from esper.dashboard.runs import RunSummary
 from esper.dashboard.series import Series
-from esper.dashboard.view import Life, LogLine, RunView, SeedSpan
+from esper.dashboard.view import Episode, LogLine, RunView, SeedSpan
 from esper.leyline.factored_actions import OP_NAMES
 
 Picture = tuple[str, Text]
@@ -35,7 +35,7 @@ class Moment:
 
     view: RunView
     summary: RunSummary
-    life: Life | None
+    episode: Episode | None
     """the chosen host's"""
     seen: Sequence[tuple[float, int]] = ()
     """clock and progress, whenever it moved while somebody watched"""
@@ -143,15 +143,15 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     return "", text.append(clean(moment.note), "bold reverse") if moment.note else text.append(" · ".join(parts))
 
 
-def slots_now(view: RunView, life: Life) -> list[SlotNow]:
+def slots_now(view: RunView, episode: Episode) -> list[SlotNow]:
     """The chain of slots, in the order of execution."""
     found = []
     for name in view.slots:
-        newest = life.newest(name)
+        newest = episode.newest(name)
         stage = "DORMANT" if newest is None or newest.fate == "FOSSILIZED" else newest.stages[-1][0]
-        fossils = sum(span.slot == name and span.fate == "FOSSILIZED" for span in life.spans)
+        fossils = sum(span.slot == name and span.fate == "FOSSILIZED" for span in episode.spans)
         past = f"{newest.blueprint}: {newest.fate} at epoch {newest.end}".lower() if newest and newest.fate else "-"
-        found.append(SlotNow(name, stage, life.alive(name), past, fossils))
+        found.append(SlotNow(name, stage, episode.alive(name), past, fossils))
     return found
 
 
@@ -170,15 +170,15 @@ def fit(text: str, width: int) -> str:
 
 def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host from input to output: boxes side by side where the screen has room, else a line per slot."""
-    view, life = moment.view, moment.life
-    if life is None:
+    view, episode = moment.view, moment.episode
+    if episode is None:
         return "host", _none("host has lived an epoch")
-    hosts = sorted(view.lives)
-    title = f"host {life.host} ({hosts.index(life.host) + 1} of {len(hosts)})"
-    title += f" · round {life.round}" if view.kind == "ppo" else ""
-    title += f" · epoch {last(life.epochs, 'epoch', '{:.0f}'.format)}"
-    title += f" · {last(life.epochs, 'params', '{:,.0f}'.format)} parameters"
-    slots = slots_now(view, life)
+    hosts = sorted(view.episodes)
+    title = f"host {episode.host} ({hosts.index(episode.host) + 1} of {len(hosts)})"
+    title += f" · round {episode.round}" if view.kind == "ppo" else ""
+    title += f" · epoch {last(episode.epochs, 'epoch', '{:.0f}'.format)}"
+    title += f" · {last(episode.epochs, 'params', '{:,.0f}'.format)} parameters"
+    slots = slots_now(view, episode)
     room = (width - len("input") - len("output") - len(_ARROW)) // max(1, len(slots)) - len(_ARROW)
     if not slots:
         return title, Text("input → output: nothing was planted so far")
@@ -262,11 +262,11 @@ def draw_curves(curves: Sequence[Curve], width: int, height: int) -> Text:
     return text
 
 
-def draw_life(moment: Moment, width: int, height: int) -> Picture:
+def draw_episode(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host's accuracy, its twin's, and its loss, epoch by epoch."""
-    if moment.life is None or not moment.life.epochs.rows:
+    if moment.episode is None or not moment.episode.epochs.rows:
         return "epoch by epoch", _none("epoch is measured")
-    epochs = moment.life.epochs
+    epochs = moment.episode.epochs
     grown, twin = epochs.column("accuracy"), epochs.column("twin_accuracy")
     shared = bounds(grown, twin)
     curves = [Curve("accuracy grown", grown, "{:.2%}".format, shared, GREEN)]
@@ -275,7 +275,7 @@ def draw_life(moment: Moment, width: int, height: int) -> Picture:
     for name, label in (("held_out_loss", "held-out loss"), ("train_loss", "training loss")):
         values = epochs.column(name)
         curves.append(Curve(label, values, "{:.4f}".format, bounds(values), AMBER))
-    return f"host {moment.life.host}, epoch by epoch", draw_curves(curves[: max(1, height)], width, height)
+    return f"host {moment.episode.host}, epoch by epoch", draw_curves(curves[: max(1, height)], width, height)
 
 
 def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
@@ -313,15 +313,15 @@ def draw_ops(moment: Moment, width: int, height: int) -> Picture:
 
 def draw_reward(moment: Moment, width: int, height: int) -> Picture:
     """What the chosen host earned so far, part by part; beside it the mean of the newest finished round."""
-    life, rounds = moment.life, moment.view.rounds
-    names = [name for name in (life.epochs if life else rounds).columns if name.startswith("part.")]
-    earned = {name: sum(filter(math.isfinite, life.epochs.column(name))) if life else 0.0 for name in names}
+    episode, rounds = moment.episode, moment.view.rounds
+    names = [name for name in (episode.epochs if episode else rounds).columns if name.startswith("part.")]
+    earned = {name: sum(filter(math.isfinite, episode.epochs.column(name))) if episode else 0.0 for name in names}
     most = max(map(abs, earned.values()), default=0.0)
     label = max((len(name) - len("part.") for name in names), default=0)
     text = Text()
     room = width - label - 23 if height > len(names) else 0
     if room >= 4:
-        text.append(f"{'':<{label}} {'this life':>10} {'':<{room}} {'last round':>10}", "dim")
+        text.append(f"{'':<{label}} {'episode':>10} {'':<{room}} {'last round':>10}", "dim")
     for name, value in earned.items():
         text.append("\n" if text else "").append(f"{fit(name.removeprefix('part.'), min(label, width - 8))} ")
         if room >= 4:

@@ -15,7 +15,7 @@ from typing import Any
 
 from esper.dashboard import series, view
 from esper.dashboard.series import Series
-from esper.dashboard.view import LOG_LINES, Life, LogLine, RunView, SeedSpan
+from esper.dashboard.view import LOG_LINES, Episode, LogLine, RunView, SeedSpan
 
 State = dict[str, Any]
 
@@ -110,8 +110,8 @@ def _span(state: State) -> SeedSpan:
     return SeedSpan(**{**state, "stages": stages, "readings": _series(state["readings"])})
 
 
-def _life(state: State) -> Life:
-    return Life(**{**state, "epochs": _series(state["epochs"]), "spans": [_span(span) for span in state["spans"]]})
+def _episode(state: State) -> Episode:
+    return Episode(**{**state, "epochs": _series(state["epochs"]), "spans": [_span(span) for span in state["spans"]]})
 
 
 def _view(state: State) -> RunView:
@@ -120,7 +120,7 @@ def _view(state: State) -> RunView:
         "begun": _numbered(state["begun"]),
         "chosen": {rank: Counter(ops) for rank, ops in _numbered(state["chosen"]).items()},
         "closed": tuple(state["closed"]),
-        "lives": {host: _life(life) for host, life in _numbered(state["lives"]).items()},
+        "episodes": {host: _episode(episode) for host, episode in _numbered(state["episodes"]).items()},
         "lines": deque((LogLine(**line) for line in state["lines"]), LOG_LINES),
         "unread": deque(maxlen=LOG_LINES),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import summarise
-from esper.dashboard.view import Life, RunView, SeedSpan, Series
+from esper.dashboard.view import Episode, RunView, SeedSpan, Series
 
 POINTS = 400
 """Rows of a chart; more than a screen can tell apart."""
@@ -44,31 +44,31 @@ def header(reader: RunReader) -> dict[str, Any]:
     view = reader.view
     known = asdict(summarise(reader))
     del known["path"]
-    lived = max((int(life.epochs.last("epoch") or 0) for life in view.lives.values()), default=0)
-    told = view.config.get("task", {}).get("life")
+    lived = max((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
+    told = view.config.get("task", {}).get("epochs")
     grown, twin = view.rounds.last("accuracy"), view.rounds.last("twin_accuracy")
     return known | {
         "round": view.round,
-        "hosts": sorted(view.lives),
+        "hosts": sorted(view.episodes),
         "slots": view.slots,
-        "life": told if type(told) is int else lived,
+        "epochs": told if type(told) is int else lived,
         "over_twin": None if grown is None or twin is None else grown - twin,
         "unknown": view.unknown,
     }
 
 
-def life_data(life: Life, points: int = POINTS) -> dict[str, Any]:
-    """One life: curves, spans with the evidence of their gates, and how much was left out."""
-    spans = life.spans[-MOST_SPANS:]
+def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
+    """One episode: curves, spans with the evidence of their gates, and how much was left out."""
+    spans = episode.spans[-MOST_SPANS:]
     share = max(24, 8 * points // max(1, len(spans)))
     return {
-        "host": life.host,
-        "round": life.round,
-        "epochs": life.epochs.thinned(points),
+        "host": episode.host,
+        "round": episode.round,
+        "epochs": episode.epochs.thinned(points),
         "spans": [_span_data(span, min(points, share)) for span in spans],
-        "spans_left_out": len(life.spans) - len(spans),
-        "actions": len(life.actions),
-        "rollbacks": life.rollbacks[-MOST_ROWS:],
+        "spans_left_out": len(episode.spans) - len(spans),
+        "actions": len(episode.actions),
+        "rollbacks": episode.rollbacks[-MOST_ROWS:],
     }
 
 
@@ -109,8 +109,8 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
     message: dict[str, Any] = {"whole": is_whole, "header": header(reader)}
     lines = [asdict(line) for line in view.log if line.number > sent.line][-MOST_ROWS:]
     counts = (len(view.results), len(view.ledgers), len(view.anomalies))
-    if life := view.lives.get(host) or next(iter(view.lives.values()), None):
-        message["life"] = life_data(life)
+    if episode := view.episodes.get(host) or next(iter(view.episodes.values()), None):
+        message["episode"] = episode_data(episode)
     if view.rounds.rows != sent.rounds:
         message["rounds"] = view.rounds.thinned(POINTS)
     if lines:
@@ -128,9 +128,9 @@ def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]
         return view.rounds.thinned(points)
     columns = ("accuracy", "held_out_loss", "params")
     rows: dict[float, dict[str, list[float]]] = {}
-    for life in view.lives.values():
+    for episode in view.episodes.values():
         for name in columns:
-            for epoch, value in zip(life.epochs.column("epoch"), life.epochs.column(name), strict=True):
+            for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
                 if isfinite(value):
                     rows.setdefault(epoch, {}).setdefault(name, []).append(value)
     series = Series()
@@ -141,7 +141,7 @@ def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]
 
 @dataclass
 class Arm:
-    """What the lives of one run, or of several that differ in nothing but their hosts, reached under a policy."""
+    """What the episodes of one run, or of several that differ in nothing but their hosts, reached under a policy."""
 
     policy: str
     task: str
@@ -176,21 +176,21 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
 
 
 def _taught(view: RunView, run: str, task: str) -> Arm:
-    """Life by life as long as the finished round is the newest, else its means."""
+    """Episode by episode as long as the finished round is the newest, else its means."""
     arm = Arm(f"ppo ({run})", task, None, "held-out", f"ppo {run}", "")
-    for host, life in view.lives.items() if view.closed[0] == view.round else ():
-        grown, twin, params = (life.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
+    for host, episode in view.episodes.items() if view.closed[0] == view.round else ():
+        grown, twin, params = (episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
         if grown is not None and twin is not None and params is not None:
             arm.accuracy[host], arm.twins[host] = grown, twin
             arm.params.append(params)
-            arm.epochs = life.epochs.last("epoch")
+            arm.epochs = episode.epochs.last("epoch")
     if not arm.accuracy:
         arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
     return arm
 
 
 def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
-    """Accuracy per policy, and by how much it is over `never` on the same host seeds, or over each life's own twin."""
+    """Accuracy per policy, and by how much it is over `never` on the same host seeds, or over each episode's own twin."""
     joined: dict[str, Arm] = {}
     for arm in arms:
         whole = joined.setdefault(arm.own, replace(arm, accuracy={}, params=[]))
@@ -205,7 +205,7 @@ def _standing(arm: Arm, control: dict[int, float]) -> dict[str, Any]:
     gains = [value - known[seed] for seed, value in arm.accuracy.items() if seed in known]
     return {
         **{name: getattr(arm, name) for name in ("policy", "task", "epochs", "measure")},
-        "lives": len(values),
+        "episodes": len(values),
         "mean": mean(values),
         "spread": stdev(values) if len(values) > 1 else None,
         "control": "its twin" if arm.twins else CONTROL,

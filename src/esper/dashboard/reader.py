@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from esper.dashboard import index
 from esper.dashboard.index import Place
-from esper.dashboard.view import LOG_LINES, OF_HOST, Life, RunView
+from esper.dashboard.view import LOG_LINES, OF_HOST, Episode, RunView
 from esper.leyline.errors import SaveError
 from esper.telemetry.actions import ACTION_TAKEN
 
@@ -81,12 +81,12 @@ class RunReader:
         if view.kind == "ppo":
             return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(view.config.get("rounds"))
         told = max((_whole(result["epochs"]) for result in view.results), default=0)
-        done = min((int(life.epochs.last("epoch") or 0) for life in view.lives.values()), default=0)
-        return max(done, told), _whole(view.config["task"].get("life")) or told
+        done = min((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
+        return max(done, told), _whole(view.config["task"].get("epochs")) or told
 
-    def life(self, round: int, host: int) -> Life | None:
-        """One host's life in any round that there was, read from disk where it is not the newest."""
-        newest = self.view.lives.get(host)
+    def episode(self, round: int, host: int) -> Episode | None:
+        """One host's episode in any round that there was, read from disk where it is not the newest."""
+        newest = self.view.episodes.get(host)
         if newest is not None and newest.round == round:
             return newest
         past = self._blank(self.view.config)
@@ -96,7 +96,7 @@ class RunReader:
                 end = min((start for start in starts.values() if start > starts[round]), default=None)
                 with _reading(path) as file:
                     _follow(file, Place(starts[round]), past, rank, end)
-        return past.lives.get(host)
+        return past.episodes.get(host)
 
     def _blank(self, config: dict[str, Any]) -> RunView:
         return RunView("grow" if config.get("command") == "grow" else "ppo", config)
@@ -177,7 +177,7 @@ def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: int | N
 
 
 def _first_needed(file: BinaryIO, offset: int) -> int:
-    """Where to begin to look at lives, 0 is everywhere: of those before, neither the view nor its log has anything."""
+    """Where to begin to look at episodes, 0 is everywhere: of those before, neither the view nor its log has anything."""
     size = os.fstat(file.fileno()).st_size
     window = WORTH_SKIPPING
     while window <= min(size - offset, _LARGEST_WINDOW):
@@ -192,7 +192,7 @@ def _first_needed(file: BinaryIO, offset: int) -> int:
 
 
 def _leaves_no_trace(line: bytes, slots: Set[bytes]) -> bool:
-    """Whether a line tells of a life only, and of no new slot."""
+    """Whether a line tells of an episode only, and of no new slot."""
     if line[10 : line.find(b'"', 10)] not in _OF_LIVES:
         return False
     slot = line.find(b'"slot": "') + 9

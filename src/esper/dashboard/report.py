@@ -12,20 +12,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.payload import arms_of, curves, encode, header, life_data, plain, rest, standings
+from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, plain, rest, standings
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import is_run
 from esper.leyline.errors import SaveError
 
 STATIC = Path(__file__).parent / "static"
-MOST_LIVES = 8
+MOST_EPISODES = 8
 """Hosts whose timelines are drawn, per run."""
 _NO_FLAG = ("epoch_examples", "held_out", "batch", "blueprints")
 _FLAGS = {
     "--task": ("task", "name"),
     "--policy": ("policy",),
     "--hosts": ("hosts",),
-    "--epochs": ("task", "life"),
+    "--epochs": ("task", "epochs"),
     "--slots": ("task", "slots"),
     "--budget": ("task", "budget"),
     "--max-seeds": ("task", "max_seeds"),
@@ -68,14 +68,14 @@ def _distinct(runs: Sequence[Path]) -> list[str]:
 
 def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
     view = reader.view
-    lives = [view.lives[host] for host in sorted(view.lives)]
+    episodes = [view.episodes[host] for host in sorted(view.episodes)]
     command, advice = reproduce(view.config, view.kind)
     return {
         "header": header(reader) | {"name": name},
         "rounds": view.rounds.thinned(300),
         "curves": curves(view),
-        "lives": [life_data(life, 200) for life in lives[:MOST_LIVES]],
-        "lives_left_out": max(0, len(lives) - MOST_LIVES),
+        "episodes": [episode_data(episode, 200) for episode in episodes[:MOST_EPISODES]],
+        "episodes_left_out": max(0, len(episodes) - MOST_EPISODES),
         "rest": rest(view),
         "command": command,
         "advice": advice,

@@ -26,7 +26,7 @@ class RunSummary:
     best_accuracy: float | None
     """held-out: the best round's mean (PPO), the best host's last (grow)"""
     params: int | None
-    """of that host (grow), mean of the newest lives (PPO)"""
+    """of that host (grow), mean of the newest episodes (PPO)"""
     age_seconds: float | None
     """since the last event"""
     events: int
@@ -76,13 +76,13 @@ def _best_grown(reader: RunReader) -> tuple[float | None, int | None]:
     view = reader.view
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
     if not found:
-        last = [(life.epochs.last("accuracy"), life.epochs.last("params")) for life in view.lives.values()]
+        last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
         found = [(accuracy, int(params)) for accuracy, params in last if accuracy is not None and params is not None]
     return max(found, default=(None, None))
 
 
 def _best_round(reader: RunReader) -> tuple[float | None, int | None]:
     view = reader.view
-    sizes = [size for life in view.lives.values() if (size := life.epochs.last("params")) is not None]
+    sizes = [size for episode in view.episodes.values() if (size := episode.epochs.last("params")) is not None]
     best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
     return best, round(sum(sizes) / len(sizes)) if sizes else None

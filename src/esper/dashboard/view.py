@@ -21,7 +21,7 @@ _DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
 
 @dataclass
 class SeedSpan:
-    """One seed's life in a slot. Epochs are epochs lived: 0 is birth, an epoch's readings belong to its end."""
+    """One seed in a slot, from planting to its end. Epochs are epochs lived: 0 is birth, an epoch's readings belong to its end."""
 
     slot: str
     blueprint: str | None
@@ -43,8 +43,8 @@ class SeedSpan:
 
 
 @dataclass
-class Life:
-    """One host's life in one round (PPO) or run (grow)."""
+class Episode:
+    """One host's episode in one round (PPO) or run (grow)."""
 
     host: int
     round: int
@@ -61,7 +61,7 @@ class Life:
     """slot -> verdicts about a seed that has not germinated yet"""
 
     @property
-    def was_lived(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether anything is known of it."""
         return bool(self.epochs.rows or self.spans or self.actions or self.rollbacks or self.unborn)
 
@@ -70,7 +70,7 @@ class Life:
         return next((span for span in reversed(self.spans) if span.slot == slot), None)
 
     def alive(self, slot: str) -> SeedSpan | None:
-        """The seed that lives in a slot now."""
+        """The live seed of a slot."""
         span = self.newest(slot)
         return span if span is not None and span.end is None else None
 
@@ -105,8 +105,8 @@ class RunView:
     """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized, culled, refused,
     seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
-    lives: dict[int, Life] = field(default_factory=dict)
-    """newest life of each host"""
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    """newest episode of each host"""
     results: list[dict[str, Any]] = field(default_factory=list)
     """ArmFinished records"""
     ledgers: list[dict[str, Any]] = field(default_factory=list)
@@ -118,7 +118,7 @@ class RunView:
     unknown: int = 0
     """records that were not understood"""
     begun: dict[int, int] = field(default_factory=dict)
-    """rank -> the round that it lives"""
+    """rank -> the round that it plays"""
     chosen: dict[int, Counter[str]] = field(default_factory=dict)
     """rank -> ops chosen in that round so far"""
     closed: tuple[int, dict[str, int]] = (-1, {})
@@ -150,7 +150,7 @@ class RunView:
             if not is_sound(record):
                 raise ValueError(kind)
             if of_host := OF_HOST.get(kind):
-                of_host(self, self._life(record, rank), record, record["epoch"] + (self.kind == "grow"))
+                of_host(self, self._episode(record, rank), record, record["epoch"] + (self.kind == "grow"))
             elif of_run := OF_RUN.get(kind):
                 of_run(self, record, rank)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
@@ -160,26 +160,26 @@ class RunView:
         self.events += 1
 
     def enter(self, number: int, rank: int) -> None:
-        """All hosts of a rank begin new lives; one that was not there in its last round does not."""
+        """All hosts of a rank begin new episodes; one that was not there in its last round does not."""
         self.begun[rank], self.chosen[rank] = number, Counter()
         self.round = max(self.begun.values())
-        for host, life in list(self.lives.items()):
-            if life.rank == rank:
-                del self.lives[host]
-                if life.was_lived:
-                    self.lives[host] = Life(host, number, rank)
+        for host, episode in list(self.episodes.items()):
+            if episode.rank == rank:
+                del self.episodes[host]
+                if episode.has_begun:
+                    self.episodes[host] = Episode(host, number, rank)
 
-    def _life(self, record: Record, rank: int) -> Life:
+    def _episode(self, record: Record, rank: int) -> Episode:
         slot = record.get("slot")
         if slot is not None and slot not in self.slots:
             self.slots = list(ordered_slots([*self.slots, slot]))
         if rank not in self.begun:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
-        life = self.lives.get(host)
-        if life is None or (life.rank != rank and life.round <= lived):  # hosts may be dealt to another rank
-            life = self.lives[host] = Life(host, lived, rank)
-        return life if life.rank == rank else Life(host, lived, rank)  # older than what is known
+        episode = self.episodes.get(host)
+        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may be dealt to another rank
+            episode = self.episodes[host] = Episode(host, lived, rank)
+        return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))
@@ -233,8 +233,8 @@ def is_sound(record: Record) -> bool:
 # -- one function per type ---------------------------------------------------------------------------------------------
 
 
-def _host_epoch(view: RunView, life: Life, record: Record, epoch: int) -> None:
-    life.epochs.append(
+def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    episode.epochs.append(
         epoch=epoch,
         train_loss=record["train_loss"],
         held_out_loss=record["held_out_loss"],
@@ -246,50 +246,50 @@ def _host_epoch(view: RunView, life: Life, record: Record, epoch: int) -> None:
         **{f"part.{name}": value for name, value in record.get("reward_parts", {}).items()},
     )
     decided = epoch - (view.kind == "ppo")  # there an action comes before the epoch that pays for it
-    if not life.actions or life.actions[-1]["epoch"] != decided:
-        view.chosen[life.rank]["WAIT"] += 1
+    if not episode.actions or episode.actions[-1]["epoch"] != decided:
+        view.chosen[episode.rank]["WAIT"] += 1
 
 
-def _action(view: RunView, life: Life, record: Record, epoch: int) -> None:
+def _action(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     details = {name: record.get(name) for name in ("op", "slot", "blueprint", "blend")}
     refused = {"refused": record["reason"]} if "reason" in record else {}
-    life.actions.append({"epoch": epoch, **details, **refused})
-    view.chosen[life.rank][record["op"]] += 1
+    episode.actions.append({"epoch": epoch, **details, **refused})
+    view.chosen[episode.rank][record["op"]] += 1
 
 
-def _stage(view: RunView, life: Life, record: Record, epoch: int) -> None:
+def _stage(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     slot, stage = record["slot"], record["after"]
-    span = life.newest(slot)
+    span = episode.newest(slot)
     if stage in ("EMBARGOED", "RESETTING", "DORMANT"):
         if span is not None and span.fate == "CULLED":
             span.stages.append((stage, epoch))
         return
     is_end = stage in ("FOSSILIZED", "CULLED")
     if span is None or stage == "GERMINATED" or (span.end is not None and not is_end):
-        span = _plant(life, slot, record["blueprint"])
+        span = _plant(episode, slot, record["blueprint"])
     span.stages.append((stage, epoch))
     span.alpha = record["alpha"]
     if is_end:  # a rollback culls what had been fossilized since the state that it goes back to
         span.end, span.fate = epoch, stage
 
 
-def _plant(life: Life, slot: str, blueprint: str | None) -> SeedSpan:
-    life.spans.append(SeedSpan(slot, blueprint, verdicts=life.unborn.pop(slot, [])))
-    return life.spans[-1]
+def _plant(episode: Episode, slot: str, blueprint: str | None) -> SeedSpan:
+    episode.spans.append(SeedSpan(slot, blueprint, verdicts=episode.unborn.pop(slot, [])))
+    return episode.spans[-1]
 
 
-def _gate(view: RunView, life: Life, record: Record, epoch: int) -> None:
+def _gate(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     names = ("gate", "needed", "verdict", "reason")
     verdict = {"epoch": epoch, "measured": finite(record["measured"]), **{name: record[name] for name in names}}
-    span = life.alive(record["slot"])
-    verdicts = span.verdicts if span is not None else life.unborn.setdefault(record["slot"], [])
+    span = episode.alive(record["slot"])
+    verdicts = span.verdicts if span is not None else episode.unborn.setdefault(record["slot"], [])
     verdicts.append(verdict)
 
 
-def _seed(view: RunView, life: Life, record: Record, epoch: int) -> None:
-    span = life.alive(record["slot"])
+def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    span = episode.alive(record["slot"])
     if span is None:
-        span = _plant(life, record["slot"], record["blueprint"])
+        span = _plant(episode, record["slot"], record["blueprint"])
         span.stages.append((record["stage"], epoch))
     gain, error = finite(record["contribution"]), finite(record["standard_error"])
     span.readings.append(epoch=epoch, alpha=record["alpha"], contribution=gain, standard_error=error)
@@ -297,8 +297,8 @@ def _seed(view: RunView, life: Life, record: Record, epoch: int) -> None:
     span.contribution, span.standard_error = gain, error
 
 
-def _rollback(view: RunView, life: Life, record: Record, epoch: int) -> None:
-    life.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
+def _rollback(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    episode.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
 
 
 def _round_began(view: RunView, record: Record, rank: int) -> None:
@@ -346,7 +346,7 @@ def _keep(place: str) -> Callable[[RunView, Record, int], None]:
     return lambda view, record, rank: getattr(view, place).append(dict(record))
 
 
-OF_HOST: dict[Any, Callable[[RunView, Life, Record, int], None]] = {
+OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "HostEpoch": _host_epoch,
     "GrownEpoch": _host_epoch,
     "ActionTaken": _action,

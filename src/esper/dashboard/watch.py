@@ -101,7 +101,7 @@ class WatchApp(App[None]):
     Screen { overflow-y: auto; }
     #header { border: none; height: 2; dock: top; }
     #chain { max-height: 7; }
-    #life, #rounds { height: 4; }
+    #episode, #rounds { height: 4; }
     #rounds { display: none; }
     #curves, #numbers { height: auto; }
     #ops, #reward, #health { height: 6; }
@@ -112,12 +112,12 @@ class WatchApp(App[None]):
     #filter.is-open { display: block; }
     .-tall #chain { max-height: 25%; }
     .-tall #curves { layout: vertical; }
-    .-tall #life, .-tall #rounds { display: block; height: 12; }
+    .-tall #episode, .-tall #rounds { display: block; height: 12; }
     .-tall.-wide Panel { border: round $primary; }
     .-tall.-wide Panel:focus { border: heavy $accent; }
     .-tall.-wide #header { border: none; padding: 0 2; }
     .-tall.-wide #curves { layout: horizontal; }
-    .-tall.-wide #life, .-tall.-wide #rounds { height: 17; width: 1fr; }
+    .-tall.-wide #episode, .-tall.-wide #rounds { height: 17; width: 1fr; }
     .-tall.-wide #ops, .-tall.-wide #reward, .-tall.-wide #health { height: 11; }
     .-wide #ops { width: 1fr; }
     .-wide #reward, .-wide #health { width: 2fr; }
@@ -156,7 +156,7 @@ class WatchApp(App[None]):
         yield Panel("header", drawing.draw_header)
         yield Panel("chain", lambda moment, width, _: drawing.draw_chain(moment, width, self.size.height))
         with Horizontal(id="curves"):
-            yield Panel("life", drawing.draw_life)
+            yield Panel("episode", drawing.draw_episode)
             yield Panel("rounds", drawing.draw_rounds)
         with Horizontal(id="numbers"):
             yield Panel("ops", drawing.draw_ops)
@@ -206,9 +206,9 @@ class WatchApp(App[None]):
         if self.is_late:
             return
         view = self.reader.view
-        hosts = sorted(view.lives)
-        life = view.lives[hosts[self.host % len(hosts)]] if hosts else None
-        moment = Moment(view, self.summary, life, self.seen, self.wanted, self.is_paused, self.note)
+        hosts = sorted(view.episodes)
+        episode = view.episodes[hosts[self.host % len(hosts)]] if hosts else None
+        moment = Moment(view, self.summary, episode, self.seen, self.wanted, self.is_paused, self.note)
         for panel in self.query(Panel):
             if panel.display:
                 panel.show(moment)

@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from esper.dashboard.payload import Sent, arms_of, curves, encode, header, life_data, news, standings
+from esper.dashboard.payload import Sent, arms_of, curves, encode, episode_data, header, news, standings
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import find_runs
 from esper.leyline.errors import EsperError
@@ -38,7 +38,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
-"""Seconds between looks at a run that is running, at one that is not, and between signs of life."""
+"""Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 
@@ -156,15 +156,17 @@ class Site:
         feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
         return _json(await feed.ask(lambda reader: encode(news(reader, host, Sent()))))
 
-    async def life(self, request: Request) -> Response:
+    async def episode(self, request: Request) -> Response:
         feed, host, round_ = (
             await self.find(request.path_params["name"]),
             _whole(request, "host"),
             _whole(request, "round"),
         )
-        found = await feed.ask(lambda reader: (life := reader.life(round_, host)) and encode(life_data(life)))
+        found = await feed.ask(
+            lambda reader: (episode := reader.episode(round_, host)) and encode(episode_data(episode))
+        )
         if not found:
-            raise HTTPException(404, f"Host {host} has no life in round {round_}.")
+            raise HTTPException(404, f"Host {host} has no episode in round {round_}.")
         return _json(found)
 
     async def compare(self, request: Request) -> Response:
@@ -223,7 +225,7 @@ def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/runs", site.runs),
         Route("/api/runs/{name}", site.run),
-        Route("/api/runs/{name}/life", site.life),
+        Route("/api/runs/{name}/episode", site.episode),
         Route("/api/runs/{name}/stream", site.stream),
         Route("/api/compare", site.compare),
     ]

@@ -1,4 +1,4 @@
-"""What one slot's life looks like and how an epoch moves it on. Plain data: no tensors, no modules, no logging."""
+"""What one slot's episode looks like and how an epoch moves it on. Plain data: no tensors, no modules, no logging."""
 
 import math
 from dataclasses import dataclass, replace
@@ -129,7 +129,7 @@ def _end_stages(state: SeedState, lengths: StageLengths) -> SeedState:
             state = state.judged(evidence)
         state = state.advance(target)
         if target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
-            break  # both are seen for one epoch, so that whoever watches can tell how a life ended
+            break  # both are seen for one epoch, so that whoever watches can tell how an episode ended
     return state
 
 

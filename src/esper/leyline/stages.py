@@ -1,4 +1,4 @@
-"""The life of a seed as one table. No clock and no tensors: `lifecycle` moves along this table, nothing else may."""
+"""The episode of a seed as one table. No clock and no tensors: `lifecycle` moves along this table, nothing else may."""
 
 from enum import IntEnum
 

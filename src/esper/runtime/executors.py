@@ -26,7 +26,7 @@ class Executor(Protocol):
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
 
-    def begin_life(self, run: HostRun) -> None:
+    def begin_episode(self, run: HostRun) -> None:
         """A host is newborn, in the tensors of the one before."""
         ...
 
@@ -48,7 +48,7 @@ class EagerExecutor:
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
 
-    def begin_life(self, run: HostRun) -> None:
+    def begin_episode(self, run: HostRun) -> None:
         """Nothing is remembered."""
 
 
@@ -79,7 +79,7 @@ class _Lane:
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[Any, dict[str, _Captured]] = {}
-        """by structure and name; the first structure, in which lives begin, stays"""
+        """by structure and name; the first structure, in which episodes begin, stays"""
 
     def of(self, structure: Any) -> dict[str, _Captured]:
         """The graphs of this structure so far; of too many others those that were used least lately go."""
@@ -144,8 +144,8 @@ class GraphedExecutor:
         self._join(runs)
         return [call.result for call in calls if call.result is not None]
 
-    def begin_life(self, run: HostRun) -> None:
-        """Structures with seeds of the life before never come back."""
+    def begin_episode(self, run: HostRun) -> None:
+        """Structures with seeds of the episode before never come back."""
         graphs = self._lane(run).graphs
         for structure in list(graphs)[1:]:
             del graphs[structure]

@@ -1,4 +1,4 @@
-"""One host's life: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
+"""One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class HostRun:
         with own_randomness(seed):
             host = task.build_host()
         settings = GrowthSettings(
-            lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.life, seed=mix_seed(seed, 1)
+            lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.epochs, seed=mix_seed(seed, 1)
         )
         host.to(device)
         example = splits.train.example()
@@ -78,7 +78,7 @@ class HostRun:
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()
 
-    def begin_life(self, seed: int) -> None:
+    def begin_episode(self, seed: int) -> None:
         """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""
         self.restore(self._birth)
         self._primed.clear()

@@ -101,7 +101,7 @@ class Population:
 
     def train_epoch(self) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end."""
-        self._require_life()
+        self._require_episode()
         started = time.perf_counter()
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs)
@@ -123,7 +123,7 @@ class Population:
 
     def evaluate(self) -> list[Rollback]:
         """Held-out loss, accuracy and every live seed's contribution; hosts that broke are brought back."""
-        self._require_life()
+        self._require_episode()
         started = time.perf_counter()
         with memory_errors():
             results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
@@ -167,7 +167,7 @@ class Population:
 
     def apply(self, host: int, action: FactoredAction) -> SlotChange | None:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""
-        self._require_life()
+        self._require_episode()
         run = self.runs[host]
         change = run.model.act(action)
         run.prime()
@@ -190,7 +190,7 @@ class Population:
         """What legality and masks are judged by."""
         return [run.model.view() for run in self.runs]
 
-    # -- lives -------------------------------------------------------------------------------------------------------
+    # -- episodes ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Every host and what its governor expects of it."""
@@ -205,14 +205,14 @@ class Population:
             governor.load(snapshot["governor"])
 
     def reset(self, host: int, seed: int) -> None:
-        """A new life in this place; all other hosts are untouched."""
-        self.runs[host].begin_life(seed)
-        self.executor.begin_life(self.runs[host])
+        """A new episode in this place; all other hosts are untouched."""
+        self.runs[host].begin_episode(seed)
+        self.executor.begin_episode(self.runs[host])
         self.governors[host] = Governor(self.runs[host])
 
     def final_scores(self) -> list[FinalScore]:
-        """Harvest every host and read the test split: once, and then these lives are over."""
-        self._require_life()
+        """Harvest every host and read the test split: once, and then these episodes are over."""
+        self._require_episode()
         self.is_over = True
         scores = []
         for run in self.runs:
@@ -234,9 +234,11 @@ class Population:
             correct.append(right)
         return float(torch.cat(correct).mean()), float(torch.cat(losses).mean())
 
-    def _require_life(self) -> None:
+    def _require_episode(self) -> None:
         if self.is_over:
-            raise DataError("the test split has been read, so these lives are over; build a new population to go on.")
+            raise DataError(
+                "the test split has been read, so these episodes are over; build a new population to go on."
+            )
 
 
 @contextmanager

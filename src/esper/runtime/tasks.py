@@ -1,4 +1,4 @@
-"""What hosts are trained on: data, host, loss, and every default of a life. A task is a value, the registry a dict."""
+"""What hosts are trained on: data, host, loss, and every default of an episode. A task is a value, the registry a dict."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def cross_entropy_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class Task:
-    """One problem with the defaults of a host's life on it."""
+    """One problem with the defaults of a host's episode on it."""
 
     name: str
     summary: str
@@ -50,13 +50,13 @@ class Task:
     clip_norm: float = 5.0
     """largest gradient norm of the host, and of each seed by itself"""
     constant_share: float = 0.5
-    """part of the life at the peak rate"""
+    """part of the episode at the peak rate"""
     epoch_examples: int | None = None
     """least examples per epoch and decision, rounded up to whole steps; None is one pass over the training split"""
     held_out: int | None = None
     """validation examples to measure on, always the same ones; None is all that were carved off"""
-    life: int = 20
-    """epochs in a life"""
+    epochs: int = 20
+    """epochs in an episode"""
     augment: bool = False
     """shift by up to 4 pixels and mirror, drawn anew for every example"""
     slots: tuple[str, ...] | None = None
@@ -70,7 +70,7 @@ class Task:
     scale_at_birth: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "life"):
+        for name in ("batch", "epochs"):
             if getattr(self, name) < 1:
                 raise SettingError(f"task {self.name}: {name} must be at least 1, got {getattr(self, name)}.")
         for name, least in (("epoch_examples", 1), ("held_out", 2)):
@@ -82,7 +82,7 @@ class Task:
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch: what the plan has in its middle. It does not depend on actions."""
-        progress = (epoch + 0.5) / self.life
+        progress = (epoch + 0.5) / self.epochs
         if progress <= self.constant_share:
             return self.lr
         share = min(1.0, (progress - self.constant_share) / (1.0 - self.constant_share))
@@ -198,7 +198,7 @@ def _always_there() -> tuple[Task, Task]:
         lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8),
         chance=0.1,
         batch=64,
-        life=40,
+        epochs=40,
     )
     blobs = Task(
         "blobs",
@@ -208,7 +208,7 @@ def _always_there() -> tuple[Task, Task]:
         _linear_host,
         chance=0.5,
         batch=32,
-        life=16,
+        epochs=16,
         blueprints=("lora", "mlp"),
         budget=16.0,
     )

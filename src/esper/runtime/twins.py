@@ -22,7 +22,7 @@ _DECIDES_A_TWIN = (
     "weight_decay",
     "clip_norm",
     "epoch_examples",
-    "life",
+    "epochs",
     "augment",
     "held_out",
 )
@@ -33,7 +33,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
     facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _DECIDES_A_TWIN}}
     facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
-    facts["rates"] = [task.rate(epoch) for epoch in range(task.life)]
+    facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
     with torch.device("meta"):
         host = task.build_host()
     facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]
@@ -46,7 +46,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
 def twin_readings(
     task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
 ) -> dict[int, list[EpochReading]] | None:
-    """Every seed's never-grown life, epoch by epoch; what `folder` holds already is not computed again.
+    """Every seed's never-grown episode, epoch by epoch; what `folder` holds already is not computed again.
 
     Args:
         should_stop: asked after every epoch; True ends it, with nothing kept and None returned.
@@ -54,13 +54,13 @@ def twin_readings(
     """
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
-    found = {seed: readings for seed, path in paths.items() if (readings := _read(path, task.life)) is not None}
+    found = {seed: readings for seed, path in paths.items() if (readings := _read(path, task.epochs)) is not None}
     missing = [seed for seed in paths if seed not in found]
     if missing:
         hosts = Population(task, missing, **population)
         for seed in missing:
             found[seed] = []
-        for _ in range(task.life):
+        for _ in range(task.epochs):
             hosts.train_epoch()
             hosts.evaluate()
             for seed, reading in zip(missing, hosts.readings(), strict=True):
@@ -74,14 +74,14 @@ def twin_readings(
     return {seed: found[seed] for seed in seeds}
 
 
-def _read(path: Path, life: int) -> list[EpochReading] | None:
+def _read(path: Path, epochs: int) -> list[EpochReading] | None:
     """The readings in a file; a damaged or incomplete one counts as absent and is computed anew."""
     names = {field.name for field in fields(EpochReading)}
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(rows, list) or len(rows) != life or any(set(row) != names for row in rows):
+    if not isinstance(rows, list) or len(rows) != epochs or any(set(row) != names for row in rows):
         return None
     measured = ("train_loss", "train_accuracy", "host_gradient_norm")
     return [EpochReading(**row | {name: math.nan for name in measured if row[name] is None}) for row in rows]

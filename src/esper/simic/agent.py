@@ -66,7 +66,7 @@ class PPOAgent:
 
         Args:
             mask: flat, [N, sum of choices], or one array per head.
-            state: what the last call returned; None where all lives begin. `restart` clears single ones.
+            state: what the last call returned; None where all episodes begin. `restart` clears single ones.
         """
         if self.codecs is None:
             raise SettingError(
@@ -82,7 +82,7 @@ class PPOAgent:
 
     @staticmethod
     def restart(state: Hidden, begins: Any) -> Hidden:
-        """The state with fresh memory in the environments whose life begins, whatever the old memory holds."""
+        """The state with fresh memory in the environments whose episode begins, whatever the old memory holds."""
         is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
@@ -211,9 +211,9 @@ class PPOAgent:
 
     @torch.no_grad()
     def _stale_state_error(self, rollout: Rollout) -> float:
-        """Mean squared difference between the states that lives go on with and what the changed network would have.
+        """Mean squared difference between the states that episodes go on with and what the changed network would have.
 
-        0 where no life goes on beyond the rollout, as in growth, whose rows are whole lives.
+        0 where no episode goes on beyond the rollout, as in growth, whose rows are whole episodes.
         """
         assert rollout.hidden is not None
         assert rollout.end_hidden is not None

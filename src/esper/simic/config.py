@@ -59,7 +59,7 @@ class PPOSettings(BaseModel):
 
 
 class PPOConfig(PPOSettings):
-    """The same for environments whose lives have no fixed length. In growth a rollout is N whole lives."""
+    """The same for environments whose episodes have no fixed length. In growth a rollout is N whole episodes."""
 
     horizon: int = Field(256, ge=1)
     """steps of every environment in one rollout"""

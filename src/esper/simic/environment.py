@@ -35,18 +35,18 @@ from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolledBack, finite
 
 MAX_ROLLBACKS = 3
-"""The governor gives a host up at this many rollbacks in one life."""
+"""The governor gives a host up at this many rollbacks in one episode."""
 LEAST_CHANGE = 0.1
 """Part of the loss of guessing that is the least unit of loss: a twin that learns nothing would make noise count."""
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
-    """N hosts that live side by side. Lives end by themselves after `task.life` epochs (terminated).
+    """N hosts that live side by side. Episodes end by themselves after `task.epochs` epochs (terminated).
 
-    A host that has ended begins a new life in the next step, which ignores its action (NEXT_STEP).
+    A host that has ended begins a new episode in the next step, which ignores its action (NEXT_STEP).
 
     Args:
-        host_seeds: the hosts there are; each life takes one, and each one's twin is computed once.
+        host_seeds: the hosts there are; each episode takes one, and each one's twin is computed once.
         folder: where twins are kept.
         weights: reward terms by name; `rewards.FAMILIES` has two sets.
         first: the number that the first host goes by in events, where other processes have hosts too.
@@ -66,9 +66,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
-        if count < 1 or not host_seeds or task.life < 2:
+        if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, lives of {task.life} epochs: growth needs at least one "
+                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at least one "
                 "host, one seed, and two epochs (the first is measured before anything is decided)."
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
@@ -88,7 +88,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        self.seed, self.lives = 0, 0
+        self.seed, self.episodes = 0, 0
         self.refused = 0
         self.is_over = np.zeros(count, bool)
         self.trackers: list[SignalTracker] = []
@@ -96,13 +96,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.accuracy = np.zeros(count)
         self.loss = np.zeros(count)
 
-    # -- lives -------------------------------------------------------------------------------------------------------
+    # -- episodes ------------------------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin N lives. `options={"lives": k}` sets the count that decides which hosts come next."""
+        """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
         if seed is not None:
-            self.seed, self.lives = seed, 0
-        self.lives = int((options or {}).get("lives", self.lives))
+            self.seed, self.episodes = seed, 0
+        self.episodes = int((options or {}).get("episodes", self.episodes))
         self.trackers = [self._begin(host) for host in range(self.num_envs)]
         self.is_over[:] = False
         happened: list[list[Event]] = [[] for _ in range(self.num_envs)]
@@ -110,10 +110,12 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return self._see(happened, {})
 
     def _begin(self, host: int) -> SignalTracker:
-        """A new life in this place, with the host whose turn it is."""
-        order = np.random.default_rng([self.seed, self.lives // len(self.host_seeds)]).permutation(len(self.host_seeds))
-        self.population.reset(host, self.host_seeds[order[self.lives % len(self.host_seeds)]])
-        self.lives += 1
+        """A new episode in this place, with the host whose turn it is."""
+        order = np.random.default_rng([self.seed, self.episodes // len(self.host_seeds)]).permutation(
+            len(self.host_seeds)
+        )
+        self.population.reset(host, self.host_seeds[order[self.episodes % len(self.host_seeds)]])
+        self.episodes += 1
         self.accuracy[host], self.loss[host] = self.task.chance, -math.log(self.task.chance)
         return SignalTracker(self.space.slots, loss_scale=loss_scale(self.task))
 
@@ -214,7 +216,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             params_share=added / model.host_params,
             flops_share=network_flops(model, self.population.flops) / own - 1.0,
             kept_share=model.fossilized_params / added if added else 0.0,
-            is_last=is_lost or run.epoch >= self.task.life,
+            is_last=is_lost or run.epoch >= self.task.epochs,
             is_rolled_back=is_rolled_back,
             is_lost=is_lost,
         )
@@ -263,7 +265,7 @@ def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochRe
 
 
 def typical_change(twin: Sequence[EpochReading], chance: float) -> float:
-    """How far a twin's held-out loss falls in its life, or a part of the loss of guessing if that is more."""
+    """How far a twin's held-out loss falls in its episode, or a part of the loss of guessing if that is more."""
     losses = [_measured(reading.held_out_loss) for reading in twin]
     return max(losses[0] - min(losses), LEAST_CHANGE * -math.log(chance))
 

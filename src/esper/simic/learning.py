@@ -62,14 +62,14 @@ def learn(
 
 
 class Player:
-    """Plays a vector environment with an agent, rollout after rollout; lives go on from one to the next."""
+    """Plays a vector environment with an agent, rollout after rollout; episodes go on from one to the next."""
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise EnvironmentMismatchError(
                 f"the environment's metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; a wrong "
-                "guess would mix two lives, so it has to be declared."
+                "guess would mix two episodes, so it has to be declared."
             )
         assert agent.codecs is not None
         self.env, self.agent = env, agent
@@ -104,7 +104,7 @@ class Player:
             given = np.array(list(given), dtype=np.bool_)
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
-            mask[self.is_filler] = True  # a finished life may allow nothing, and nobody chooses there
+            mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
         return masks
 
     def _storage(self, steps: int) -> Rollout:
@@ -143,7 +143,7 @@ class Player:
             self.hidden = self.agent.restart(self.hidden, self.begins)
 
     def _final_values(self, info: dict[str, Any], truncated: NDArray[np.bool_]) -> Tensor:
-        """Values of the last observations of truncated lives, seen with the memory of those lives; NaN elsewhere."""
+        """Values of the last observations of truncated episodes, seen with the memory of those episodes; NaN elsewhere."""
         found = torch.full((self.env.num_envs,), torch.nan)
         if truncated.any():
             shown = np.array(self.states.numpy())

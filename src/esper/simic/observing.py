@@ -10,11 +10,11 @@ from esper.telemetry.events import finite
 
 
 def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:
-    """What the epoch that has just been lived looked like, `epoch` epochs into the life."""
+    """What the epoch that has just been lived looked like, `epoch` epochs into the episode."""
     budget = view.budget or view.params_used
     seeds = view.max_seeds or max(view.seeds_used, view.space.slots.num_slots)
     return EpochSignals(
-        progress=epoch / task.life,
+        progress=epoch / task.epochs,
         lr_share=reading.lr / task.lr,
         train_loss=finite(reading.train_loss),
         held_out_loss=finite(reading.held_out_loss),

@@ -24,7 +24,7 @@ class StepFacts:
     twin_loss: float
     twin_loss_before: float
     loss_unit: float
-    """the task's typical change: how far the twin's held-out loss falls in its life"""
+    """the task's typical change: how far the twin's held-out loss falls in its episode"""
     op: int
     """what was done, after the legality rule"""
     params_share: float
@@ -40,7 +40,7 @@ class StepFacts:
 
 
 def accuracy_beyond_twin(facts: StepFacts) -> float:
-    """Accuracy won this epoch beyond what the twin won. Over a life it adds up to the final lead."""
+    """Accuracy won this epoch beyond what the twin won. Over an episode it adds up to the final lead."""
     return (facts.accuracy - facts.twin_accuracy) - (facts.accuracy_before - facts.twin_accuracy_before)
 
 
@@ -66,7 +66,7 @@ def churn(facts: StepFacts) -> float:
 
 
 def lasting_accuracy(facts: StepFacts) -> float:
-    """At the end of a life: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
+    """At the end of an episode: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
     lead = facts.accuracy - facts.twin_accuracy
     return facts.kept_share * max(0.0, lead) if facts.is_last and not facts.is_lost else 0.0
 

@@ -31,7 +31,7 @@ class Rows:
 class Rollout:
     """Storage for T steps of N environments.
 
-    A row is one environment; `starts` marks steps at which a new life begins in it. A filler step (the reset that some
+    A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that some
     environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
     """
 
@@ -99,8 +99,8 @@ class Rollout:
         """Close the step.
 
         Args:
-            final_values: values of truncated lives' last observations, NaN elsewhere; needed where the next step
-                belongs to a new life already.
+            final_values: values of truncated episodes' last observations, NaN elsewhere; needed where the next step
+                belongs to a new episode already.
         """
         step = self.length
         self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated

@@ -1,4 +1,4 @@
-"""What a round of lives adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
+"""What a round of episodes adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ class RoundTally:
         info: dict[str, Any],
         goes_on: NDArray[np.bool_],
     ) -> None:
-        """Take in one step of the hosts whose life goes on."""
+        """Take in one step of the hosts whose episode goes on."""
         for host in np.flatnonzero(goes_on).tolist():
             self.returns[host] += rewards[host]
             for name, value in info["reward_parts"][host].items():

@@ -276,7 +276,7 @@ class Pulse:
 def _met(store: Store, rank: int, size: int) -> Store:
     """The store under a name of this start's own: torchrun keeps it over restarts, and what dead ranks wrote is there.
 
-    A rank asks by a name that nobody else has; only a rank 0 that lives can answer it.
+    A rank asks by a name that nobody else has; only a running rank 0 can answer it.
     """
     own = uuid4().hex
     if rank > 0:

@@ -1,5 +1,5 @@
 """The whole system on one page: policy decides -> ops applied -> an epoch trained -> readings -> reward -> observation
-and masks; after a round of lives, one update. Everything that decides a run comes from its `TrainingConfig`.
+and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
 import gc
@@ -116,7 +116,7 @@ def build_environment(
     seeds = draw_host_seeds(config.seed, config.host_pool)
     places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
-        with team.together():  # every rank lives some of the twins, and then reads the others'
+        with team.together():  # every rank plays some of the twins, and then reads the others'
             lived = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
         if team.any(lived is None):
             raise InterruptedTraining(runfolder.read_manifest(config.out).get("rounds", 0))
@@ -154,7 +154,7 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
     if ppo.anneal_decisions is None:
-        whole = config.rounds * config.hosts * (env.task.life - 1)
+        whole = config.rounds * config.hosts * (env.task.epochs - 1)
         ppo = ppo.model_copy(update={"anneal_decisions": whole})
     layout = Layout(
         slots=space.slots.slot_ids,
@@ -168,11 +168,11 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
 
 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
-    """Storage for whole lives: every decision of every host here, of `total` on all ranks; None is no others."""
+    """Storage for whole episodes: every decision of every host here, of `total` on all ranks; None is no others."""
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
     return Rollout(
-        env.task.life - 1,
+        env.task.epochs - 1,
         env.num_envs,
         env.width,
         env.heads,
@@ -184,10 +184,13 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
-    """The random numbers of a round's decisions, [T, N, heads, widest]: each life has its own, wherever it is lived."""
-    lives = [number * rollout.total + env.first + host for host in range(env.num_envs)]
+    """The random numbers of a round's decisions, [T, N, heads, widest]: each episode has its own, wherever it is played."""
+    episodes = [number * rollout.total + env.first + host for host in range(env.num_envs)]
     shape = (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
-    drawn = [torch.rand(shape, generator=torch.Generator().manual_seed(mix_seed(env.seed, 13, life))) for life in lives]
+    drawn = [
+        torch.rand(shape, generator=torch.Generator().manual_seed(mix_seed(env.seed, 13, epochs)))
+        for epochs in episodes
+    ]
     return torch.stack(drawn, 1)
 
 
@@ -200,8 +203,8 @@ def play_round(
     sink: Sink,
     should_stop: Callable[[], bool],
 ) -> RoundTally:
-    """N whole lives, side by side. A host that is given up has no more steps in this round."""
-    obs, info = env.reset(seed=env.seed, options={"lives": number * rollout.total + env.first})
+    """N whole episodes, side by side. A host that is given up has no more steps in this round."""
+    obs, info = env.reset(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
     rollout.begin(hidden)

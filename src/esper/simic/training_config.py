@@ -33,8 +33,8 @@ class TaskConfig(BaseModel):
     """validation examples to measure on"""
     batch: int | None = Field(None, ge=1)
     """most examples per training step"""
-    life: int | None = Field(None, ge=2)
-    """epochs in a host's life"""
+    epochs: int | None = Field(None, ge=2)
+    """epochs in a host's episode"""
     budget: float | None = Field(None, gt=1, le=1e6)
     """most parameters, as a multiple of the host's"""
     max_seeds: int | None = Field(None, ge=1)
@@ -88,7 +88,7 @@ class TrainingConfig(BaseModel):
     telemetry: TelemetrySettings = TelemetrySettings()
     """how much is written down"""
     rounds: int = Field(40, ge=1)
-    """rounds of N lives and one update"""
+    """rounds of N episodes and one update"""
     hosts: int = Field(8, ge=1)
     """hosts that live side by side"""
     host_pool: int = Field(32, ge=1)
@@ -157,8 +157,8 @@ class TrainingConfig(BaseModel):
         """What single fields cannot tell: names that exist, combinations that make sense."""
         task = self.task.build()
         weights_of(self.reward.family, self.reward.weights)
-        if task.life < 2:
-            raise SettingError(f"task {task.name} lives {task.life} epoch; a decision needs at least two.")
+        if task.epochs < 2:
+            raise SettingError(f"task {task.name} episodes {task.epochs} epoch; a decision needs at least two.")
         if self.amp == "fp16" and any(device.startswith("cpu") for device in self.devices):
             raise SettingError("amp fp16 needs CUDA devices; on a CPU use bf16 or off.")
         if self.amp == "fp16" and self.executor == "graphed":

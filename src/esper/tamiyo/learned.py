@@ -26,7 +26,7 @@ class NetworkPolicy:
     def decide(
         self, observation: NDArray[np.float32] | None, masks: Masks, reports: object, memory: Hidden | None
     ) -> tuple[Actions, Hidden]:
-        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh lives."""
+        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh episodes."""
         if observation is None:
             raise SettingError("a learned policy needs observations [N, F]; this loop has none to give.")
         states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)

@@ -86,7 +86,7 @@ class RecurrentActorCritic(nn.Module):
         return {head.name: max(math.log(head.size), 1.0) for head in self.spec.heads}
 
     def get_initial_hidden(self, count: int) -> Hidden:
-        """The state in which `count` lives begin."""
+        """The state in which `count` episodes begin."""
         zeros = _layers(self.value_head)[2].weight.new_zeros(1, count, self.hidden_dim)
         return zeros, zeros.clone()
 
@@ -205,13 +205,13 @@ class RecurrentActorCritic(nn.Module):
         """Judge stored decisions [N, T] under the present weights; nothing is drawn.
 
         Args:
-            starts: [N, T], true where a new life begins within a row; the state is zero from there on.
-            needs_state: whether `Evaluation.hidden` is wanted where lives begin within rows; it costs a pass.
+            starts: [N, T], true where a new episode begins within a row; the state is zero from there on.
+            needs_state: whether `Evaluation.hidden` is wanted where episodes begin within rows; it costs a pass.
         """
         if hidden is None:
             raise SettingError(
                 "evaluating needs the hidden state that each row began with; pass the stored one, or "
-                "get_initial_hidden(N) for rows that begin a life. None would silently mean zeros."
+                "get_initial_hidden(N) for rows that begin an episode. None would silently mean zeros."
             )
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]

@@ -22,7 +22,7 @@ class Policy(Protocol):
     """Decides once per epoch for N hosts at a time."""
 
     def decide(self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:
-        """Actions [N, 4] and what to hand back next time. `memory` is None at the start of N fresh lives."""
+        """Actions [N, 4] and what to hand back next time. `memory` is None at the start of N fresh episodes."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""An LSTM over rows in which lives begin and end. Each piece of a life runs as a sequence of its own, all at once."""
+"""An LSTM over rows in which episodes begin and end. Each piece of an episode runs as a sequence of its own, all at once."""
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ def run_sequences(
 ) -> tuple[Tensor, Hidden]:
     """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
 
-    Where lives begin within rows, the state after the last step carries no gradient.
+    Where episodes begin within rows, the state after the last step carries no gradient.
 
     Args:
-        needs_state: False spares the pass that finds the state where lives begin within rows; it is NaN then.
+        needs_state: False spares the pass that finds the state where episodes begin within rows; it is NaN then.
     """
     if starts is None or not bool(starts.any()):
         return lstm(inputs, hidden)

@@ -21,7 +21,7 @@ Memory = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ground:
+class HostFacts:
     """What a rule may know of the network before it starts: the actions, their prices, the room there is."""
 
     space: ActionSpace
@@ -29,7 +29,7 @@ class Ground:
     host_params: int
     budget: int | None = None
     horizon: int | None = None
-    """decisions in this life, if known"""
+    """decisions in this episode, if known"""
     number: int = 0
     """tells hosts apart where a rule draws lots"""
 
@@ -77,30 +77,30 @@ class Schedule:
     With `places` it is a whole plan: to each epoch its slot and blueprint, planted then or as soon as that is possible.
     """
 
-    ground: Ground
+    facts: HostFacts
     epochs: Epochs = (1, 2, 3)
     blueprint_id: str | None = None
     places: Places | None = None
 
     def __post_init__(self) -> None:
         if self.blueprint_id is not None:
-            self.ground.space.blueprint_index(self.blueprint_id)
+            self.facts.space.blueprint_index(self.blueprint_id)
         if self.places is not None and len(self.places) != len(self.epochs):
             raise SettingError(f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many.")
         list(map(self._look_up, self.places or ()))
 
     def _look_up(self, place: str) -> tuple[int, int]:
         slot, blueprint = place.split(".")
-        return self.ground.space.slots.index_for_slot_id(slot), self.ground.space.blueprint_index(blueprint)
+        return self.facts.space.slots.index_for_slot_id(slot), self.facts.space.blueprint_index(blueprint)
 
     def _follow(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         """What has proven itself is kept first, as `Heuristic` does."""
-        kept, done = _keep_surest(self.ground, masks, reports), memory.get("done", 0)
+        kept, done = _keep_surest(self.facts, masks, reports), memory.get("done", 0)
         plan = sorted(zip(self.epochs, self.places or (), strict=True))[done:]
         if kept is None and plan and memory["epoch"] - memory.get("idle", 0) >= plan[0][0]:
             place = self._look_up(plan[0][1])
             if place in _legal_places(masks):
-                return self.ground.plant(*place), {**memory, "done": done + 1}
+                return self.facts.plant(*place), {**memory, "done": done + 1}
         return kept or WAIT, memory
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
@@ -108,30 +108,30 @@ class Schedule:
         if self.places is not None:
             return self._follow(masks, reports, memory)
         if not _is_due(self.epochs, memory):
-            return _keep_surest(self.ground, masks, reports) or WAIT, memory
-        wanted = None if self.blueprint_id is None else self.ground.space.blueprint_index(self.blueprint_id)
+            return _keep_surest(self.facts, masks, reports) or WAIT, memory
+        wanted = None if self.blueprint_id is None else self.facts.space.blueprint_index(self.blueprint_id)
         places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
         if not places:
-            return _keep_surest(self.ground, masks, reports) or WAIT, memory
+            return _keep_surest(self.facts, masks, reports) or WAIT, memory
         turn = memory.get("turn", 0)
-        slots = self.ground.space.slots.num_slots
+        slots = self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
-        return self.ground.plant(slot, blueprint), {**memory, "turn": slot + 1}
+        return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
 
 
 @dataclass(frozen=True)
 class Random:
     """Plants at the schedule's epochs, place, blueprint and blend drawn evenly from what is legal; keeps as others."""
 
-    ground: Ground
+    facts: HostFacts
     epochs: Epochs = (1, 2, 3)
     seed: Annotated[int, Field(ge=0)] = 0
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, places = _count_idle(masks, memory), _legal_places(masks)
         if not _is_due(self.epochs, memory) or not places:
-            return _keep_surest(self.ground, masks, reports) or WAIT, memory
-        draw = np.random.default_rng([self.seed, self.ground.number, memory["host"], memory["epoch"]])
+            return _keep_surest(self.facts, masks, reports) or WAIT, memory
+        draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
         blend = int(draw.choice(np.flatnonzero(masks["blend"])))
         return (OP_GERMINATE, slot, blueprint, blend), memory
@@ -149,14 +149,14 @@ def _is_due(epochs: Epochs, memory: Memory) -> bool:
 class Sham:
     """All the events of growing without its capacity: another arm's events replayed with the sham blueprint."""
 
-    ground: Ground
+    facts: HostFacts
     script: Sequence[tuple[int, int, int]]
     """(decision, op, slot), as `script_of` makes it from an arm's events"""
 
     def __post_init__(self) -> None:
-        if "sham" not in self.ground.space.blueprint_ids:
+        if "sham" not in self.facts.space.blueprint_ids:
             raise UnknownNameError(
-                "blueprint", "sham", (name for name in self.ground.space.blueprint_ids if name), "Add it for this arm."
+                "blueprint", "sham", (name for name in self.facts.space.blueprint_ids if name), "Add it for this arm."
             )
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
@@ -166,7 +166,7 @@ class Sham:
             done += 1
             if not (masks["op"][op] and masks["slot"][op, slot]):
                 continue  # the arm's seed ended by itself, and so did ours
-            blueprint = self.ground.space.blueprint_index("sham") if op == OP_GERMINATE else 0
+            blueprint = self.facts.space.blueprint_index("sham") if op == OP_GERMINATE else 0
             return (op, slot, blueprint, 0), {**memory, "done": done}
         return WAIT, {**memory, "done": done}
 
@@ -197,19 +197,19 @@ class Heuristic:
     left to the end of probation.
     Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
     largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
-    A slot that lost `attempts` seeds is left alone. Where the length of life is known, only its first part is for
+    A slot that lost `attempts` seeds is left alone. Where the length of the episode is known, only its first part is for
     planting: a seed needs time and a high learning rate.
     """
 
-    ground: Ground
+    facts: HostFacts
     share: Part = 0.75
     attempts: Annotated[int, Field(ge=1)] = 2
     planting_part: Part = 0.4
-    """part of a known life in which to plant"""
+    """part of a known episode in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory = self._count_losses(reports, memory)
-        kept = _keep_surest(self.ground, masks, reports)
+        kept = _keep_surest(self.facts, masks, reports)
         return (kept, memory) if kept is not None else self._plant(masks, reports, memory)
 
     def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
@@ -223,40 +223,40 @@ class Heuristic:
         return {**memory, "lost": lost, "live": live, "fossils": fossils}
 
     def _plant(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        horizon = self.ground.horizon
+        horizon = self.facts.horizon
         if horizon is not None and memory["epoch"] >= self.planting_part * horizon:
             return WAIT, memory
-        ids, lost = self.ground.space.slots.slot_ids, memory["lost"]
+        ids, lost = self.facts.space.slots.slot_ids, memory["lost"]
         places = [(s, b) for s, b in _legal_places(masks) if lost.get(ids[s], 0) < self.attempts]
-        places = [(s, b) for s, b in places if self.ground.space.blueprint_ids[b] != "sham"]
+        places = [(s, b) for s, b in places if self.facts.space.blueprint_ids[b] != "sham"]
         if not places:
             return WAIT, memory
         crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
         slot = min(crowd, key=lambda s: (crowd[s], -s))
-        return _plant_largest(self.ground, slot, places, self.share, reports), memory
+        return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
 
 @dataclass(frozen=True)
 class Greedy:
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
-    What is kept, which blueprint and which part of life is for planting are as in `Heuristic`. Equal scores: the later
+    What is kept, which blueprint and which part of the episode is for planting are as in `Heuristic`. Equal scores: the later
     slot.
     """
 
-    ground: Ground
+    facts: HostFacts
     share: Part = 0.75
     planting_part: Part = 0.4
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        kept = _keep_surest(self.ground, masks, reports)
+        kept = _keep_surest(self.facts, masks, reports)
         if kept is not None:
             return kept, memory
-        if self.ground.horizon is not None and memory["epoch"] >= self.planting_part * self.ground.horizon:
+        if self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon:
             return WAIT, memory
-        ids = self.ground.space.slots.slot_ids
-        places = [(s, b) for s, b in _legal_places(masks) if self.ground.space.blueprint_ids[b] != "sham"]
+        ids = self.facts.space.slots.slot_ids
+        places = [(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]
         if not places:
             return WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
@@ -267,16 +267,16 @@ class Greedy:
                 "measure it; in a loop of your own, choose another policy."
             )
         slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
-        return _plant_largest(self.ground, slot, places, self.share, reports), memory
+        return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
 
-def _keep_surest(ground: Ground, masks: Masks, reports: Reports) -> Choice | None:
+def _keep_surest(facts: HostFacts, masks: Masks, reports: Reports) -> Choice | None:
     """Fossilize the seed whose contribution is surest to be positive, if there is any; ties go to the first slot."""
     if not masks["op"][OP_FOSSILIZE]:
         return None
     found = {
         index: Measurement(*evidence, examples=0)
-        for index, slot in enumerate(ground.space.slots.slot_ids)
+        for index, slot in enumerate(facts.space.slots.slot_ids)
         if masks["slot"][OP_FOSSILIZE, index] and (evidence := _evidence(reports[slot])) is not None
     }
     proven = [index for index, measured in found.items() if measured.is_positive]
@@ -284,20 +284,20 @@ def _keep_surest(ground: Ground, masks: Masks, reports: Reports) -> Choice | Non
 
 
 def _plant_largest(
-    ground: Ground, slot: int, places: Sequence[tuple[int, int]], share: float, reports: Reports
+    facts: HostFacts, slot: int, places: Sequence[tuple[int, int]], share: float, reports: Reports
 ) -> Choice:
     """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first."""
-    choices = sorted((ground.cost(s, b), b) for s, b in places if s == slot)
-    fitting = [pair for pair in choices if pair[0] <= share * _room(ground, reports)]
+    choices = sorted((facts.cost(s, b), b) for s, b in places if s == slot)
+    fitting = [pair for pair in choices if pair[0] <= share * _room(facts, reports)]
     cost = max(fitting)[0] if fitting else choices[0][0]
-    return ground.plant(slot, min(b for price, b in choices if price == cost))
+    return facts.plant(slot, min(b for price, b in choices if price == cost))
 
 
-def _room(ground: Ground, reports: Reports) -> float:
+def _room(facts: HostFacts, reports: Reports) -> float:
     """Parameters that may still be added; without a budget, as many as the host itself has."""
     first = next(iter(reports.values()))
     used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
-    return float(ground.host_params if ground.budget is None else ground.budget - used)
+    return float(facts.host_params if facts.budget is None else facts.budget - used)
 
 
 def _sureness(found: Measurement) -> float:
@@ -311,12 +311,12 @@ def _evidence(report: SeedStateReport) -> tuple[float, float] | None:
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "never": lambda ground: Never(),
+    "never": lambda facts: Never(),
     "schedule": Schedule,
     "random": Random,
     "heuristic": Heuristic,
     "greedy": Greedy,
-    "sham": lambda ground: Sham(ground, plain_script(ground.space.slots.num_slots)),
+    "sham": lambda facts: Sham(facts, plain_script(facts.space.slots.num_slots)),
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
 
@@ -354,14 +354,14 @@ def _settings_of(maker: Callable[..., Any]) -> set[str]:
     return {field.name for field in fields(maker)} - {"ground"} if is_dataclass(maker) else set()
 
 
-def replay(events: Sequence[Event]) -> Callable[[Ground], RulePolicy]:
+def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
     """A policy for `esper.grow(policy=...)` that goes through another arm's events with the sham blueprint."""
-    return lambda ground: RulePolicy(Sham(ground, script_of(events, ground.space)))
+    return lambda facts: RulePolicy(Sham(facts, script_of(events, facts.space)))
 
 
-def make_policy(name: str, ground: Ground) -> RulePolicy:
+def make_policy(name: str, facts: HostFacts) -> RulePolicy:
     """The named policy for one network; settings that its name does not give have their defaults."""
     rule, settings = read_rule(name)
-    if not ground.costs:
-        raise SettingError("a policy needs a price list; build `Ground` from a MorphogeneticModel's view.")
-    return RulePolicy(RULES[rule](ground, **settings))
+    if not facts.costs:
+        raise SettingError("a policy needs a price list; build `HostFacts` from a MorphogeneticModel's view.")
+    return RulePolicy(RULES[rule](facts, **settings))

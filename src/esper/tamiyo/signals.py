@@ -21,7 +21,7 @@ class EpochSignals:
     """One epoch of one host, as measured; None is not measured."""
 
     progress: float
-    """share of the host's life that is over"""
+    """share of the host's episode that is over"""
     lr_share: float
     """learning rate over its peak"""
     train_loss: float | None
@@ -115,7 +115,7 @@ class SignalTracker:
 
 
 def _only_finite(signals: EpochSignals) -> EpochSignals:
-    """What broke tells nothing: one NaN would stay in the best values for the rest of a life."""
+    """What broke tells nothing: one NaN would stay in the best values for the rest of an episode."""
     readings = {name: getattr(signals, name) for name in _MEASURED}
     broken: dict[str, Any] = {name: None for name, v in readings.items() if v is not None and not math.isfinite(v)}
     return replace(signals, **broken)

@@ -147,7 +147,7 @@ class GrowthHint:
 
 @dataclass(frozen=True, slots=True)
 class ArmFinished:
-    """One policy's life on one host seed, with the score of the network it leaves behind."""
+    """One policy's episode on one host seed, with the score of the network it leaves behind."""
 
     arm: str
     seed: int
@@ -172,7 +172,7 @@ class ArmFinished:
 
 @dataclass(frozen=True, slots=True)
 class LedgerClosed:
-    """What one host's life cost, phase by phase."""
+    """What one host's episode cost, phase by phase."""
 
     host: int
     seed: int
@@ -189,7 +189,7 @@ class LedgerClosed:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """All hosts begin new lives; what follows in this file belongs to them."""
+    """All hosts begin new episodes; what follows in this file belongs to them."""
 
     round: int
 
@@ -208,24 +208,24 @@ class RankTimed:
     """wall clock; the one field in which equal runs differ"""
 
     def __str__(self) -> str:
-        return f"round {self.round}: rank {self.rank} lived {self.hosts} lives in {self.seconds:.2f} s"
+        return f"round {self.round}: rank {self.rank} lived {self.hosts} episodes in {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFinished:
-    """One round of lives and the update after it."""
+    """One round of episodes and the update after it."""
 
     round: int
     decisions: int
     """since the beginning"""
     mean_return: float
     accuracy: float
-    """held-out, mean over hosts at the end of their lives"""
+    """held-out, mean over hosts at the end of their episodes"""
     twin_accuracy: float
     params_share: float
     """parameters at the end over the host's own"""
     reward_parts: dict[str, float]
-    """mean over lives"""
+    """mean over episodes"""
     ops: dict[str, int]
     germinated: int
     fossilized: int

@@ -1,4 +1,4 @@
-"""One arm of a comparison: a policy's whole life on a set of host seeds, from first epoch to harvested networks."""
+"""One arm of a comparison: a policy's whole episode on a set of host seeds, from first epoch to harvested networks."""
 
 import time
 from collections import Counter
@@ -24,7 +24,7 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import Ground, make_policy
+from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 
@@ -53,7 +53,7 @@ class Entry:
 
     arm: str
     seed: int
-    policy: str | Callable[[Ground], Policy]
+    policy: str | Callable[[HostFacts], Policy]
     use_telemetry: bool = True
     built_in: tuple[Planting, ...] = ()
     """what is part of the network from its first step on"""
@@ -77,7 +77,7 @@ class ArmRun:
 def run_entries(
     task: Task, entries: Sequence[Entry], settings: Settings, *, watch: Watch = lambda epoch, events: None
 ) -> list[ArmRun]:
-    """Whole lives side by side in one population, each under its own policy."""
+    """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()
     seeds = [entry.seed for entry in entries]
     population = Population(
@@ -93,7 +93,7 @@ def run_entries(
     start_params = [run.model.total_params for run in population.runs]
     deciders = [make_decider(population, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in seeds]
-    for epoch in range(task.life):
+    for epoch in range(task.epochs):
         happened = play_epoch(population, deciders, epoch)
         watch(epoch, [event for of_host in happened for event in of_host])
         for own, new in zip(events, happened, strict=True):
@@ -113,11 +113,11 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one life came to; `stages` counts how often each stage began."""
+    """What one episode came to; `stages` counts how often each stage began."""
     return ArmFinished(
         arm=arm,
         seed=run.seed,
-        epochs=run.task.life,
+        epochs=run.task.epochs,
         start_params=start_params,
         final_params=final.params,
         validation_accuracy=final.validation_accuracy,
@@ -184,14 +184,14 @@ class Decider:
 def make_decider(
     population: Population,
     host: int,
-    arm: str | Callable[[Ground], Policy],
+    arm: str | Callable[[HostFacts], Policy],
     use_telemetry: bool = True,
 ) -> Decider:
     """The policy of one host, by name or built for its ground, with nothing remembered yet."""
     run = population.runs[host]
     model = run.model
-    ground = Ground(model.space, model.costs, model.host_params, model.budget, population.task.life, run.seed)
-    policy = make_policy(arm, ground) if isinstance(arm, str) else arm(ground)
+    facts = HostFacts(model.space, model.costs, model.host_params, model.budget, population.task.epochs, run.seed)
+    policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
     tracker = SignalTracker(model.slot_config, loss_scale(population.task))
     return Decider(policy, tracker, use_telemetry)
 

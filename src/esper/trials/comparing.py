@@ -131,7 +131,7 @@ class Comparison:
         self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
-        placements = placements_of(self.model, self.task.life)
+        placements = placements_of(self.model, self.task.epochs)
         self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, Tensor]] = {}
@@ -179,7 +179,7 @@ class Comparison:
         if is_rule(arm) or arm in self.placements:
             return Entry(arm, seed, self.placements.get(arm, arm), weights=weights)
         policy, use_telemetry = self.trained[arm]
-        return Entry(arm, seed, lambda ground: policy, use_telemetry, weights=weights)
+        return Entry(arm, seed, lambda facts: policy, use_telemetry, weights=weights)
 
     def _sham(self, rate: float) -> None:
         if self._is_known(SHAM, rate):
@@ -198,18 +198,18 @@ class Comparison:
         seeds = self.config.host_seeds
         grown = self.best(self.config.final_of) if arm != "start" else None
         built = grown.architectures if grown else [()] * len(seeds)
-        lives = [self.task.life] * len(seeds)
+        episodes = [self.task.epochs] * len(seeds)
         if arm == "final-whole":
-            lives = [self.task.life + self.pretrained_epochs] * len(seeds)
+            episodes = [self.task.epochs + self.pretrained_epochs] * len(seeds)
         elif grown is not None and arm == "final-equal-flops":
             self._static("final", rate)
             static = self.done["final", rate].rows
-            lives = [
+            episodes = [
                 max(2, round(row["flops"] * other["epochs"] / other["flops"]))
                 for row, other in zip(grown.rows, static, strict=True)
             ]
         entries = [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
-        self._live([arm], rate, entries, lives=lives)
+        self._live([arm], rate, entries, episodes=episodes)
 
     def _live(
         self,
@@ -218,16 +218,16 @@ class Comparison:
         entries: Sequence[Entry],
         *,
         blueprints: tuple[str, ...] | None = None,
-        lives: Sequence[int] | None = None,
+        episodes: Sequence[int] | None = None,
     ) -> None:
-        """Live these lives, those of equal length together, and keep each arm's trials."""
+        """Live these episodes, those of equal length together, and keep each arm's trials."""
         self.tell(f"{', '.join(arms)}: {len(entries)} hosts, learning rate x {rate:g}")
-        lengths = list(lives or [self.task.life] * len(entries))
+        lengths = list(episodes or [self.task.epochs] * len(entries))
         found: dict[int, ArmRun] = {}
-        for life in dict.fromkeys(lengths):
-            task = replace(self.task, lr=self.task.lr * rate, life=life)
+        for epochs in dict.fromkeys(lengths):
+            task = replace(self.task, lr=self.task.lr * rate, epochs=epochs)
             task = task if blueprints is None else replace(task, blueprints=blueprints)
-            own = [index for index, length in enumerate(lengths) if length == life]
+            own = [index for index, length in enumerate(lengths) if length == epochs]
             for part in (own[start : start + self.most] for start in range(0, len(own), self.most)):
                 runs = run_entries(task, [entries[index] for index in part], self.settings, watch=self._watch)
                 found |= dict(zip(part, runs, strict=True))

@@ -101,7 +101,7 @@ def grow_hosts(
     watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[ArmFinished]:
-    """Live the hosts' lives under the policy and score what they leave; the caller holds the folder's lock."""
+    """Live the hosts' episodes under the policy and score what they leave; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
         population, deciders = build(config, resume)
         saves = EpochSaves(config.out, population, deciders, sink)
@@ -109,7 +109,7 @@ def grow_hosts(
         found = saves.restore() if resume else None
         first = 0 if found is None else found.epoch
         counts = counts if found is None else found.counts
-        for epoch in range(first, population.task.life):
+        for epoch in range(first, population.task.epochs):
             if found is not None:
                 happened, found = found.happened, None
             else:
@@ -118,7 +118,7 @@ def grow_hosts(
             act_on_epoch(population, deciders, epoch, happened)
             _tell(population, epoch, happened, counts, sink)
             watch(epoch, [event for events in happened for event in events])
-            if should_stop() and epoch + 1 < population.task.life:
+            if should_stop() and epoch + 1 < population.task.epochs:
                 raise StoppedGrowing(saves.epochs)
         return _finish(config, population, counts, sink)
 
@@ -139,7 +139,7 @@ def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, lis
         write_atomically(kept, Path(config.policy).read_bytes())
     policy, use_telemetry = load_fitting(kept, space)
     return population, [
-        make_decider(population, host, lambda ground: policy, use_telemetry) for host in range(config.hosts)
+        make_decider(population, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)
     ]
 
 

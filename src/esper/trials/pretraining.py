@@ -40,7 +40,7 @@ def trained_hosts(
     if missing:
         tell(f"training {len(missing)} hosts alone for {epochs} epochs")
         hosts = Population(
-            replace(task, life=epochs), missing, [settings.device], executor=settings.executor, splits=settings.splits
+            replace(task, epochs=epochs), missing, [settings.device], executor=settings.executor, splits=settings.splits
         )
         for epoch in range(epochs):
             watch(epoch, ())
@@ -57,7 +57,7 @@ def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Ma
     try:
         config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
         policy, name, hosts = config["policy"], config["task"]["name"], int(config["hosts"])
-        life = int(config["task"]["life"] or get_task(name).life)
+        epochs = int(config["task"]["epochs"] or get_task(name).epochs)
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise SaveError(f"--from {run} is not a run of esper grow ({problem}).") from problem
     if policy != "never" or name != task.name or hosts < len(seeds):
@@ -65,7 +65,7 @@ def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Ma
             f"--from {run} holds {hosts} hosts of {name} under {policy}, but {len(seeds)} hosts of {task.name} under "
             f"never are needed: esper grow --task {task.name} --policy never --hosts {len(seeds)} --out NEW"
         )
-    return {seed: _load(run / NETWORKS / f"host-{host}" / WEIGHTS) for host, seed in enumerate(seeds)}, life
+    return {seed: _load(run / NETWORKS / f"host-{host}" / WEIGHTS) for host, seed in enumerate(seeds)}, epochs
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class EpochSaves:
     def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink):
         self.out, self.population, self.deciders, self.sink = out, population, deciders, sink
         self.epochs = 0
-        """epochs of the lives that a resume would not have to train again"""
+        """epochs of the episodes that a resume would not have to train again"""
 
     def save(self, save: EpochSave) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""

@@ -58,7 +58,7 @@ def _column(trials: Trials, name: str) -> list[float]:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Every life as one line."""
+    """Every episode as one line."""
     out = io.StringIO()
     names = [name for name in rows[0] if name != "type"]
     writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")

@@ -209,23 +209,23 @@
     { label: "twin, left alone", y: columns.twin_accuracy, tone: "--muted", dash: DASHES[1] },
   ];
 
-  function lifeCharts(life) {
-    const e = life.epochs, base = { x: e.epoch ?? [], xLabel: "epoch", format: number };
+  function episodeCharts(episode) {
+    const e = episode.epochs, base = { x: e.epoch ?? [], xLabel: "epoch", format: number };
     return [
       { ...base, title: "Held-out accuracy", format: percent, series: grownAndTwin(e) },
       { ...base, title: "Loss", series: [
         { label: "held-out", y: e.held_out_loss, tone: "--kept" }, { label: "training", y: e.train_loss, tone: "--muted", dash: DASHES[1] }] },
       { ...base, title: "Parameters", format: whole, ticks: short, series: [{ label: "host and seeds", y: e.params }] },
       { ...base, title: "FLOPs since birth", format: short, series: [{ label: "all phases", y: e.flops }] },
-      { ...base, title: "Alpha per slot", ...slotLines(life, "alpha", false), range: [0, 1.05] },
-      { ...base, title: "Contribution per slot ± standard error", ...slotLines(life, "contribution", true) },
+      { ...base, title: "Alpha per slot", ...slotLines(episode, "alpha", false), range: [0, 1.05] },
+      { ...base, title: "Contribution per slot ± standard error", ...slotLines(episode, "contribution", true) },
       { ...base, title: "Reward and its parts", series: [{ label: "reward", y: e.reward, tone: "--ink" }, ...named(e, "part.")] },
     ];
   }
 
   // Between two seeds of a slot its line has a gap (null); a reading that was thinned out does not break it (undefined).
-  function slotLines(life, column, hasErrors) {
-    const told = life.spans.filter(({ readings }) => readings.epoch?.length).map(({ slot, readings, ...span }) => {
+  function slotLines(episode, column, hasErrors) {
+    const told = episode.spans.filter(({ readings }) => readings.epoch?.length).map(({ slot, readings, ...span }) => {
       const isTold = readings.epoch[0] <= startOf(span), fromBirth = (first, later) => (isTold ? later : [first, ...later]);
       return { slot, epochs: fromBirth(startOf(span), readings.epoch), errors: fromBirth(0, readings.standard_error),
         values: fromBirth(null, readings[column]) };
@@ -256,9 +256,9 @@
     const ops = named(r, "op.").map(({ label, y }) => ({ label, y: y.map((n, row) => (decisions[row] ? n / decisions[row] : null)) }));
     return [
       { ...base, title: "Return", series: [{ label: "mean over hosts", y: r.mean_return }] },
-      { ...base, title: "Accuracy at the end of life", format: percent, series: grownAndTwin(r) },
-      { ...base, title: "Parameters at the end of life", format: times, series: [{ label: "of the host's", y: r.params_share }] },
-      { ...base, title: "Reward parts per life", series: named(r, "part.") },
+      { ...base, title: "Accuracy at the end of the episode", format: percent, series: grownAndTwin(r) },
+      { ...base, title: "Parameters at the end of the episode", format: times, series: [{ label: "of the host's", y: r.params_share }] },
+      { ...base, title: "Reward parts per episode", series: named(r, "part.") },
       { ...base, title: "What the policy does", format: percent, series: ops },
       { ...base, title: "Policy step", series: [{ label: "KL", y: r.kl }, { label: "clipped share", y: r.clip_fraction }] },
       { ...base, title: "Entropy per head", series: named(r, "entropy.") },
@@ -279,21 +279,21 @@
       this.front = svg("g", { role: "presentation" });
       this.root = svg("svg", { role: "listbox", class: "timeline", "aria-label": "Seeds by slot and epoch; arrow keys move between them", onkeydown: (event) => this.move(event) },
         this.back, this.front);
-      this.empty = el("p", { class: "quiet" }, "Nothing has been planted in this life yet.");
+      this.empty = el("p", { class: "quiet" }, "Nothing has been planted in this episode yet.");
       this.frame = el("div", {}, this.root);
       this.node = el("div", { class: "timeline-box" }, this.frame, this.empty, stageKey());
-      this.frame.onresized = () => this.life && this.frame.clientWidth !== this.width && this.draw(this.life, this.slots, this.length);
+      this.frame.onresized = () => this.episode && this.frame.clientWidth !== this.width && this.draw(this.episode, this.slots, this.length);
       resized.observe(this.frame);
     }
 
-    draw(life, slots, length) {
-      Object.assign(this, { life, slots, length });
-      this.now = lastOf(life.epochs.epoch) ?? 0;
+    draw(episode, slots, length) {
+      Object.assign(this, { episode, slots, length });
+      this.now = lastOf(episode.epochs.epoch) ?? 0;
       this.measure();
-      this.empty.hidden = life.spans.length > 0;
+      this.empty.hidden = episode.spans.length > 0;
       this.back.replaceChildren(...this.axis(), ...this.lanes(), ...this.strip());
       const seen = new Set();
-      life.spans.forEach((span) => this.place(span, seen));
+      episode.spans.forEach((span) => this.place(span, seen));
       for (const [name, group] of this.groups) {
         if (seen.has(name)) continue;
         group.remove();
@@ -321,12 +321,12 @@
       this.root.setAttribute("height", y + 40 * this.u);
     }
 
-    kept(slot) { return this.life.spans.filter((span) => span.slot === slot && span.fate === "FOSSILIZED"); }
+    kept(slot) { return this.episode.spans.filter((span) => span.slot === slot && span.fate === "FOSSILIZED"); }
     x(epoch) { return this.left + (epoch / this.last) * (this.right - this.left); }
     text(x, y, words, kind, anchor = "start") { return svg("text", { x, y, class: kind, "text-anchor": anchor }, words); }
 
     strip() {
-      const { epoch = [], accuracy = [], twin_accuracy: twin = [] } = this.life.epochs;
+      const { epoch = [], accuracy = [], twin_accuracy: twin = [] } = this.episode.epochs;
       const all = [...accuracy, ...twin].filter(isKnown);
       if (!all.length) return [];
       const low = Math.min(...all), high = Math.max(...all), top = 14 * this.u, base = this.top - 16 * this.u;
@@ -375,7 +375,7 @@
         ...ticks.flatMap((tick) => [svg("path", { d: `M${this.x(tick)} 8V${y + 5}`, class: "rule" }),
           this.text(this.x(tick), y + 18 * this.u, String(tick), "tick", "middle")]),
         this.text(this.right + 15 * this.u, y + 18 * this.u, "epoch", "tick"),
-        ...this.life.rollbacks.flatMap(({ epoch }) => [svg("path", { d: `M${this.x(epoch)} 8V${y}`, class: "rollback" }),
+        ...this.episode.rollbacks.flatMap(({ epoch }) => [svg("path", { d: `M${this.x(epoch)} 8V${y}`, class: "rollback" }),
           this.text(this.x(epoch) + 3, 14 * this.u, "↺ rolled back", "tick")]),
         this.now < this.last ? svg("path", { d: `M${this.x(this.now)} ${this.top - 12 * this.u}V${y}`, class: "now" }) : null,
       ].filter(Boolean);
@@ -409,7 +409,7 @@
     parts(span) {
       const { u } = this, top = this.tops[span.slot], bar = top + 18 * u, height = 16 * u;
       const from = this.x(startOf(span)), to = Math.max(this.x(span.end ?? this.now), from + 4 * u);
-      const later = this.life.spans.filter((other) => other.slot === span.slot && startOf(other) > startOf(span)).map(startOf);
+      const later = this.episode.spans.filter((other) => other.slot === span.slot && startOf(other) > startOf(span)).map(startOf);
       const room = this.x(later.length ? Math.min(...later) : this.last) + (later.length ? 0 : 50 * u) - from;
       const stages = span.stages.filter(([stage]) => STAGES[stage]);
       const label = span.blueprint ?? "seed", letters = Math.floor((room - 4 * u) / (6.1 * u)), fate = FATES[span.fate];
@@ -452,7 +452,7 @@
 
     move(event) {
       const here = event.target.span;
-      const spans = this.life.spans, lane = spans.filter((span) => span.slot === here?.slot);
+      const spans = this.episode.spans, lane = spans.filter((span) => span.slot === here?.slot);
       const near = (step) => {
         const slot = this.slots[this.slots.indexOf(here.slot) + step];
         const others = spans.filter((span) => span.slot === slot);
@@ -489,15 +489,15 @@
         el("br"), `${judged.reason}. Needed: ${judged.needed}.`))));
   }
 
-  const seedsTable = (life) => table(`Seeds of host ${life.host}`, ["seed", "slot", "planted", "end", "fate", "contribution", "parameters"],
-    life.spans.map((span) => [span.blueprint ?? "seed", span.slot, startOf(span), span.end ?? "–", FATES[span.fate]?.word ?? "alive",
+  const seedsTable = (episode) => table(`Seeds of host ${episode.host}`, ["seed", "slot", "planted", "end", "fate", "contribution", "parameters"],
+    episode.spans.map((span) => [span.blueprint ?? "seed", span.slot, startOf(span), span.end ?? "–", FATES[span.fate]?.word ?? "alive",
       gain(span.contribution, span.standard_error), whole(span.params)]), [2, 3, 6]);
 
-  function lifeWords(life) {
-    const count = (fate) => life.spans.filter((span) => span.fate === fate).length;
-    const left = life.spans_left_out ? ` (the last ${life.spans.length} of ${life.spans.length + life.spans_left_out} are drawn)` : "";
-    return `${plural(life.spans.length, "seed")} planted${left}, ${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ${count(null)} alive; ` +
-      `${plural(life.actions, "action")}, ${plural(life.rollbacks.length, "rollback")}.`;
+  function episodeWords(episode) {
+    const count = (fate) => episode.spans.filter((span) => span.fate === fate).length;
+    const left = episode.spans_left_out ? ` (the last ${episode.spans.length} of ${episode.spans.length + episode.spans_left_out} are drawn)` : "";
+    return `${plural(episode.spans.length, "seed")} planted${left}, ${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ${count(null)} alive; ` +
+      `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.`;
   }
 
   // ---- what pages share with reports ----
@@ -510,15 +510,15 @@
   const resultsTable = (results) => table("Results on test examples", ["policy", "seed", "test accuracy", "held-out accuracy", "parameters", "kept", "culled", "FLOPs"],
     results.map((r) => [r.arm, r.seed, percent(r.test_accuracy), percent(r.validation_accuracy), whole(r.final_params), r.fossilized, r.culled, short(r.flops)]), [1, 2, 3, 4, 5, 6, 7]);
 
-  const ledgerTable = (ledgers) => table("Ledger: what each life cost", ["host", "phase", "FLOPs", "examples", "seconds"],
+  const ledgerTable = (ledgers) => table("Ledger: what each episode cost", ["host", "phase", "FLOPs", "examples", "seconds"],
     ledgers.flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
 
-  const standingsTable = (rows) => table("Policies and controls", ["policy", "task", "epochs", "lives", "accuracy ± spread", "over its control", "parameters"],
-    rows.map((r) => [r.policy, r.task, whole(r.epochs), r.lives, `${exact(r.mean)} %${isKnown(r.spread) ? ` ± ${exact(r.spread)}` : ""} (${r.measure})`,
+  const standingsTable = (rows) => table("Policies and controls", ["policy", "task", "epochs", "episodes", "accuracy ± spread", "over its control", "parameters"],
+    rows.map((r) => [r.policy, r.task, whole(r.epochs), r.episodes, `${exact(r.mean)} %${isKnown(r.spread) ? ` ± ${exact(r.spread)}` : ""} (${r.measure})`,
       isKnown(r.gain) ? `${points(r.gain)}${isKnown(r.error) ? ` ± ${exact(r.error)}` : ""} over ${r.control}` : "–", whole(r.params)]), [2, 3, 4, 5, 6]);
 
-  function gateDecisions(lives) {
-    const judged = lives.flatMap((life) => life.spans.flatMap((span) => span.verdicts.map((verdict) => ({ ...verdict, span, host: life.host }))));
+  function gateDecisions(episodes) {
+    const judged = episodes.flatMap((episode) => episode.spans.flatMap((span) => span.verdicts.map((verdict) => ({ ...verdict, span, host: episode.host }))));
     const needs = [...new Set(judged.map(({ gate, needed }) => `${gate} ${GATES[gate] ?? ""}: ${needed}`))].sort();
     return [el("ul", { class: "quiet" }, needs.map((text) => el("li", {}, text))),
       table("Every verdict that was new", ["host", "epoch", "slot", "seed", "gate", "verdict", "measured", "evidence"], judged.map((v) =>
@@ -552,10 +552,10 @@
     const drawing = new Timeline((span, now) => showEvidence(panel, span, now));
     const summary = el("p", { class: "quiet" });
     const details = el("details", { ontoggle: () => details.open && showTable() }, el("summary", {}, "The same as a table"), el("div"));
-    const showTable = () => details.lastChild.replaceChildren(seedsTable(drawing.life));
-    const draw = (life, slots, length) => {
-      summary.textContent = lifeWords(life);
-      drawing.draw(life, slots, length);
+    const showTable = () => details.lastChild.replaceChildren(seedsTable(drawing.episode));
+    const draw = (episode, slots, length) => {
+      summary.textContent = episodeWords(episode);
+      drawing.draw(episode, slots, length);
       if (details.open) showTable();
     };
     return { draw, node: el("div", { class: "growth-part" }, summary, el("div", { class: "growth" }, drawing.node, panel), details) };
@@ -632,10 +632,10 @@
 
   function runPage(main, name, wanted) {
     const at = { host: Number(wanted.get("host") ?? 0), round: wanted.has("round") ? Number(wanted.get("round")) : null };
-    const state = { header: null, life: null };
+    const state = { header: null, episode: null };
     const top = el("div"), rest = el("div"), status = el("span"), lines = el("ol");
     const log = el("div", { class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Event log" }, lines);
-    const growth = growthPart(), ofLife = new ChartGrid("life"), ofRounds = new ChartGrid("rounds");
+    const growth = growthPart(), ofEpisode = new ChartGrid("episode"), ofRounds = new ChartGrid("rounds");
     const host = el("select", { id: "host", onchange: () => go({ host: Number(host.value) }) });
     const round = el("input", { id: "round", type: "number", min: 0, onchange: () => go({ round: round.value === "" ? null : Number(round.value) }) });
     const latest = el("button", { type: "button", onclick: () => go({ round: null }) }, "latest");
@@ -645,7 +645,7 @@
     main.append(el("h1", { tabindex: -1 }, name, " ", status), top, progress,
       section("growth", "Growth", el("form", { class: "choose", onsubmit: (event) => event.preventDefault() },
         el("label", { for: "host" }, "host"), host, rounds), growth.node),
-      section("life", "This life", ofLife.node), across, rest, section("log", "Event log", log));
+      section("episode", "This episode", ofEpisode.node), across, rest, section("log", "Event log", log));
     let stream = null;
 
     function go(change) {
@@ -664,21 +664,21 @@
       if (at.round === null) return;
       const query = new URLSearchParams(at).toString();
       try {
-        const life = await ask(`api/runs/${address(name)}/life?${query}`);
+        const episode = await ask(`api/runs/${address(name)}/episode?${query}`);
         if (query !== new URLSearchParams(at).toString()) return;
-        state.life = life;
-        if (state.header) drawLife();
+        state.episode = episode;
+        if (state.header) drawEpisode();
       } catch (problem) {
         say(`round ${at.round} cannot be shown (${problem.message})`);
       }
     }
 
     function take(message) {
-      const longest = message.whole ? 0 : state.header.life; // a life that has just begun is drawn as long as those before
-      state.header = { ...message.header, life: Math.max(longest, message.header.life) };
-      if (message.life && at.round === null) state.life = message.life;
+      const longest = message.whole ? 0 : state.header.epochs; // an episode that has just begun is drawn as long as those before
+      state.header = { ...message.header, epochs: Math.max(longest, message.header.epochs) };
+      if (message.episode && at.round === null) state.episode = message.episode;
       drawHeader(state.header);
-      if (state.life) drawLife();
+      if (state.episode) drawEpisode();
       if (message.rounds) ofRounds.draw(roundCharts(message.rounds));
       if (message.log) drawLog(message.log, message.whole);
       if (message.rest) drawRest(message.rest);
@@ -697,9 +697,9 @@
       host.value = at.host;
     }
 
-    function drawLife() {
-      growth.draw(state.life, state.header.slots, state.header.life);
-      ofLife.draw(lifeCharts(state.life));
+    function drawEpisode() {
+      growth.draw(state.episode, state.header.slots, state.header.epochs);
+      ofEpisode.draw(episodeCharts(state.episode));
     }
 
     function drawLog(news, isWhole) {
@@ -734,7 +734,7 @@
       overlay("grow", "Held-out accuracy, mean over hosts", "accuracy", percent, "epoch"),
       overlay("grow", "Held-out loss, mean over hosts", "held_out_loss", number, "epoch"),
       overlay("grow", "Parameters, mean over hosts", "params", whole, "epoch", short),
-      overlay("ppo", "Accuracy at the end of life", "accuracy", percent, "round"),
+      overlay("ppo", "Accuracy at the end of the episode", "accuracy", percent, "round"),
       overlay("ppo", "Return", "mean_return", number, "round"),
       overlay("ppo", "Parameters of the host's", "params_share", times, "round"),
     ].flat();
@@ -765,7 +765,7 @@
     main.append(el("h1", {}, report.runs.length === 1 ? report.runs[0].header.name : `${report.runs.length} runs`),
       el("p", { class: "quiet" }, `Report of esper ${report.version}, written on ${report.date}.`));
     if (report.standings.length) main.append(section("standings", "Final table", standingsTable(report.standings),
-      el("p", { class: "quiet" }, "Spread is the standard deviation over lives. The difference is paired: by host seed with the run that never grows, or each life with its twin.")));
+      el("p", { class: "quiet" }, "Spread is the standard deviation over episodes. The difference is paired: by host seed with the run that never grows, or each episode with its twin.")));
     if (report.runs.length > 1) {
       const grid = new ChartGrid("compare");
       main.append(section("curves", "Runs side by side", runsTable(report.runs.map(({ header }) => header)), grid.node));
@@ -775,25 +775,25 @@
   }
 
   function reportRun(main, run, index) {
-    const id = (part) => `run-${index}-${part}`, { header, lives, rest } = run;
+    const id = (part) => `run-${index}-${part}`, { header, episodes, rest } = run;
     const article = el("article", { "aria-label": header.name }, el("h2", { class: "run-name" }, header.name, " ", badge(header.status)),
       el("p", { class: "quiet" }, subtitle(header)), headline(header));
     main.append(article);
     const add = (part, title, ...nodes) => article.append(section(id(part), title, ...nodes));
-    const ofLife = new ChartGrid(id("life")), ofRounds = new ChartGrid(id("rounds"));
+    const ofEpisode = new ChartGrid(id("episode")), ofRounds = new ChartGrid(id("rounds"));
     if (header.kind === "ppo" && run.rounds.round?.length) add("rounds", "Curves across rounds", ofRounds.node);
-    if (lives.length) add("growth", header.kind === "ppo" ? `Growth in round ${lives[0].round}` : "Growth");
-    const drawings = lives.map((life) => ({ life, part: growthPart() }));
-    for (const { life, part } of drawings) article.lastChild.append(el("h3", {}, `Host ${life.host}`), part.node);
-    if (run.lives_left_out) article.lastChild.append(el("p", { class: "quiet" }, `${plural(run.lives_left_out, "more host")} of this run not drawn.`));
-    if (lives.length) add("life", `Curves of host ${lives[0].host}`, ofLife.node);
+    if (episodes.length) add("growth", header.kind === "ppo" ? `Growth in round ${episodes[0].round}` : "Growth");
+    const drawings = episodes.map((episode) => ({ episode, part: growthPart() }));
+    for (const { episode, part } of drawings) article.lastChild.append(el("h3", {}, `Host ${episode.host}`), part.node);
+    if (run.episodes_left_out) article.lastChild.append(el("p", { class: "quiet" }, `${plural(run.episodes_left_out, "more host")} of this run not drawn.`));
+    if (episodes.length) add("episode", `Curves of host ${episodes[0].host}`, ofEpisode.node);
     article.append(...outcome(`run-${index}`, rest));
-    if (lives.length) add("gates", "Gate decisions", ...gateDecisions(lives));
+    if (episodes.length) add("gates", "Gate decisions", ...gateDecisions(episodes));
     add("config", "Configuration", configTable(rest.config));
     add("again", "How to reproduce", el("p", {}, run.advice), el("pre", { tabindex: 0 }, el("code", {}, run.command)));
-    for (const { life, part } of drawings) part.draw(life, header.slots, header.life);
+    for (const { episode, part } of drawings) part.draw(episode, header.slots, header.epochs);
     ofRounds.draw(header.kind === "ppo" ? roundCharts(run.rounds) : []);
-    if (lives.length) ofLife.draw(lifeCharts(lives[0]));
+    if (episodes.length) ofEpisode.draw(episodeCharts(episodes[0]));
   }
 
   // ---- start ----

@@ -1,4 +1,4 @@
-"""Small populations and the moves of a life, for the tests of the runtime."""
+"""Small populations and the moves of an episode, for the tests of the runtime."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ IMAGES = replace(
     batch=32,
     epoch_examples=80,
     lengths=QUICK,
-    life=12,
+    epochs=12,
     augment=True,
 )
 """Two slots, batch norm, augmentation, 81 examples in an epoch."""
@@ -48,7 +48,7 @@ GROWTH = {
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
     4: [(GERMINATE, "r0c0", "conv_small", "sigmoid")],
 }
-"""A life with every kind of change: what is done after which epoch."""
+"""An episode with every kind of change: what is done after which epoch."""
 
 
 def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
@@ -90,7 +90,7 @@ def differing(first, second):
     return sorted(names)
 
 
-def life(task, seeds, epochs=7, script=None, **options):
+def epochs(task, seeds, epochs=7, script=None, **options):
     """A population after `epochs`; `script` is played by every host unless it is by host."""
     population = Population(task, seeds, **options)
     by_host = dict.fromkeys(range(len(seeds)), GROWTH) if script is None else script

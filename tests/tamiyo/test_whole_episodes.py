@@ -1,4 +1,4 @@
-"""Policies in real training: whole lives on three kinds of host, harm left to probation, sham growth without effect."""
+"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham growth without effect."""
 
 import copy
 
@@ -79,11 +79,11 @@ def stages(garden, slot):
 
 
 @every_host
-def test_the_heuristic_leads_seeds_through_whole_lives(host, data):
+def test_the_heuristic_leads_seeds_through_whole_episodes(host, data):
     garden = grow(host(), data, "heuristic", 16, budget=20_000)
-    lives = ["-".join(stages(garden, slot)) for slot in garden.model.slot_config.slot_ids]
-    assert any("-".join(LIFE) in life for life in lives)
-    assert garden.model.fossilized_seeds == "-".join(lives).count("FOSSILIZED")
+    episodes = ["-".join(stages(garden, slot)) for slot in garden.model.slot_config.slot_ids]
+    assert any("-".join(LIFE) in epochs for epochs in episodes)
+    assert garden.model.fossilized_seeds == "-".join(episodes).count("FOSSILIZED")
 
 
 @every_host
@@ -146,8 +146,8 @@ def test_sham_growth_ends_where_the_host_alone_ends_to_the_bit(host, data, ramp)
     )
     never = grow(copy.deepcopy(bare), data, "never", 10, lengths, blueprints=names)
 
-    def replay(ground):
-        return RulePolicy(Sham(ground, script_of(grown.history, ground.space)))
+    def replay(facts):
+        return RulePolicy(Sham(facts, script_of(grown.history, facts.space)))
 
     sham = grow(copy.deepcopy(bare), data, replay, 10, lengths, blueprints=names, max_seeds=2)
     planted = [event.blueprint for event in sham.history if isinstance(event, ActionTaken) and event.op == "GERMINATE"]

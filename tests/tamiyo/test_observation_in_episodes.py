@@ -1,4 +1,4 @@
-"""The observation in real lives: random legal actions on every kind of host, every feature about one."""
+"""The observation in real episodes: random legal actions on every kind of host, every feature about one."""
 
 from functools import cache
 
@@ -8,20 +8,20 @@ import torch
 
 from esper.tamiyo import feature_names, observe
 from esper.tamiyo.observation import BLUEPRINT_FEATURES, LARGEST, STATE_FEATURES, TELEMETRY_FEATURES
-from tamiyo.observed_lives import TASKS, RandomPolicy, Watched
+from tamiyo.observed_episodes import TASKS, RandomPolicy, Watched
 
 
 @cache
-def lives(task):
-    """Observations of two whole lives under random legal actions, [epochs x hosts, F], and their names."""
+def episodes(task):
+    """Observations of two whole episodes under random legal actions, [epochs x hosts, F], and their names."""
     watched = Watched(TASKS[task], [1, 2])
-    rows = [row for row, _, _ in watched.live(RandomPolicy(7), watched.task.life)]
+    rows = [row for row, _, _ in watched.live(RandomPolicy(7), watched.task.epochs)]
     return np.concatenate(rows), feature_names(watched.space.slots)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_in_real_lives_no_feature_leaves_minus_five_to_five_and_most_are_about_one(task):
-    rows, names = lives(task)
+def test_in_real_episodes_no_feature_leaves_minus_five_to_five_and_most_are_about_one(task):
+    rows, names = episodes(task)
     assert rows.shape[1] == len(names)
     assert np.isfinite(rows).all()
     assert np.abs(rows).max() <= LARGEST
@@ -32,8 +32,8 @@ def test_in_real_lives_no_feature_leaves_minus_five_to_five_and_most_are_about_o
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_in_real_lives_every_slot_is_seen_empty_and_taken_measured_and_not(task):
-    rows, names = lives(task)
+def test_in_real_episodes_every_slot_is_seen_empty_and_taken_measured_and_not(task):
+    rows, names = episodes(task)
     for slot in sorted({name.split(".")[0] for name in names if "." in name}):
         column = {
             name: rows[:, names.index(f"{slot}.{name}")]
@@ -48,8 +48,8 @@ def test_in_real_lives_every_slot_is_seen_empty_and_taken_measured_and_not(task)
         assert (column["gradient_norm"][~is_empty] > 0).any()
 
 
-def test_in_real_lives_progress_runs_to_one_and_the_rate_falls_behind_it():
-    rows, names = lives("images")
+def test_in_real_episodes_progress_runs_to_one_and_the_rate_falls_behind_it():
+    rows, names = episodes("images")
     progress, rate = (rows[0::2, names.index(name)] for name in ("progress", "lr_share"))
     assert progress == pytest.approx(np.arange(1, 13) / 12)
     assert rate[0] == 1.0

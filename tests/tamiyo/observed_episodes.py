@@ -20,7 +20,7 @@ from esper.tamiyo import (
     observation_width,
     observe,
 )
-from runtime.lives import BLOBS, IMAGES
+from runtime.episodes import BLOBS, IMAGES
 
 THREE = SlotConfig.default()
 METRICS = {field.name for field in fields(SeedMetrics)}
@@ -75,7 +75,7 @@ TASKS = {
         chance=0.2,
         batch=16,
         epoch_examples=32,
-        life=12,
+        epochs=12,
         lengths=SHORT,
     ),
     "three slots": replace(
