@@ -17,7 +17,7 @@ from pathlib import Path
 from hardware import hardware
 from rich.console import Console
 
-from esper.running import run_compare
+from esper.cli.session import run_compare
 from esper.trials.comparing import CompareConfig
 
 RESULTS = Path(__file__).parent / "results"

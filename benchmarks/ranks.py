@@ -100,7 +100,7 @@ def live(options: argparse.Namespace) -> None:
     from rich.console import Console
     from training import config_of
 
-    from esper.running import run_ppo
+    from esper.cli.session import run_ppo
 
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True

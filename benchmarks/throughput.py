@@ -28,8 +28,8 @@ from esper.kasmina.hosts import ChainHost, build_cnn_host
 from esper.leyline.factored_actions import FactoredAction, LifecycleOp
 from esper.runtime import executors
 from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.counterfactuals import greedy_scores
 from esper.runtime.executors import GraphedExecutor
-from esper.runtime.measuring import greedy_scores
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
 from esper.runtime.tasks import Task, get_task

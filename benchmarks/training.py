@@ -28,11 +28,11 @@ from hardware import hardware
 from rich.console import Console
 from throughput import generated
 
-from esper.running import run_ppo
+from esper.cli.session import run_ppo
 from esper.runtime.batches import whole_steps
 from esper.runtime.tasks import get_task, register
-from esper.simic.runfolder import MANIFEST
 from esper.simic.training_config import TrainingConfig, read_setting
+from esper.telemetry.runfolder import MANIFEST
 
 READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.comparison import compared_figure, pairs_of
-from esper.dashboard.figure import Row, interval_figure
+from esper.cli.console.comparison import compared_figure, pairs_of
+from esper.cli.console.figure import Row, interval_figure
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "results.md"

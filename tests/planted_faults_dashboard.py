@@ -3,7 +3,7 @@
 from planted_faults import Fault
 
 VIEW, SERIES, READER = "dashboard/view.py", "dashboard/series.py", "dashboard/reader.py"
-INDEX, RUNS, TABLES = "dashboard/index.py", "dashboard/runs.py", "dashboard/tables.py"
+INDEX, RUNS, TABLES = "dashboard/index.py", "dashboard/runs.py", "cli/console/tables.py"
 PIECES = "dashboard/test_reader.py::test_folding_growing_files_in_pieces_equals_folding_all_at_once[all]"
 KNOWS = "dashboard/test_reader.py::test_skipping_knows_all_slots_and_who_lived_in_the_round_before_the_newest"
 FOLDED = [

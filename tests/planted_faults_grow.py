@@ -4,7 +4,7 @@ from planted_faults import Fault
 from trials import planted_faults as trials_faults
 
 STORING = "runtime/storing.py"
-RUNNING, CLI = "running.py", "cli.py"
+RUNNING, CLI = "cli/session.py", "cli/app.py"
 HOST, POPULATION, SPLITS, TASKS = "runtime/host.py", "runtime/population.py", "runtime/splits.py", "runtime/tasks.py"
 EVERY_EPOCH = (
     "runtime/test_storing.py::test_a_host_that_is_stored_and_read_back_after_every_epoch_has_the_same_episode[adamw]"
@@ -129,84 +129,84 @@ COMMANDS = [
         RUNNING,
         'key=lambda host: results[host]["validation_accuracy"]',
         'key=lambda host: results[host]["test_accuracy"]',
-        "test_cli_grow.py::test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says",
+        "cli/test_run.py::test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says",
     ),
     Fault(
         "an export replaces what is there",
         RUNNING,
         "    if folder.exists():\n",
         "    if folder.is_file():\n",
-        "test_cli_grow.py::test_what_cannot_be_exported_is_one_line_and_nothing_is_written[taken]",
+        "cli/test_run.py::test_what_cannot_be_exported_is_one_line_and_nothing_is_written[taken]",
     ),
     Fault(
         "links in a run are followed",
         RUNNING,
         ", symlinks=True)",
         ")",
-        "test_cli_grow.py::test_a_link_in_a_run_is_not_followed",
+        "cli/test_run.py::test_a_link_in_a_run_is_not_followed",
     ),
     Fault(
         "an export needs the policy",
         RUNNING,
         "    _read_config(run)\n    path = run / RESULTS",
         "    grow_config_of(run)\n    path = run / RESULTS",
-        "test_cli_grow.py::test_exporting_needs_neither_the_policy_nor_the_saves",
+        "cli/test_run.py::test_exporting_needs_neither_the_policy_nor_the_saves",
     ),
     Fault(
         "the run of any command is taken for a grown one",
         RUNNING,
         'values.pop("command", None) != "grow"',
         'values.pop("command", "grow") != "grow"',
-        "test_cli_grow.py::test_what_cannot_be_exported_is_one_line_and_nothing_is_written[ppo]",
+        "cli/test_run.py::test_what_cannot_be_exported_is_one_line_and_nothing_is_written[ppo]",
     ),
     Fault(
         "growing begins in any folder",
         RUNNING,
         'runfolder.require_fresh(config.out)\n        console.print(f"{config.policy}',
         'assert config.out.exists()\n        console.print(f"{config.policy}',
-        "test_cli_grow.py::test_a_folder_that_is_not_empty_is_refused",
+        "cli/test_run.py::test_a_folder_that_is_not_empty_is_refused",
     ),
     Fault(
         "a stopped run exits as if it had failed",
         CLI,
         "    if results is None:\n        raise typer.Exit(130)",
         "    if results is None:\n        raise typer.Exit(1)",
-        "test_cli_grow.py::test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was",
+        "cli/test_run.py::test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was",
     ),
     Fault(
         "a resumed run takes the options of the day",
         CLI,
         "if resume and (out / CONFIG).exists():",
         "if resume and not (out / CONFIG).exists():",
-        "test_cli_grow.py::test_a_resumed_run_is_the_one_that_was_started",
+        "cli/test_run.py::test_a_resumed_run_is_the_one_that_was_started",
     ),
     Fault(
         "slots need commas",
         CLI,
         'LISTS = ("--devices", "--slots", ',
         'LISTS = ("--devices", ',
-        "test_cli_grow.py::test_slots_are_written_with_spaces_or_commas[r0c0 r0c2]",
+        "cli/test_run.py::test_slots_are_written_with_spaces_or_commas[r0c0 r0c2]",
     ),
     Fault(
         "a budget on the command line is dropped",
         CLI,
         '"budget": budget,',
         '"budget": None,',
-        "test_cli_grow.py::test_every_option_reaches_the_run",
+        "cli/test_run.py::test_every_option_reaches_the_run",
     ),
     Fault(
         "the demo runs once",
         CLI,
         "    if not folder.exists():\n        return folder\n",
         "    if not folder.is_file():\n        return folder\n",
-        "test_cli.py::test_the_demo_takes_a_fresh_folder_every_time",
+        "cli/test_cli.py::test_the_demo_takes_a_fresh_folder_every_time",
     ),
     Fault(
         "the demo exports the host that was left alone",
         CLI,
         'export_run(out / "heuristic",',
         'export_run(out / "never",',
-        "test_cli.py::test_the_demo_grows_a_network_prints_one_comparison_and_exports_it",
+        "cli/test_cli.py::test_the_demo_grows_a_network_prints_one_comparison_and_exports_it",
     ),
 ]
 CHOSEN = [
@@ -254,7 +254,7 @@ CHOSEN = [
     ),
     Fault(
         "twins are measured on whatever is held out",
-        "runtime/twins.py",
+        "simic/twins.py",
         '    "held_out",\n',
         "",
         "runtime/test_tasks.py::test_a_twin_on_fewer_held_out_examples_is_another_twin",

@@ -5,7 +5,7 @@ from planted_faults import Fault
 BATCHES, SPLITS, DATA, TASKS = "runtime/batches.py", "runtime/splits.py", "runtime/data.py", "runtime/tasks.py"
 HOST, POPULATION, GOVERNOR = "runtime/host.py", "runtime/population.py", "runtime/governor.py"
 MEASURING, LEDGER, DEVICES, EXECUTORS = (
-    "runtime/measuring.py",
+    "runtime/counterfactuals.py",
     "runtime/ledger.py",
     "runtime/devices.py",
     "runtime/executors.py",
@@ -17,7 +17,7 @@ RUNTIME_FAULTS = [
         HOST,
         "return all(own.get(slot_id) == module for slot_id, module in slots.modules.items())",
         "return bool(own)",
-        "runtime/test_measuring.py::test_slots_named_by_module_are_measured_at_their_own_modules",
+        "runtime/test_counterfactuals.py::test_slots_named_by_module_are_measured_at_their_own_modules",
     ),
     Fault(
         "the random arm draws the same for every host",
@@ -164,7 +164,7 @@ RUNTIME_FAULTS = [
         HOST,
         "(norm / size**0.5)",
         "norm",
-        "runtime/test_measuring.py::test_gradient_readings_are_means_of_norms_before_clipping",
+        "runtime/test_counterfactuals.py::test_gradient_readings_are_means_of_norms_before_clipping",
     ),
     Fault(
         "a held-out loss of NaN is healthy",
@@ -200,21 +200,21 @@ RUNTIME_FAULTS = [
         MEASURING,
         "    slot.is_in_output = False\n    try:",
         "    slot.is_in_output = True\n    try:",
-        "runtime/test_measuring.py::test_contributions_are_paired_means_with_their_standard_error",
+        "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
     ),
     Fault(
         "a standard deviation for a standard error",
         MEASURING,
         "gains.std(1) / count**0.5",
         "gains.std(1)",
-        "runtime/test_measuring.py::test_contributions_are_paired_means_with_their_standard_error",
+        "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
     ),
     Fault(
         "the greedy score grows with the batch",
         MEASURING,
         "torch.stack(scores).double() / size",
         "torch.stack(scores).double()",
-        "runtime/test_measuring.py::test_the_greedy_score_is_the_slope_along_the_best_linear_map_of_equal_weights",
+        "runtime/test_counterfactuals.py::test_the_greedy_score_is_the_slope_along_the_best_linear_map_of_equal_weights",
     ),
     Fault(
         "a backward pass costs one forward pass",

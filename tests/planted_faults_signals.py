@@ -4,7 +4,7 @@ from planted_faults import Fault
 
 SIGNALS, OBSERVATION, LEARNED = "tamiyo/signals.py", "tamiyo/observation.py", "tamiyo/learned.py"
 RULES, MASKS, ARMS = "tamiyo/rules.py", "tamiyo/masks.py", "trials/arms.py"
-MEASURING, GARDEN = "kasmina/measuring.py", "garden.py"
+MEASURING, GARDEN = "kasmina/evidence.py", "garden.py"
 ACTIONS, LEGALITY = "leyline/factored_actions.py", "leyline/legality.py"
 
 TRACKED = [

@@ -5,7 +5,7 @@ from simic.planted_faults_runs import RUN_FAULTS
 
 CONFIG = "simic/training_config.py"
 TRAINER = "simic/trainer.py"
-TALLY = "simic/tally.py"
+TALLY = "simic/round_summary.py"
 
 TRAINING_FAULTS: list[Fault] = [
     *RUN_FAULTS,
@@ -231,7 +231,7 @@ TRAINING_FAULTS: list[Fault] = [
         TRAINER,
         'runfolder.CONFIG, config.model_dump(mode="json"))',
         'runfolder.CONFIG, config.model_dump(mode="json", exclude={"telemetry"}))',
-        "test_cli_ppo.py::test_resuming_notes_what_it_goes_on_with",
+        "cli/test_ppo.py::test_resuming_notes_what_it_goes_on_with",
     ),
     Fault(
         "waiting is no decision",

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.changes import tell_changes
+from esper.kasmina.evidence import check_values, measure_pairs, score_places, watched
 from esper.kasmina.harvesting import export_network, harvest
-from esper.kasmina.measuring import check_values, measure_pairs, score_places, watched
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network

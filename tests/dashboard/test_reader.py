@@ -27,8 +27,8 @@ from dashboard.generated import (
 from esper.dashboard.reader import RunReader
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
-from esper.simic.runfolder import only_writer
 from esper.telemetry.events import GrownEpoch, RoundBegan, StageChanged, to_record
+from esper.telemetry.runfolder import only_writer
 
 LONGEST = 4096
 

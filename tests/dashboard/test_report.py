@@ -12,7 +12,8 @@ import pytest
 from typer.main import get_command
 
 from dashboard.web_runs import append, config_of, grow_run, ppo_run
-from esper import __version__, cli
+from esper import __version__
+from esper.cli import app as cli
 from esper.dashboard.report import reproduce, write_report
 from esper.leyline.errors import SaveError
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from dashboard.generated import as_lines, write_config
 from dashboard.test_view import finished, lived
+from esper.cli.console.tables import runs_table
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import RunSummary, find_runs, summarise
-from esper.dashboard.tables import runs_table
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import ArmFinished, GrownEpoch, RoundBegan, to_record
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
 from esper.runtime import population as populations
+from esper.runtime.counterfactuals import bypassed
 from esper.runtime.ledger import PHASES, HostFlops, ablation_flops, network_flops
-from esper.runtime.measuring import bypassed
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks import TASKS, get_task

@@ -13,7 +13,7 @@ from esper.runtime import tasks
 from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
-from esper.runtime.twins import fingerprint, twin_readings
+from esper.simic.twins import fingerprint, twin_readings
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
 # -- registry ----------------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from planted_faults import Fault
 
 HISTORY = "simic/history.py"
 CHECKPOINTS = "simic/checkpoints.py"
-RUNFOLDER = "simic/runfolder.py"
+RUNFOLDER = "telemetry/runfolder.py"
 SINK = "telemetry/sink.py"
 ACTIONS = "telemetry/actions.py"
-PROGRESS = "dashboard/progress.py"
-RUNNING = "running.py"
-CLI = "cli.py"
+PROGRESS = "cli/console/progress.py"
+RUNNING = "cli/session.py"
+CLI = "cli/app.py"
 DEVICES = "runtime/devices.py"
 
 RUN_FAULTS: list[Fault] = [
@@ -130,70 +130,70 @@ RUN_FAULTS: list[Fault] = [
         RUNFOLDER,
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        "simic/test_runfolder.py::test_a_second_writer_is_refused_while_the_first_is_there",
+        "telemetry/test_runfolder.py::test_a_second_writer_is_refused_while_the_first_is_there",
     ),
     Fault(
         "files are written in place",
         RUNFOLDER,
         'temporary = path.with_name(path.name + ".new")',
         "temporary = path",
-        "simic/test_runfolder.py::test_a_failure_in_the_middle_leaves_the_old_file",
+        "telemetry/test_runfolder.py::test_a_failure_in_the_middle_leaves_the_old_file",
     ),
     Fault(
         "a failed write leaves its half behind",
         RUNFOLDER,
         "        with suppress(OSError):\n            temporary.unlink()\n",
         "",
-        "simic/test_runfolder.py::test_a_failure_in_the_middle_leaves_the_old_file",
+        "telemetry/test_runfolder.py::test_a_failure_in_the_middle_leaves_the_old_file",
     ),
     Fault(
         "a link is taken for a checkpoint",
         RUNFOLDER,
         "path.is_file() and not path.is_symlink()",
         "path.is_file()",
-        "simic/test_runfolder.py::test_a_checkpoint_is_whole_if_every_byte_is_there_and_it_is_no_link",
+        "telemetry/test_runfolder.py::test_a_checkpoint_is_whole_if_every_byte_is_there_and_it_is_no_link",
     ),
     Fault(
         "a checkpoint is whole if it is there",
         RUNFOLDER,
         'digest(path) == entry["sha256"]',
         'len(digest(path)) == len(entry["sha256"])',
-        "simic/test_runfolder.py::test_a_checkpoint_is_whole_if_every_byte_is_there_and_it_is_no_link",
+        "telemetry/test_runfolder.py::test_a_checkpoint_is_whole_if_every_byte_is_there_and_it_is_no_link",
     ),
     Fault(
         "a used folder is begun anew",
         RUNFOLDER,
         "if any(path.name != _LOCK for",
         "if any(path.name == MANIFEST for",
-        "simic/test_runfolder.py::test_a_folder_with_anything_in_it_is_not_begun_anew",
+        "telemetry/test_runfolder.py::test_a_folder_with_anything_in_it_is_not_begun_anew",
     ),
     Fault(
         "a refused start leaves its configuration",
         RUNFOLDER,
         "for name in (CONFIG, *empty):",
         "for name in empty:",
-        "simic/test_runfolder.py::test_a_start_that_is_refused_leaves_nothing_behind",
+        "telemetry/test_runfolder.py::test_a_start_that_is_refused_leaves_nothing_behind",
     ),
     Fault(
         "a full disk takes the configuration with it",
         RUNFOLDER,
         "if is_first and {path.name for path in folder.iterdir()}",
         "if is_first or {path.name for path in folder.iterdir()}",
-        "simic/test_runfolder.py::test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with",
+        "telemetry/test_runfolder.py::test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with",
     ),
     Fault(
         "a resume overwrites what the run was started with",
         RUNFOLDER,
         "    if is_first:\n        write_json(config, values)",
         "    write_json(config, values)",
-        "simic/test_runfolder.py::test_what_a_run_was_started_with_stays_when_going_on_is_refused",
+        "telemetry/test_runfolder.py::test_what_a_run_was_started_with_stays_when_going_on_is_refused",
     ),
     Fault(
         "the lock is written through a link",
         RUNFOLDER,
         ' | os.O_NOFOLLOW, 0o644), "r+")',
         ', 0o644), "r+")',
-        "simic/test_runfolder.py::test_a_link_in_place_of_the_lock_is_not_followed",
+        "telemetry/test_runfolder.py::test_a_link_in_place_of_the_lock_is_not_followed",
     ),
     Fault(
         "rewinding fills up with zeros",
@@ -242,21 +242,21 @@ RUN_FAULTS: list[Fault] = [
         PROGRESS,
         "(self.rounds - event.round - 1)",
         "(self.rounds - event.round)",
-        "dashboard/test_progress.py::test_speed_and_time_left_are_those_of_the_last_round",
+        "cli/console/test_progress.py::test_speed_and_time_left_are_those_of_the_last_round",
     ),
     Fault(
         "culled seeds are alive",
         PROGRESS,
         "event.germinated - event.fossilized - event.culled",
         "event.germinated - event.fossilized",
-        "dashboard/test_progress.py::test_the_table_of_a_round_says_the_same_and_more",
+        "cli/console/test_progress.py::test_the_table_of_a_round_says_the_same_and_more",
     ),
     Fault(
         "long lines are broken",
         PROGRESS,
         "console.print(round_line(so_far), markup=False, highlight=False, soft_wrap=True)",
         "console.print(round_line(so_far), markup=False, highlight=False)",
-        "dashboard/test_progress.py::test_without_a_terminal_every_round_is_one_line_however_narrow",
+        "cli/console/test_progress.py::test_without_a_terminal_every_round_is_one_line_however_narrow",
     ),
     Fault(
         "SIGTERM is not listened to",
@@ -270,28 +270,28 @@ RUN_FAULTS: list[Fault] = [
         RUNNING,
         "if config.ppo.anneal_decisions is not None:",
         "if config.rounds:",
-        "test_cli_ppo.py::test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round",
+        "cli/test_ppo.py::test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round",
     ),
     Fault(
         "a resume starts from the preset",
         RUNNING,
         "is_saved = resume and runfolder.is_there(saved)",
         "is_saved = bool(resume and preset)",
-        "test_cli_ppo.py::test_resuming_takes_the_configuration_of_the_run",
+        "cli/test_ppo.py::test_resuming_takes_the_configuration_of_the_run",
     ),
     Fault(
         "a stopped run is a success",
         CLI,
         "if not run_ppo(config, resume, Console()):\n        raise typer.Exit(130)",
         "if not run_ppo(config, resume, Console()):\n        raise typer.Exit(0)",
-        "test_cli_ppo.py::test_a_run_that_was_stopped_is_exit_code_130",
+        "cli/test_ppo.py::test_a_run_that_was_stopped_is_exit_code_130",
     ),
     Fault(
         "no device is the default device",
         CLI,
         '"devices": places if named else None',
         '"devices": places or None',
-        "test_cli_ppo.py::test_a_mistake_is_one_line_and_exit_code_two_and_leaves_nothing[no device]",
+        "cli/test_ppo.py::test_a_mistake_is_one_line_and_exit_code_two_and_leaves_nothing[no device]",
     ),
     Fault(
         "torch stays deterministic",

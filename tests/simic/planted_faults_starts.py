@@ -2,7 +2,7 @@
 
 from planted_faults import Fault
 
-RUNNING, TEAM, TRAINER = "running.py", "simic/team.py", "simic/trainer.py"
+RUNNING, TEAM, TRAINER = "cli/session.py", "simic/team.py", "simic/trainer.py"
 HISTORY, COMPARING, POPULATION = "simic/history.py", "trials/comparing.py", "runtime/population.py"
 STARTS = "simic/test_team_starts.py"
 
@@ -44,24 +44,24 @@ START_FAULTS = [
     ),
     Fault(
         "ranks draw screens over each other",
-        "cli.py",
+        "cli/app.py",
         "if watch and is_launched():",
         "if watch and not watch:",
         f"{STARTS}::test_a_screen_is_not_for_ranks",
     ),
     Fault(
         "who asks to stop waits for the twins",
-        "runtime/twins.py",
+        "simic/twins.py",
         "            if should_stop():\n                return None\n",
         "",
         "simic/test_trainer.py::test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved",
     ),
     Fault(
         "a quiet rank is dumb",
-        "dashboard/progress.py",
+        "cli/console/progress.py",
         "if console.quiet or not console.is_terminal:",
         "if not console.is_terminal:",
-        "dashboard/test_progress.py::test_a_quiet_console_leaves_stderr_alone",
+        "cli/console/test_progress.py::test_a_quiet_console_leaves_stderr_alone",
     ),
     Fault(
         "a full GPU is a traceback in training",
@@ -86,10 +86,10 @@ START_FAULTS = [
     ),
     Fault(
         "a name that is too long is a traceback",
-        "simic/runfolder.py",
+        "telemetry/runfolder.py",
         "    try:\n        is_new = not folder.exists()\n",
         "    is_new = not folder.exists()\n    try:\n",
-        "simic/test_runfolder.py::test_a_name_that_no_file_can_have_is_refused_in_one_line",
+        "telemetry/test_runfolder.py::test_a_name_that_no_file_can_have_is_refused_in_one_line",
     ),
     Fault(
         "validation sees seeds that are not taken home",
@@ -124,13 +124,13 @@ START_FAULTS = [
         RUNNING,
         'values["code"] = code_digest()',
         'values["code"] = ""',
-        "test_cli_compare.py::test_arms_of_another_version_are_not_gone_on_with",
+        "cli/test_compare.py::test_arms_of_another_version_are_not_gone_on_with",
     ),
     Fault(
         "the gap to the oracle is that of the loss",
-        "dashboard/comparison.py",
+        "cli/console/comparison.py",
         "100 * found['test_accuracy']['mean']:+.2f}\"\n\n\ndef _interval",
         "100 * found['test_accuracy']['low']:+.2f}\"\n\n\ndef _interval",
-        "dashboard/test_comparison.py::test_the_gap_to_the_oracle_is_a_column_where_there_is_one",
+        "cli/console/test_comparison.py::test_the_gap_to_the_oracle_is_a_column_where_there_is_one",
     ),
 ]

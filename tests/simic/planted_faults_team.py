@@ -3,8 +3,8 @@
 from planted_faults import Fault
 
 TEAM, AGENT, TRAINER, LOSSES = "simic/team.py", "simic/agent.py", "simic/trainer.py", "simic/losses.py"
-ROLLOUT, TRACING, RUNNING, HISTORY = "simic/rollout.py", "simic/tracing.py", "running.py", "simic/history.py"
-TALLY, FOLDER, DIAGNOSTICS = "simic/tally.py", "simic/runfolder.py", "simic/diagnostics.py"
+ROLLOUT, TRACING, RUNNING, HISTORY = "simic/rollout.py", "simic/update_record.py", "cli/session.py", "simic/history.py"
+TALLY, FOLDER, DIAGNOSTICS = "simic/round_summary.py", "telemetry/runfolder.py", "simic/diagnostics.py"
 UNIT, RANKS, ROUNDS = "simic/test_team.py", "simic/test_team_ranks.py", "simic/test_team_rounds.py"
 STOP = f"{ROUNDS}::test_whoever_is_asked_to_stop_all_stop_at_the_same_step"
 SLOW = f"{ROUNDS}::test_a_slow_rank_gets_fewer_hosts_and_the_policy_is_that_of_one_rank"

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
-from esper.simic import runfolder
 from esper.simic.checkpoints import load_agent, read_checkpoint, require_layout, save_agent
 from esper.simic.history import History
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
+from esper.telemetry import runfolder
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, end_of, events_of, manifest_of, open_sink, tiny, train
 

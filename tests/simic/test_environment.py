@@ -11,9 +11,9 @@ from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, FactoredAction
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
-from esper.runtime.twins import twin_readings
 from esper.simic.environment import draw_host_seeds, typical_change
 from esper.simic.rewards import StepFacts, reward_parts
+from esper.simic.twins import twin_readings
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.events import ActionRefused, ActionTaken, StageChanged

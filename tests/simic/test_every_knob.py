@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper import running
+from esper.cli import session as running
 from esper.leyline.errors import EsperError
 from esper.runtime import population
 from esper.simic.training_config import leaves

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.runtime import twins
-from esper.simic import runfolder
+from esper.simic import twins
 from esper.simic.trainer import InterruptedTraining
+from esper.telemetry import runfolder
 from simic.tiny_runs import (
     DECISIONS,
     Forked,

@@ -12,7 +12,7 @@ from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
 from esper.simic.diagnostics import RatioExplosionDiagnostic
 from esper.simic.team import Team, code_digest, deal_hosts, is_launched, joined_team, plain_facts, was_restarted
-from esper.simic.tracing import MinibatchTrace, summarise
+from esper.simic.update_record import MinibatchTrace, summarise
 
 
 @given(st.integers(1, 40), st.integers(1, 40))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from simic.team_workers import assert_ended_well, free_port, train_ranks
 from simic.tiny_runs import assert_same_end, command, manifest_of
 

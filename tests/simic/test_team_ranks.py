@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper import running
+from esper.cli import session as running
 from esper.leyline.errors import EsperError, SaveError, SettingError
-from esper.runtime import twins
 from esper.simic import agent as learner
-from esper.simic import runfolder, team
+from esper.simic import twins
 from esper.simic.trainer import train_ppo_vectorized
+from esper.telemetry import runfolder, team
 from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (

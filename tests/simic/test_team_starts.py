@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from simic.team_workers import assert_ended_well, assert_one_line, esper, run_ranks, train_ranks
 from simic.test_every_knob import LOUD
 from simic.test_team_torchrun import torchrun

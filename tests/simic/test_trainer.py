@@ -12,7 +12,7 @@ from esper.simic.agent import PPOAgent
 from esper.simic.config import anneal
 from esper.simic.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.environment import GrowthVectorEnv
-from esper.simic.tally import RoundTally
+from esper.simic.round_summary import RoundTally
 from esper.simic.trainer import InterruptedTraining, build_agent, build_environment, build_rollout, play_round
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import SEVERITIES, ActionRefused, HostRolledBack, from_record

@@ -9,7 +9,7 @@ from pathlib import Path
 from esper.kasmina import saving
 from esper.runtime import storing
 from esper.runtime.population import Population
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import JsonlSink
 from esper.trials import growing, saves

@@ -102,7 +102,7 @@ EPOCHS = [
         SAVES,
         "except (OSError, SafetensorError) as problem:",
         "except OSError as problem:",
-        "test_cli_grow.py::test_a_full_disk_is_one_line_and_the_run_can_go_on",
+        "cli/test_run.py::test_a_full_disk_is_one_line_and_the_run_can_go_on",
     ),
 ]
 GROWN = [
@@ -185,17 +185,17 @@ GROWN = [
     ),
     Fault(
         "a trained policy is not held against the heuristic",
-        "dashboard/comparison.py",
+        "cli/console/comparison.py",
         "for other in (*controls, *tried[:place])",
         "for other in controls",
-        "dashboard/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
+        "cli/console/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
     ),
     Fault(
         "a tuned control is none",
-        "dashboard/comparison.py",
+        "cli/console/comparison.py",
         'name.partition(":")[0] in CONTROLS',
         "name in CONTROLS",
-        "dashboard/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
+        "cli/console/test_comparison.py::test_a_policy_is_held_against_all_controls_and_the_policies_before_it",
     ),
 ]
 FAULTS = [*EPOCHS, *GROWN]

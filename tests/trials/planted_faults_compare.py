@@ -4,7 +4,12 @@ from planted_faults import Fault
 
 COMPARING, ARMS, ORACLE = "trials/comparing.py", "trials/arms.py", "trials/oracle.py"
 PRETRAINING, SUMMARY, STATISTICS = "trials/pretraining.py", "trials/summary.py", "trials/statistics.py"
-RUNNING, COMMANDS, TABLES, FIGURE = "running.py", "cli_runs.py", "dashboard/comparison.py", "dashboard/figure.py"
+RUNNING, COMMANDS, TABLES, FIGURE = (
+    "cli/session.py",
+    "cli/look.py",
+    "cli/console/comparison.py",
+    "cli/console/figure.py",
+)
 COMPARED, STATIC, PLACED = "trials/test_comparing.py", "trials/test_static.py", "trials/test_oracle.py"
 TRAINED, SUMMED, COUNTED = "trials/test_pretraining.py", "trials/test_summary.py", "trials/test_statistics.py"
 ON_SCREEN, COMMAND = "dashboard/test_comparison.py", "test_cli_compare.py"

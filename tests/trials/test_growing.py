@@ -13,11 +13,11 @@ from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError, SettingError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
-from esper.simic import runfolder
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
+from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken, GrownEpoch
 from esper.trials import growing
 from esper.trials.arms import Settings

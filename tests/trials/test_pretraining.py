@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from esper.leyline.errors import EsperError, SaveError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from esper.trials import pretraining
 from esper.trials.arms import Entry, prepare_host
 from esper.trials.comparing import Comparison, StoppedComparing

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from esper.telemetry.events import HostRolledBack
 from esper.trials import saves
 from esper.trials.growing import build

@@ -8,11 +8,11 @@ from textwrap import wrap
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from esper.dashboard.progress import clock
 from esper.dashboard.runs import RunSummary
 from esper.dashboard.series import Series
 from esper.dashboard.view import Episode, LogLine, RunView, SeedSpan
 from esper.leyline.factored_actions import OP_NAMES
+from esper.telemetry.events import clock
 
 Picture = tuple[str, Text]
 """A panel's title and its lines."""

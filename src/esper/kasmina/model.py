@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.evidence import gradient_ratio, measure_pairs
 from esper.kasmina.fitting import (
     KnownShapes,
     build_slots,
@@ -18,7 +19,6 @@ from esper.kasmina.fitting import (
     refuse_limits,
     refuse_mispriced,
 )
-from esper.kasmina.measuring import gradient_ratio, measure_pairs
 from esper.kasmina.probing import Example
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters

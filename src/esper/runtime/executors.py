@@ -11,8 +11,8 @@ from torch import Tensor
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError
 from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.counterfactuals import greedy_scores, measure
 from esper.runtime.host import HostRun, draws_random_numbers
-from esper.runtime.measuring import greedy_scores, measure
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
 

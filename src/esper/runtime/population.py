@@ -17,12 +17,12 @@ from esper.leyline.factored_actions import FactoredAction
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
+from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor, find_eager_only
 from esper.runtime.governor import Governor, keep_together
 from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
-from esper.runtime.measuring import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks import Task, check_fit
 

@@ -14,7 +14,7 @@ from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, rel
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
 from esper.simic.team import Team
-from esper.simic.tracing import MinibatchTrace, summarise
+from esper.simic.update_record import MinibatchTrace, summarise
 from esper.tamiyo.cases import openings
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.agent import PPOAgent
-from esper.simic.runfolder import write_atomically
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.telemetry.runfolder import write_atomically
 
 FORMAT = 2
 

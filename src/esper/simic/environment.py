@@ -25,9 +25,9 @@ from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
-from esper.runtime.twins import twin_readings
 from esper.simic.observing import epoch_signals, loss_scale
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
+from esper.simic.twins import twin_readings
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe

@@ -16,8 +16,6 @@ from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
-from esper.runtime.twins import twin_readings
-from esper.simic import runfolder
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
@@ -25,11 +23,13 @@ from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
 from esper.simic.history import History
 from esper.simic.rewards import weights_of
 from esper.simic.rollout import Rollout
-from esper.simic.tally import RoundTally
+from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
 from esper.simic.training_config import TrainingConfig
+from esper.simic.twins import twin_readings
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
+from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished
 from esper.telemetry.sink import Sink

@@ -15,7 +15,7 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.tasks import Task, get_task
 from esper.simic.config import PPOSettings
 from esper.simic.rewards import weights_of
-from esper.telemetry.tracking import TrackerName
+from esper.telemetry.curve_export import TrackerName
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

@@ -363,3 +363,10 @@ def from_record(record: dict[str, Any]) -> Event:
     if cls is None or set(values) != {field.name for field in fields(cls)}:
         raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
     return cls(**values)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -15,10 +15,10 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import MeasurementError, SaveError, SettingError, UnknownNameError
 from esper.runtime.devices import limited_threads
 from esper.runtime.population import Population
-from esper.simic.runfolder import write_json
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.rules import RULES, is_rule, read_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
+from esper.telemetry.runfolder import write_json
 from esper.trials.arms import ArmRun, Entry, Planting, Settings, make_decider, run_entries
 from esper.trials.growing import load_fitting
 from esper.trials.oracle import placements_of

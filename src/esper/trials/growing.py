@@ -16,14 +16,14 @@ from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
-from esper.simic.runfolder import write_atomically
 from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES, is_rule, read_rule
+from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
+from esper.telemetry.runfolder import write_atomically
 from esper.telemetry.sink import Sink
-from esper.telemetry.tracking import TrackerName
 from esper.trials.arms import Decider, act_on_epoch, arm_result, live_epoch, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
 

@@ -13,7 +13,7 @@ from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task, get_task
-from esper.simic.runfolder import CONFIG, write_atomically
+from esper.telemetry.runfolder import CONFIG, write_atomically
 from esper.trials.arms import Settings, Watch
 from esper.trials.growing import NETWORKS
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored, restore_population, store_population
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from esper.telemetry.events import Event, from_record, to_record
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider

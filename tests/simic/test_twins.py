@@ -8,7 +8,7 @@ import pytest
 from esper.kasmina.hosts import build_mlp_host
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
-from esper.runtime.twins import twin_readings
+from esper.simic.twins import twin_readings
 
 TASK = replace(get_task("blobs"), epochs=3)
 

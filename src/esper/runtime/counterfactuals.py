@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from esper.kasmina.evidence import score_places, watched
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.measuring import score_places, watched
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.stages import SeedStage
 from esper.runtime.host import HostRun

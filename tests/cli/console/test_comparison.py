@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from esper.dashboard.comparison import arms_compared, compared_figure, differences
-from esper.dashboard.figure import interval_figure
+from esper.cli.console.comparison import arms_compared, compared_figure, differences
+from esper.cli.console.figure import interval_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 LONG = "runs/a_long_folder/of/checkpoints/with_names/round-000012.safetensors"

@@ -46,8 +46,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare growth policies with fair controls, paired by host seed."""
-    from esper.dashboard.comparison import arms_compared, differences
-    from esper.running import run_compare
+    from esper.cli.console.comparison import arms_compared, differences
+    from esper.cli.session import run_compare
     from esper.trials.comparing import CompareConfig
 
     given: dict[str, object] = {
@@ -104,9 +104,9 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the runs in a folder."""
+    from esper.cli.console.tables import runs_table
     from esper.dashboard.reader import RunReader
     from esper.dashboard.runs import find_runs, summarise
-    from esper.dashboard.tables import runs_table
 
     readers = [RunReader(path) for path in find_runs(folder)]
     for reader in readers:

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 import pytest
 from typer.main import get_command
 
-from esper import cli, running
-from esper.cli import join_lists, main
+from esper.cli import app as cli
+from esper.cli import session as running
+from esper.cli.app import join_lists, main
 from esper.leyline.errors import DataError
-from esper.simic import runfolder
 from esper.simic.training_config import TrainingConfig, leaves
+from esper.telemetry import runfolder
 from simic.tiny_runs import command, events_of, lines_of, manifest_of
 
 OPTIONS = {option: parameter for parameter in get_command(cli.app).commands["ppo"].params for option in parameter.opts}

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from esper.telemetry.events import RoundFinished
+from esper.telemetry.events import RoundFinished, clock
 
 Show = Callable[[RoundFinished], None]
 
@@ -64,12 +64,6 @@ def rounds_table(so_far: RoundsSoFar) -> Table:
     ):
         table.add_row(name, value)
     return table
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from subprocess import DEVNULL, STDOUT, Popen
 from tempfile import TemporaryFile
 
 from esper.leyline.errors import SettingError
-from esper.simic.runfolder import CONFIG, EVENTS, only_writer, require_fresh
+from esper.telemetry.runfolder import CONFIG, EVENTS, only_writer, require_fresh
 
 PATIENCE = 5.0
 """Most seconds from a run's configuration to the screen; the first event brings it at once, a refusal not at all."""

@@ -10,14 +10,15 @@ from threading import Timer
 
 import pytest
 
-from esper import beside, running
-from esper.beside import train_beside
+from cli.test_cli import call
+from esper.cli import beside as beside
 from esper.cli import main
+from esper.cli import session as running
+from esper.cli.beside import train_beside
 from esper.leyline.errors import SaveError, SettingError
-from esper.simic import runfolder
 from esper.simic.training_config import TrainingConfig
+from esper.telemetry import runfolder
 from simic.tiny_runs import command, events_of
-from test_cli import call
 from trials.grown_runs import configured, stopped
 
 

@@ -8,7 +8,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from esper.dashboard.figure import Row, interval_figure
+from esper.cli.console.figure import Row, interval_figure
 
 CONTROLS = ("never", "sham", "random", "schedule", "start", "final", "final-equal-flops", "final-whole", "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""

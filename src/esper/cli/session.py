@@ -17,20 +17,20 @@ import torch
 from rich.console import Console
 
 from esper import __version__
-from esper.dashboard.comparison import compared_figure
-from esper.dashboard.progress import show_rounds
+from esper.cli.console.comparison import compared_figure
+from esper.cli.console.progress import show_rounds
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
-from esper.simic import runfolder
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training_config import TrainingConfig, presets
 from esper.tamiyo.rules import is_rule
+from esper.telemetry import runfolder
+from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, RankTimed, StageChanged
 from esper.telemetry.sink import JsonlSink
-from esper.telemetry.tracking import TrackingSink, require_trackers
 from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing
 from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
 from esper.trials.summary import summarise, to_csv

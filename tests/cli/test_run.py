@@ -12,17 +12,17 @@ from functools import partial
 import pytest
 import torch
 
+from cli.test_cli import call
 from esper.cli import main
+from esper.cli.session import RESULTS
 from esper.kasmina.hosts import build_cnn_host
-from esper.running import RESULTS
 from esper.runtime.data import load_blobs
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from kasmina.test_exporting import rebuilt_elsewhere
 from runtime.episodes import IMAGES
 from simic.tiny_runs import Forked, Ticks, checkpoints_in, events_of, kill_self
-from test_cli import call
 from trials.grown_runs import assert_same_end, install
 
 EPOCHS = 8

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from esper.dashboard.progress import RoundsSoFar, clock, round_line, rounds_table, show_rounds
-from esper.telemetry.events import RoundFinished
+from esper.cli.console.progress import RoundsSoFar, round_line, rounds_table, show_rounds
+from esper.telemetry.events import RoundFinished, clock
 
 FIRST = RoundFinished(
     round=0,

@@ -8,9 +8,9 @@ import torch
 
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
-from esper.runtime import measuring
+from esper.runtime import counterfactuals as measuring
+from esper.runtime.counterfactuals import bypassed, greedy_scores, measure, measured_slots
 from esper.runtime.executors import EagerExecutor
-from esper.runtime.measuring import bypassed, greedy_scores, measure, measured_slots
 from esper.runtime.population import Population
 from runtime.episodes import BLOBS, GERMINATE, IMAGES, differing, epochs, play, print_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import esper
-from esper import running
 from esper.cli import main
+from esper.cli import session as running
 from esper.leyline.errors import DataError
 from esper.runtime.fetch import SOURCES
 from esper.runtime.tasks import TASKS
@@ -225,7 +225,7 @@ def test_the_command_line_loads_no_torch_before_it_needs_it():
 
 
 def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
-    page = Path(__file__).parents[1] / "docs" / "data.md"
+    page = Path(__file__).parents[2] / "docs" / "data.md"
     monkeypatch.setitem(TASKS, "rings", None)  # so that the page's own entry goes with this test
     exec(compile(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], str(page), "exec"), {})
     assert re.findall(r"(\w+), seed (\d): \d+ parameters, test \d", capsys.readouterr().out) == [

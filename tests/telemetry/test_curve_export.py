@@ -12,14 +12,14 @@ from rich.console import Console
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from esper.cli.session import grow_config_of, run_grow, run_ppo
 from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SettingError
-from esper.running import grow_config_of, run_grow, run_ppo
-from esper.simic.runfolder import CONFIG, EVENTS
+from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_trackers, scalars_of
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrownEpoch, GrowthHint, RoundBegan, RoundFinished
+from esper.telemetry.runfolder import CONFIG, EVENTS
 from esper.telemetry.sink import JsonlSink
-from esper.telemetry.tracking import TRACKERS, TrackingSink, require_trackers, scalars_of
 from simic.tiny_runs import assert_same_end, events_of, tiny
 from trials import grown_runs
 from trials.grown_runs import asked_at, configured
@@ -289,7 +289,7 @@ def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch
     assert run_grow(whole, False, QUIET) is not None
     stop = asked_at(3)
     with monkeypatch.context() as patch:
-        patch.setattr("esper.running.grow_hosts", _stopping(stop))
+        patch.setattr("esper.cli.session.grow_hosts", _stopping(stop))
         assert run_grow(cut, False, QUIET) is None
     assert run_grow(grow_config_of(cut.out), True, QUIET) is not None
     grown_runs.assert_same_end(whole.out, cut.out)

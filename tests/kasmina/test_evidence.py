@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.measuring import check_values, gradient_ratio, measure_pairs
+from esper.kasmina.evidence import check_values, gradient_ratio, measure_pairs
 from esper.leyline.errors import MeasurementError
 
 

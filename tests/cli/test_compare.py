@@ -10,15 +10,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cli.test_cli import call
 from esper.kasmina.harvesting import WEIGHTS
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
-from esper.simic import runfolder
 from esper.simic.team import code_digest
+from esper.telemetry import runfolder
 from esper.trials.comparing import ARMS
 from esper.trials.growing import NETWORKS
 from simic.tiny_runs import Forked, Ticks
-from test_cli import call
 from trials.test_growing import trained
 
 RULES = ["never", "sham", "random", "schedule", "heuristic", "greedy"]

@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from esper import __version__
-from esper.cli_runs import add_to, parts_of
-from esper.dashboard.tables import arms_table, tasks_table
+from esper.cli.console.tables import arms_table, tasks_table
+from esper.cli.look import add_to, parts_of
 from esper.leyline.errors import EsperError, SettingError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def demo(
     ),
 ) -> None:
     """Grow a small CNN on handwritten digits and compare it with the same host left alone."""
-    from esper.running import export_run, run_grow
+    from esper.cli.session import export_run, run_grow
     from esper.trials.growing import GrowConfig
 
     console = Console()
@@ -154,7 +154,7 @@ def trackers(tensorboard: bool, wandb: bool) -> list[str]:
 
 def _watch(call: typer.Context, out: Path, resume: bool) -> NoReturn:
     """The same call without --watch in another process, and its run on this terminal."""
-    from esper.beside import require_screen, train_beside
+    from esper.cli.beside import require_screen, train_beside
 
     arguments = [argument for argument in call.obj if argument != "--watch"]
     raise typer.Exit(train_beside(arguments, out, resume, require_screen()))
@@ -184,7 +184,7 @@ def ppo(
     watch: Watch = False,
 ) -> None:
     """Train a growth policy by PPO over many hosts that train side by side."""
-    from esper.running import assemble, run_ppo
+    from esper.cli.session import assemble, run_ppo
     from esper.simic.team import is_launched
     from esper.simic.training_config import read_setting
 
@@ -246,8 +246,8 @@ def grow(
     watch: Watch = False,
 ) -> None:
     """Run a policy on one or many hosts, saved after every epoch."""
-    from esper.running import grow_config_of, run_grow
-    from esper.simic.runfolder import CONFIG
+    from esper.cli.session import grow_config_of, run_grow
+    from esper.telemetry.runfolder import CONFIG
     from esper.trials.growing import GrowConfig
 
     if resume and (out / CONFIG).exists():
@@ -287,7 +287,7 @@ def export(
     to: Annotated[Path | None, typer.Option(help="Where to; RUN/exported if not given.")] = None,
 ) -> None:
     """Write the best grown network of a run as a plain module and its weights."""
-    from esper.running import export_run
+    from esper.cli.session import export_run
 
     folder = to or run / "exported"
     best = export_run(run, folder)

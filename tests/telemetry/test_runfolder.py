@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from esper.cli.session import assemble
 from esper.leyline.errors import SaveError, SettingError
-from esper.running import assemble
-from esper.simic import runfolder
+from esper.telemetry import runfolder
 from simic.tiny_runs import Forked, command
 
 

@@ -1,0 +1,1 @@
+"""What commands print: tables, progress and figures. Reads results, never a run folder."""
