@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from esper.telemetry.events import (
@@ -25,7 +26,6 @@ from esper.telemetry.events import (
     CheckpointSaved,
     Event,
     GateJudged,
-    GrownEpoch,
     HostEpoch,
     RoundBegan,
     RoundFinished,
@@ -34,7 +34,7 @@ from esper.telemetry.events import (
     to_record,
 )
 
-HOSTS, LIFE, GROWN_HOSTS = 32, 30, 400
+HOSTS, EPOCHS, GROWN_HOSTS = 32, 30, 400
 HEADS = ("op", "slot", "blueprint", "blend")
 
 
@@ -63,21 +63,33 @@ def live_epoch(number: int, host: int, epoch: int, seeds: dict[str, list], draws
     parts = {name: draws.gauss(0, 0.1) for name in ("accuracy_beyond_twin", "lasting_accuracy", "rent", "churn")}
     losses, reward = (draws.random(), draws.random()), sum(parts.values())
     flops = 25_000_000 * epoch
-    yield HostEpoch(number, host, epoch + 1, *losses, accuracy, accuracy - 0.01, 438 + epoch, flops, reward, parts)
+    yield HostEpoch(
+        host,
+        epoch + 1,
+        losses[1],
+        438 + epoch,
+        train_loss=losses[0],
+        held_out_accuracy=accuracy,
+        flops=flops,
+        round=number,
+        twin_accuracy=accuracy - 0.01,
+        reward=reward,
+        reward_parts=parts,
+    )
 
 
 def live_round(number: int, draws: random.Random) -> Iterator[Event]:
     """All events of one round."""
     yield RoundBegan(number)
     seeds: list[dict[str, list]] = [{} for _ in range(HOSTS)]
-    for epoch in range(1, LIFE):
+    for epoch in range(1, EPOCHS):
         for host in range(HOSTS):
             yield from live_epoch(number, host, epoch, seeds[host], draws)
     heads = {name: {"loss": 0.1, "entropy": draws.random(), "clip_fraction": 0.1, "steps": 120} for name in HEADS}
     update = {"approx_kl": 0.01, "clip_fraction": 0.1, "explained_variance": 0.5, "value_loss": 0.2, "heads": heads}
     ops = {"WAIT": 700, "GERMINATE": 120, "CULL": 60, "FOSSILIZE": 48}
     parts = {"accuracy_beyond_twin": 0.1, "rent": -0.1}
-    decisions = (number + 1) * HOSTS * (LIFE - 1)
+    decisions = (number + 1) * HOSTS * (EPOCHS - 1)
     yield RoundFinished(number, decisions, draws.random(), 0.9, 0.89, 1.3, parts, ops, 120, 48, 60, 0, update, 4.0)
     yield CheckpointSaved(number + 1, f"round-{number + 1:06d}.safetensors")
 
@@ -104,8 +116,8 @@ def write_grown(folder: Path, events: int) -> dict[str, int]:
             for host in range(GROWN_HOSTS):
                 for event in live_epoch(0, host, epoch + 1, seeds[host], draws):
                     if isinstance(event, HostEpoch):
-                        event = GrownEpoch(host, epoch, 0.5, event.held_out_loss, 0.5, event.params, event.flops)
-                    file.write(json.dumps({**to_record(event), "epoch": epoch}, allow_nan=False) + "\n")
+                        event = replace(event, round=None, reward=None, reward_parts=None)
+                    file.write(json.dumps({**to_record(event), "epoch": epoch + 1}, allow_nan=False) + "\n")
                     written += 1
             epoch += 1
     config = {"command": "grow", "task": {"name": "digits"}, "policy": "heuristic", "hosts": GROWN_HOSTS}

@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from esper.episodes import Episodes
 from esper.kasmina.hosts import ChainHost, build_cnn_host
-from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime import executors
 from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.counterfactuals import greedy_scores
@@ -73,9 +74,8 @@ def flat_host(slots: int) -> ChainHost:
 def plant(population: Population, blueprint: str) -> None:
     """A seed in every slot of every host, fully blended in."""
     for host, run in enumerate(population.runs):
-        for index, slot_id in enumerate(run.model.slot_config.slot_ids):
-            action = FactoredAction(LifecycleOp.GERMINATE, index, blueprint, "linear", slot_id)
-            population.apply(host, action)
+        for index in range(run.model.slot_config.num_slots):
+            population.apply(host, (OP_GERMINATE, index, run.model.space.blueprint_index(blueprint), 0))
     population.tick()
 
 
@@ -150,14 +150,15 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
     """The whole loop: train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick."""
     task = task_for(batch, 3125)
     population = Population(task, list(range(hosts)), [options.device], executor=executor, splits=options.splits)
-    deciders = [make_decider(population, host, watchful) for host in range(hosts)]
+    episodes = Episodes(population)
+    deciders = [make_decider(episodes, host, watchful) for host in range(hosts)]
     if seeds:
         plant(population, "conv_light")
     times = []
-    for epoch in range(options.epochs):
+    for _ in range(options.epochs):
         synchronize(options.device)
         started = time.perf_counter()
-        play_epoch(population, deciders, epoch)
+        play_epoch(episodes, deciders)
         synchronize(options.device)
         times.append(time.perf_counter() - started)
         for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:

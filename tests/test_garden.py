@@ -15,10 +15,10 @@ from esper.leyline.errors import MeasurementError, OptimizerError, SettingError,
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
-    ContributionMeasured,
-    EpochMeasured,
     GateJudged,
     GrowthHint,
+    HostEpoch,
+    SeedMeasured,
     StageChanged,
 )
 from user_models import (
@@ -77,7 +77,7 @@ def test_what_the_readme_loop_harvests_is_a_plain_module(readme_run):
 
 def test_the_readme_loop_stays_within_its_budget(readme_run):
     garden, _ = readme_run
-    assert max(e.params for e in of(EpochMeasured, garden.history)) <= 2.0 * count_parameters(CNN())
+    assert max(e.params for e in of(HostEpoch, garden.history)) <= 2.0 * count_parameters(CNN())
 
 
 def test_a_steps_events_are_returned_and_kept():
@@ -85,15 +85,15 @@ def test_a_steps_events_are_returned_and_kept():
     first = garden.step(made_up(garden))
     second = garden.step(made_up(garden))
     assert garden.history == [*first, *second]
-    assert {e.epoch for e in first} == {0}
-    assert {e.epoch for e in second} == {1}
+    assert {e.epoch for e in first} == {1}
+    assert {e.epoch for e in second} == {2}
     assert garden.epoch == 2
 
 
 def test_an_epoch_measured_names_the_mean_and_the_size():
     garden = grow_cnn()
     (event,) = garden.step(lambda: torch.tensor([1.0, 2.0, 6.0]))
-    assert event == EpochMeasured(0, 0, 3.0, count_parameters(CNN()))
+    assert event == HostEpoch(0, 1, 3.0, count_parameters(CNN()))
 
 
 def test_stepping_leaves_training_mode_gradients_and_random_state_alone():
@@ -153,8 +153,8 @@ def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
     garden = walk_to(grow_cnn({0: PLANT_FIRST}), "BLENDING")
     seed_on = garden.model.slot("r0c0")
     events = garden.step(lambda: torch.tensor([1.0, 2.0, 3.0]) + (1 - float(seed_on.alpha)) * torch.tensor([1.0, 2, 3]))
-    (found,) = of(ContributionMeasured, events)
-    assert (found.slot, found.mean, found.examples) == ("r0c0", 2.0, 3)
+    (found,) = of(SeedMeasured, events)
+    assert (found.slot, found.contribution) == ("r0c0", 2.0)
     assert found.standard_error == pytest.approx(1 / 3**0.5)
 
 
@@ -171,8 +171,9 @@ def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(high
         return values if as_bool else values.float()
 
     events = garden.step(evaluate)
-    assert of(ContributionMeasured, events)[0].mean == sign * 0.25
-    assert of(EpochMeasured, events)[0].held_out == 1.0
+    assert of(SeedMeasured, events)[0].contribution == sign * 0.25
+    (measured,) = of(HostEpoch, events)
+    assert (measured.held_out_score, measured.held_out_loss) == ((1.0, None) if sign > 0 else (None, 1.0))
 
 
 def test_a_seed_that_hurts_is_culled_by_its_evidence():
@@ -226,7 +227,7 @@ def test_an_illegal_action_of_a_foreign_policy_is_refused_recorded_and_counts_as
     assert [(e.op, e.slot) for e in refused] == [("CULL", "r0c0")]
     assert "holds no live seed" in refused[0].reason
     assert of(ActionTaken, garden.step(made_up(garden))) == [
-        ActionTaken(0, 1, "GERMINATE", "r0c0", "conv_light", "linear")
+        ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear")
     ]
 
 
@@ -244,7 +245,7 @@ def test_a_policy_gets_back_what_it_remembered():
     for _ in range(3):
         garden.step(made_up(garden))
     assert garden.memory == 3
-    assert [e.epoch for e in of(ActionTaken, garden.history)] == [2]
+    assert [e.epoch for e in of(ActionTaken, garden.history)] == [3]
 
 
 def test_an_unknown_policy_name_shows_the_nearest():

@@ -10,7 +10,7 @@ from torch import nn
 import esper
 from esper.leyline.errors import MeasurementError
 from esper.tamiyo import Greedy, RulePolicy
-from esper.telemetry.events import ActionRefused, ActionTaken, ContributionMeasured, StageChanged
+from esper.telemetry.events import ActionRefused, ActionTaken, SeedMeasured, StageChanged
 from user_models import CNN, MLP, TiedLanguageModel, losses_of, random_images, random_vectors, train_epoch
 
 
@@ -75,7 +75,11 @@ def test_in_a_real_loop_seeds_are_planted_where_the_score_is_highest_and_kept_on
         events = loop.epoch(number)
         taken = {event.op: event.slot for event in events if isinstance(event, ActionTaken)}
         scores = dict(zip(reports, loop.scores, strict=True))
-        sureness = {e.slot: e.mean / e.standard_error for e in events if isinstance(e, ContributionMeasured)}
+        sureness = {
+            e.slot: e.contribution / e.standard_error
+            for e in events
+            if isinstance(e, SeedMeasured) and e.standard_error
+        }
         sureness = {slot: value for slot, value in sureness.items() if reports[slot].stage.name == "PROBATIONARY"}
         if max(sureness.values(), default=0.0) > 1:
             assert taken == {"FOSSILIZE": max(sureness, key=sureness.get)}

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from esper.episodes import act, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.changes import tell_changes
 from esper.kasmina.evidence import check_values, measure_pairs, score_places, watched
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
@@ -23,28 +23,18 @@ from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
 from esper.leyline.errors import (
     HostError,
-    IllegalActionError,
     MeasurementError,
     OptimizerError,
     SettingError,
     UnknownNameError,
 )
-from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import (
-    ActionRefused,
-    ActionTaken,
-    ContributionMeasured,
-    EpochMeasured,
-    Event,
-    GrowthHint,
-    from_record,
-    to_record,
-)
+from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -185,9 +175,10 @@ class Garden:
             raise MeasurementError(
                 f"step() was given a {type(evaluate).__name__}; it needs the function evaluate itself."
             )
-        events = [*self._measure(evaluate), *self._decide(), *self._tick()]
+        epoch = self.epoch + 1
+        events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
         self.history.extend(events)
-        self.epoch += 1
+        self.epoch = epoch
         return events
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
@@ -223,9 +214,8 @@ class Garden:
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
-    def _measure(self, evaluate: Evaluate) -> list[Event]:
+    def _measure(self, evaluate: Evaluate, epoch: int) -> list[Event]:
         base, sign = self._values(evaluate)
-        events: list[Event] = [EpochMeasured(0, self.epoch, float(base.mean()) * sign, self.model.total_params)]
         reports = self.model.get_slot_reports()
         shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
         ablated = {s: self.model.slot_off for s, r in reports.items() if r.is_live and r.alpha > 0}
@@ -239,11 +229,10 @@ class Garden:
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
-            found = self.model.record_counterfactual(slot_id, base, values[slot_id])
-            events.append(
-                ContributionMeasured(0, self.epoch, slot_id, found.mean, found.standard_error, found.examples)
-            )
-        return events
+            self.model.record_counterfactual(slot_id, base, values[slot_id])
+        loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
+        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score)
+        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports())]
 
     def _score(self, evaluate: Evaluate) -> None:
         """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
@@ -277,34 +266,21 @@ class Garden:
             )
         return checked * sign, sign
 
-    def _decide(self) -> list[Event]:
+    def _decide(self, epoch: int) -> list[Event]:
         view = self.model.view()
         actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
-        action = FactoredAction.from_indices(
-            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.model.space
-        )
+        events = act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
         self.memory = memory
-        if action.op is LifecycleOp.WAIT:
-            return []
-        try:
-            change = self.model.act(action)
-        except IllegalActionError as problem:
-            return [ActionRefused(0, self.epoch, action.op.name, action.slot_id, str(problem))]
-        planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
-        events: list[Event] = [ActionTaken(0, self.epoch, action.op.name, action.slot_id, *planted)]
-        events += tell_changes(0, self.epoch, [change] if change else [])
+        is_planted = op == OP_GERMINATE and any(isinstance(event, ActionTaken) for event in events)
         link = self.model.link
-        if action.is_germinate and link is not None and link.is_rate_low and not link.rewarm_steps:
+        if is_planted and link is not None and link.is_rate_low and not link.rewarm_steps:
             text = (
                 f"a seed was planted at {link.rate:.2g}, under {LOW_RATE:.0%} of the peak learning rate "
                 f"{link.peak_rate:.2g}; it will learn little. attach(..., rewarm_steps=N) or seed_lr helps."
             )
-            events.append(GrowthHint(0, self.epoch, text))
+            events.append(GrowthHint(0, epoch, text))
         return events
-
-    def _tick(self) -> list[Event]:
-        return tell_changes(0, self.epoch, self.model.tick())
 
 
 def summary_table(garden: Garden) -> Table:

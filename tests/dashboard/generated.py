@@ -6,6 +6,7 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
+from epoch_records import grown_epoch, taught_epoch
 from esper.dashboard import reader
 from esper.dashboard.index import _plain
 from esper.dashboard.view import LOG_LINES, RunView
@@ -16,8 +17,6 @@ from esper.telemetry.events import (
     ArmFinished,
     CheckpointSaved,
     GateJudged,
-    GrownEpoch,
-    HostEpoch,
     HostRolledBack,
     LedgerClosed,
     RoundBegan,
@@ -121,7 +120,7 @@ def play_ppo(draws, ranks, hosts, rounds, epochs):
                 parts = {"rent": draws.random()} | ({"late": 1} if number else {})
                 happened = [*host.act(epoch), *host.tick(epoch), *host.break_down(epoch + 1), *host.measure(epoch + 1)]
                 reading = (*host.readings(), 0.5, 438 + epoch, 10**12, 0.5, parts)
-                files[host.number % ranks] += [*happened, HostEpoch(number, host.number, epoch + 1, *reading)]
+                files[host.number % ranks] += [*happened, taught_epoch(number, host.number, epoch + 1, *reading)]
                 ops[host.op] += 1
         heads = {"op": {"entropy": 0.5, "clip_fraction": None}}
         gaps = {"op": None, "joint": 0.5}
@@ -137,11 +136,11 @@ def play_ppo(draws, ranks, hosts, rounds, epochs):
 def play_grow(draws, ranks, hosts, rounds, epochs):
     files = {rank: [] for rank in range(ranks)}
     alive = [Host(host, draws, ("r0c0", "r0c1")) for host in range(hosts)]
-    for epoch in range(epochs):
+    for epoch in range(1, epochs + 1):
         for host in alive:
-            happened = [*host.break_down(epoch), *host.measure(epoch), *host.act(epoch), *host.tick(epoch)]
-            own = files[host.number % ranks]
-            own += [*happened, GrownEpoch(host.number, epoch, *host.readings(), 438 + epoch, 10**9)]
+            read = grown_epoch(host.number, epoch, *host.readings(), 438 + epoch, 10**9)
+            happened = [*host.break_down(epoch), read, *host.measure(epoch), *host.act(epoch), *host.tick(epoch)]
+            files[host.number % ranks] += happened
     for host in alive if draws.random() < 0.5 else ():
         cost = {"training": 5}
         own = files[host.number % ranks]
@@ -210,7 +209,7 @@ def opened(folder):
 
 
 def lived(number, host, epoch):
-    return to_record(HostEpoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5}))
+    return to_record(taught_epoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5}))
 
 
 def many_rounds(rounds, hosts=2, epochs=5):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from epoch_records import grown_epoch
 from esper.dashboard import drawing
 from esper.dashboard.drawing import Moment, bar, choose_lines, resample, spark, to_ascii
 from esper.dashboard.runs import RunSummary
@@ -99,7 +100,7 @@ def round_end(number, seconds=10.0):
 
 
 def grown_epochs(count):
-    return [events.GrownEpoch(0, epoch, None, 1.0, 0.5, 438, 1000) for epoch in range(count)]
+    return [grown_epoch(0, epoch, None, 1.0, 0.5, 438, 1000) for epoch in range(1, count + 1)]
 
 
 def moment_of(happened, host=0, kind="ppo", **changes):

@@ -24,10 +24,11 @@ from dashboard.generated import (
     write_config,
     write_run,
 )
+from epoch_records import grown_epoch
 from esper.dashboard.reader import RunReader
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
-from esper.telemetry.events import GrownEpoch, RoundBegan, StageChanged, to_record
+from esper.telemetry.events import RoundBegan, StageChanged, to_record
 from esper.telemetry.runfolder import only_writer
 
 LONGEST = 4096
@@ -251,7 +252,7 @@ def test_a_configuration_behind_a_link_is_not_read(tmp_path):
 
 
 def test_a_configuration_that_is_mended_is_read_and_one_that_breaks_is_remembered(tmp_path):
-    records = [to_record(GrownEpoch(0, 0, 0.5, 0.5, 0.5, 438, 1))]
+    records = [to_record(grown_epoch(0, 1, 0.5, 0.5, 0.5, 438, 1))]
     folder = write_run(tmp_path / "run", "grow", {0: records}, hosts=1)
     whole = (folder / "config.json").read_text()
     (folder / "config.json").write_text(whole[:20])
@@ -311,7 +312,7 @@ def test_a_run_is_finished_when_its_last_round_is(tmp_path):
 
 
 def test_progress_of_a_grow_run_is_epochs_that_all_hosts_have_lived(tmp_path):
-    records = [to_record(GrownEpoch(host, epoch, 0.5, 0.5, 0.5, 438, 1)) for epoch in range(4) for host in range(2)]
+    records = [to_record(grown_epoch(host, epoch, 0.5, 0.5, 0.5, 438, 1)) for epoch in range(1, 5) for host in range(2)]
     folder = write_run(tmp_path / "run", "grow", {0: records[:-1]}, hosts=2)
     assert opened(folder).progress() == (3, 0)
     write_config(folder, "grow", hosts=2, task={"name": "digits", "epochs": 40})

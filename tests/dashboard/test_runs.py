@@ -9,11 +9,12 @@ from rich.console import Console
 
 from dashboard.generated import as_lines, write_config
 from dashboard.test_view import finished, lived
+from epoch_records import grown_epoch
 from esper.cli.console.tables import runs_table
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import RunSummary, find_runs, summarise
 from esper.leyline.errors import SaveError
-from esper.telemetry.events import ArmFinished, GrownEpoch, RoundBegan, to_record
+from esper.telemetry.events import ArmFinished, RoundBegan, to_record
 
 
 def make_run(folder, kind="ppo", events=(), **values):
@@ -79,7 +80,7 @@ def test_a_ppo_run_has_its_best_rounds_accuracy_and_its_hosts_mean_size(tmp_path
 
 
 def grown(host, epoch, accuracy, params):
-    return GrownEpoch(host, epoch, 0.5, 0.5, accuracy, params, 10)
+    return grown_epoch(host, epoch + 1, 0.5, 0.5, accuracy, params, 10)
 
 
 def scored(seed, validation, params):

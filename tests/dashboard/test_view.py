@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.generated import as_lines, folded, plain, play_ppo, runs
+from epoch_records import grown_epoch, taught_epoch
 from esper.dashboard.series import Series
 from esper.dashboard.view import LOG_LINES, RunView
 from esper.telemetry.events import (
@@ -18,8 +19,6 @@ from esper.telemetry.events import (
     ActionTaken,
     CheckpointSaved,
     GateJudged,
-    GrownEpoch,
-    HostEpoch,
     HostRolledBack,
     LedgerClosed,
     RoundBegan,
@@ -51,7 +50,7 @@ def measured(epoch, gain, error, host=0):
 
 
 def lived(epoch, host=0, number=0):
-    return HostEpoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5})
+    return taught_epoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5})
 
 
 CULLED = [
@@ -166,11 +165,11 @@ def test_ops_of_a_rank_that_is_a_round_behind_do_not_count():
 
 def test_in_a_grow_run_an_epoch_without_an_action_is_a_wait():
     reading = (0.5, 0.5, 0.5, 438, 10)
-    cull = ActionTaken(0, 1, "CULL", "r0c0", None, None)
+    cull = ActionTaken(0, 2, "CULL", "r0c0", None, None)
     view = view_of(
-        GrownEpoch(0, 0, *reading), cull, GrownEpoch(0, 1, *reading), GrownEpoch(0, 2, *reading), kind="grow"
+        *(grown_epoch(0, epoch, *reading) for epoch in (1, 2)), cull, grown_epoch(0, 3, *reading), kind="grow"
     )
-    assert view.ops == {"WAIT": 2, "CULL": 1}
+    assert view.ops == {"WAIT": 1, "CULL": 1}
 
 
 def test_a_round_begins_new_episodes_for_all_who_lived_in_the_one_before():

@@ -2,13 +2,13 @@
 
 import json
 
+from epoch_records import grown_epoch as told_epoch
+from epoch_records import taught_epoch
 from esper.telemetry.events import (
     ActionTaken,
     AnomalyFound,
     ArmFinished,
     GateJudged,
-    GrownEpoch,
-    HostEpoch,
     LedgerClosed,
     RoundBegan,
     RoundFinished,
@@ -58,8 +58,8 @@ def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
 
 def grown_epoch(host, epoch, accuracy=None):
     params = 438 + 97 * (epoch > 0)
-    return GrownEpoch(
-        host, epoch, 2.0 / (epoch + 1), 2.2 / (epoch + 1), accuracy or 0.5 + 0.05 * epoch, params, 10**6 * epoch
+    return told_epoch(
+        host, epoch + 1, 2.0 / (epoch + 1), 2.2 / (epoch + 1), accuracy or 0.5 + 0.05 * epoch, params, 10**6 * epoch
     )
 
 
@@ -97,7 +97,7 @@ def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **cha
 def host_epoch(round_, host, epoch, accuracy=None):
     reading = 0.4 + 0.05 * epoch + 0.1 * round_ if accuracy is None else accuracy
     parts = {"accuracy_beyond_twin": 0.1, "rent": -0.01}
-    return HostEpoch(round_, host, epoch, 1.0, 1.1, reading, 0.4, 535, 10**6 * epoch, 0.09, parts)
+    return taught_epoch(round_, host, epoch, 1.0, 1.1, reading, 0.4, 535, 10**6 * epoch, 0.09, parts)
 
 
 def ppo_round(round_, hosts=2):

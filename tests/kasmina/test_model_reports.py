@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from esper.kasmina import REGISTRY
-from esper.leyline import FactoredAction, SeedStage, is_legal
+from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError, IllegalActionError
+from esper.leyline.factored_actions import look_up
+from esper.leyline.legality import refuse
 from kasmina.gardens import grow_cnn, images, loss_of, measure, output, put_on_probation, train
 
 INPUTS = images()
@@ -89,15 +91,9 @@ def test_evidence_about_a_slot_with_nothing_in_the_output_is_refused(is_planted)
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-def decide(model, op, slot=0, blueprint=0, blend=0):
-    return FactoredAction.from_indices(
-        op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=model.space
-    )
-
-
 def test_a_decision_is_carried_out_where_it_says():
     model = grow_cnn()
-    change = model.act(decide(model, 1, slot=1, blueprint=model.space.blueprint_index("norm"), blend=2))
+    change = model.act((1, 1, model.space.blueprint_index("norm"), 2))
     assert (change.slot_id, change.before.stage, change.after.stage) == (
         "r0c1",
         SeedStage.DORMANT,
@@ -109,7 +105,7 @@ def test_a_decision_is_carried_out_where_it_says():
 
 def test_waiting_changes_nothing():
     model = grow_cnn()
-    assert model.act(decide(model, 0)) is None
+    assert model.act((0, 0, 0, 0)) is None
     assert model.active_seeds == 0
 
 
@@ -117,8 +113,8 @@ def test_cull_and_fossilize_are_decisions_too():
     model = grow_cnn()
     for slot_id in ("r0c0", "r0c1"):
         put_on_probation(model, slot_id, "norm", "linear", INPUTS)
-    model.act(decide(model, 2, slot=0))
-    model.act(decide(model, 3, slot=1))
+    model.act((2, 0, 0, 0))
+    model.act((3, 1, 0, 0))
     assert [report.stage.name for report in model.get_slot_reports().values()] == ["CULLED", "FOSSILIZED"]
 
 
@@ -126,12 +122,12 @@ def test_cull_and_fossilize_are_decisions_too():
 @pytest.mark.parametrize("blueprint", [0, 1])
 def test_a_decision_is_refused_exactly_when_it_is_not_legal(op, blueprint):
     model = grow_cnn()
-    action = decide(model, op, blueprint=blueprint)
-    if is_legal(action, model.view()):
-        model.act(action)
+    choice = (op, 0, blueprint, 0)
+    if refuse(op, *look_up(model.space, *choice)[1:], model.view()) is None:
+        model.act(choice)
     else:
         with pytest.raises(IllegalActionError):
-            model.act(action)
+            model.act(choice)
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------

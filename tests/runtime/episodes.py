@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from esper.leyline.factored_actions import FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import LifecycleOp
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
@@ -53,8 +53,8 @@ GROWTH = {
 
 def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
     space = population.views()[host].space
-    action = FactoredAction(op, space.slots.index_for_slot_id(slot), blueprint, blend, slot)
-    return population.apply(host, action)
+    place = space.slots.index_for_slot_id(slot)
+    return population.apply(host, (op, place, space.blueprint_index(blueprint), space.blend_index(blend)))
 
 
 def play(population, epochs, script=None, start=0):

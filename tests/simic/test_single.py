@@ -75,4 +75,4 @@ def test_maskable_ppo_plays_two_hundred_steps(twins):
     )
     agent.learn(200)
     assert agent.num_timesteps == 200
-    assert env.hosts.episodes == 1 + 200 // (POINTS.epochs - 1)
+    assert env.hosts.begun == 1 + 200 // (POINTS.epochs - 1)

@@ -5,13 +5,14 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 
+from esper.episodes import epoch_signals as read_signals
+from esper.episodes import loss_scale
 from esper.kasmina import build_cnn_host, build_transformer_host
-from esper.leyline import FactoredAction, SeedMetrics, SeedStage, SeedStateReport, SlotConfig
+from esper.leyline import SeedMetrics, SeedStage, SeedStateReport, SlotConfig
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from esper.simic import observing
 from esper.tamiyo import (
     EpochSignals,
     FactoredRecurrentActorCritic,
@@ -95,7 +96,7 @@ class Watched:
         self.task = task
         self.population = Population(task, seeds)
         self.space = self.population.views()[0].space
-        self.trackers = [SignalTracker(self.space.slots, observing.loss_scale(task)) for _ in seeds]
+        self.trackers = [SignalTracker(self.space.slots, loss_scale(task)) for _ in seeds]
 
     def train(self, use_telemetry=True):
         """One epoch; the observations and masks that come of it."""
@@ -103,16 +104,13 @@ class Watched:
         self.population.evaluate()
         views = self.population.views()
         for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
-            tracker.update(observing.epoch_signals(self.task, run.epoch, run.reading, view), view.reports)
+            tracker.update(read_signals(self.task, run.epoch, run.reading, view), view.reports)
         return observe(self.trackers, use_telemetry), compute_batch_masks(views)
 
     def act(self, actions):
         """Carry out [N, 4]; an illegal action raises its refusal."""
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
-            action = FactoredAction.from_indices(
-                op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.space
-            )
-            self.population.apply(host, action)
+            self.population.apply(host, (op, slot, blueprint, blend))
         self.population.tick()
 
     def live(self, policy, epochs, memory=None):

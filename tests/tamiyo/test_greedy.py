@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from esper.episodes import Episodes
 from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.leyline import SeedStage
 from esper.leyline.errors import MeasurementError
@@ -13,7 +14,7 @@ from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.runtime.population import Population
 from esper.tamiyo import RULES, Greedy, Heuristic, HostFacts, RulePolicy, compute_action_masks, make_policy
 from esper.tamiyo.masks import build_slot_states
-from esper.telemetry.events import ActionTaken, HostRolledBack, StageChanged
+from esper.telemetry.events import ActionTaken, HostEpoch, HostRolledBack, StageChanged
 from esper.trials.arms import Settings, make_decider, play_epoch
 from runtime.episodes import IMAGES
 from tamiyo.observed_episodes import TASKS, reports_of
@@ -173,11 +174,11 @@ class Recorded:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_in_a_population_what_is_proven_is_kept_and_the_open_slot_with_the_highest_score_planted(task):
-    population = Population(TASKS[task], [1])
-    decider = make_decider(population, 0, "greedy")
+    episodes = Episodes(Population(TASKS[task], [1]))
+    decider = make_decider(episodes, 0, "greedy")
     decider.policy = Recorded(decider.policy, [])
-    for epoch in range(6):
-        play_epoch(population, [decider], epoch)
+    for _ in range(6):
+        play_epoch(episodes, [decider])
     assert {choice[0] for *_, choice in decider.policy.seen} >= {OP_GERMINATE, OP_FOSSILIZE}
     for masks, reports, choice in decider.policy.seen:
         scores = [report.metrics.greedy_score for report in reports.values()]
@@ -228,11 +229,12 @@ def test_an_arm_of_greedy_hosts_is_the_same_twice(arm):
 
 def test_a_host_that_breaks_in_its_first_epoch_does_not_stop_the_others():
     population = Population(TASKS["vectors"], [1, 2])
-    deciders = [make_decider(population, host, "greedy") for host in range(2)]
+    episodes = Episodes(population)
+    deciders = [make_decider(episodes, host, "greedy") for host in range(2)]
     with torch.no_grad():
         next(population.runs[0].model.host.parameters()).fill_(math.nan)
-    broken, healthy = play_epoch(population, deciders, 0)
-    assert [type(event) for event in broken] == [HostRolledBack]
+    broken, healthy = play_epoch(episodes, deciders)
+    assert [type(event) for event in broken] == [HostRolledBack, HostEpoch]
     assert any(isinstance(event, ActionTaken) for event in healthy)
     assert [decider.memory[0]["epoch"] for decider in deciders] == [1, 1]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.episodes import Episodes
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.population import Population
@@ -43,7 +44,7 @@ def decide(watched, memory=None, **options):
 def test_actions_are_whole_numbers_in_the_shape_that_rules_give_them(watched):
     hosts, seen, masks = watched
     actions, _ = decide(watched)
-    rule = make_decider(hosts.population, 0, "never").policy
+    rule = make_decider(Episodes(hosts.population), 0, "never").policy
     by_rule, _ = rule.decide(seen, masks, hosts.population.reports(), None)
     assert actions.shape == by_rule.shape == (3, 4)
     assert actions.dtype == by_rule.dtype == np.int64
@@ -116,15 +117,15 @@ def test_over_a_whole_episode_every_action_of_an_untrained_network_is_carried_ou
 
 def test_an_arms_loop_shows_the_network_what_a_tracker_shows():
     """Two ways to the same episode: hosts played by the loop of an arm, and hosts watched here."""
-    arm, hosts = Population(TASKS["vectors"], [2]), Watched(TASKS["vectors"], [2])
+    arm, hosts = Episodes(Population(TASKS["vectors"], [2])), Watched(TASKS["vectors"], [2])
     network = sharp(hosts.network(seed=5), 50.0)
     decider = make_decider(arm, 0, lambda facts: NetworkPolicy(network))
-    told = [event for epoch in range(6) for event in play_epoch(arm, [decider], epoch)[0]]
+    told = [event for _ in range(6) for event in play_epoch(arm, [decider])[0]]
     lived = hosts.live(NetworkPolicy(network), 6)
     done = [hosts.space.slots.slot_ids[a[0, 1]] for _, _, a in lived if a[0, 0] != OP_WAIT]
     assert done
     assert [event.slot for event in told if isinstance(event, ActionTaken)] == done
-    assert arm.reports() == hosts.population.reports()
+    assert arm.population.reports() == hosts.population.reports()
 
 
 def test_heads_that_an_op_does_not_use_choose_their_first_entry():

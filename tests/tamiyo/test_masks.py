@@ -163,7 +163,7 @@ def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, roo
     for _ in range(12):
         choices = list(allowed(masks_for(model.view())))
         assert all(is_legal(action_of(model, choice), model.view()) for choice in choices)
-        model.act(action_of(model, data.draw(st.sampled_from(choices))))
+        model.act(data.draw(st.sampled_from(choices)))
         assert model.budget is None or model.total_params <= model.budget
         assert max_seeds is None or model.active_seeds + model.fossilized_seeds <= max_seeds
         model.tick()
@@ -185,7 +185,7 @@ def test_what_is_legal_without_a_budget_is_let_through(data):
             op, slot, *_ = choice
             used = choice if op == OP_GERMINATE else (op, slot if op else 0, 0, 0)
             assert is_legal(action_of(model, choice), model.view()) == (used in through)
-        model.act(action_of(model, data.draw(st.sampled_from(sorted(through)))))
+        model.act(data.draw(st.sampled_from(sorted(through))))
         model.tick()
 
 

@@ -10,7 +10,7 @@ from esper.garden import Garden
 from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host, build_transformer_host
 from esper.leyline import StageLengths
 from esper.tamiyo import Heuristic, RulePolicy, Sham, script_of
-from esper.telemetry.events import ActionTaken, ContributionMeasured, StageChanged
+from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged
 
 LIFE = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
 
@@ -105,9 +105,9 @@ def test_a_seed_that_does_harm_is_left_to_the_end_of_its_probation(policy):
             if slot.seed is not None:
                 nn.init.normal_(slot.seed.scale, std=30.0, generator=draw(1))
         garden.step(lambda: losses(garden.model, held_out))
-    measured = [event for event in garden.history if isinstance(event, ContributionMeasured)]
+    measured = [event for event in garden.history if isinstance(event, SeedMeasured)]
     assert len(measured) == lengths.ramp + lengths.probation
-    assert all(event.mean < -event.standard_error for event in measured)
+    assert all(event.contribution < -event.standard_error for event in measured)
     (planted,) = [event for event in garden.history if isinstance(event, ActionTaken)]
     assert planted.op == "GERMINATE"
     assert stages(garden, planted.slot) == ["GERMINATED", "BLENDING", "PROBATIONARY", "CULLED"]
@@ -118,13 +118,13 @@ def test_a_seed_that_does_harm_is_left_to_the_end_of_its_probation(policy):
 def test_a_seed_is_kept_at_its_first_measurement_above_one_standard_error(host, data, policy):
     garden = grow(host(), data, policy, 12, lengths=StageLengths(probation=9), budget=20_000)
     on_probation, kept = set(), []
-    for epoch in range(12):
+    for epoch in range(1, 13):
         events = [event for event in garden.history if event.epoch == epoch]
         proven = {
-            event.slot: event.mean / event.standard_error
+            event.slot: event.contribution / event.standard_error
             for event in events
-            if isinstance(event, ContributionMeasured) and event.slot in on_probation
-            if event.mean > event.standard_error
+            if isinstance(event, SeedMeasured) and event.slot in on_probation
+            if event.contribution > event.standard_error
         }
         taken = [event.slot for event in events if isinstance(event, ActionTaken) and event.op == "FOSSILIZE"]
         assert taken == ([max(proven, key=proven.get)] if proven else [])

@@ -12,12 +12,13 @@ from rich.console import Console
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from epoch_records import grown_epoch
 from esper.cli.session import grow_config_of, run_grow, run_ppo
 from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SettingError
 from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_trackers, scalars_of
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
-from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrownEpoch, GrowthHint, RoundBegan, RoundFinished
+from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrowthHint, RoundBegan, RoundFinished
 from esper.telemetry.runfolder import CONFIG, EVENTS
 from esper.telemetry.sink import JsonlSink
 from simic.tiny_runs import assert_same_end, events_of, tiny
@@ -43,7 +44,7 @@ def finished(number, accuracy=0.5, update=UPDATE):
 
 
 def grown(host, epoch, accuracy=0.5):
-    return GrownEpoch(host, epoch, None, 1.5, accuracy, 100, 2000)
+    return grown_epoch(host, epoch, None, 1.5, accuracy, 100, 2000)
 
 
 RESULT = ArmFinished("heuristic", 3, 8, 100, 150, 0.75, 0.5, 1.25, 9000, 2.5, 2, 1, 0)
@@ -96,7 +97,7 @@ def test_a_result_stands_behind_the_last_epoch():
 
 
 def test_of_the_many_small_events_nothing_is_tracked():
-    tracked = {"RoundFinished", "GrownEpoch", "ArmFinished"}
+    tracked = {"RoundFinished", "HostEpoch", "ArmFinished"}
     for name, kind in EVENT_TYPES.items():
         if name not in tracked:
             assert scalars_of(object.__new__(kind)) is None
@@ -296,7 +297,7 @@ def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch
     found, expected = curves(cut.out), curves(whole.out)
     assert found.keys() == expected.keys()
     assert {tag for tag in found if found[tag] != expected[tag]} <= {f"result/seed-{seed}/seconds" for seed in (0, 1)}
-    assert [step for step, _ in found["host-1/params"]] == list(range(8))
+    assert [step for step, _ in found["host-1/params"]] == list(range(1, 9))
 
 
 def _stopping(stop):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from epoch_records import grown_epoch, taught_epoch
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import (
     EVENT_TYPES,
@@ -12,10 +13,7 @@ from esper.telemetry.events import (
     AnomalyFound,
     ArmFinished,
     CheckpointSaved,
-    ContributionMeasured,
-    EpochMeasured,
     GateJudged,
-    GrownEpoch,
     GrowthHint,
     HostEpoch,
     HostRolledBack,
@@ -31,8 +29,7 @@ from esper.telemetry.events import (
 
 EVENTS = [
     ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 10**9, 3.0, 1, 2, 3),
-    EpochMeasured(0, 3, 0.5, 1234),
-    ContributionMeasured(0, 3, "r0c0", 0.25, 0.125, 40),
+    HostEpoch(0, 3, None, 1234, held_out_score=0.5),
     ActionTaken(0, 3, "GERMINATE", "r0c0", "norm", "linear"),
     ActionTaken(0, 3, "CULL", "r0c0", None, None),
     ActionRefused(0, 3, "CULL", "r0c0", "too young"),
@@ -41,11 +38,11 @@ EVENTS = [
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     GrowthHint(0, 3, "the rate is low"),
     HostRolledBack(1, 3, "training loss is nan"),
-    GrownEpoch(0, 3, 0.5, None, 0.25, 1234, 10**9),
+    grown_epoch(0, 3, 0.5, None, 0.25, 1234, 10**9),
     LedgerClosed(0, 7, 1234, {"training": 1000}, {"training": 64}, {"training": 0.5}),
     SeedMeasured(0, 3, "r0c0", "BLENDING", "norm", 0.5, 2, 48, 0.25, 0.125),
     SeedMeasured(0, 3, "r0c0", "GERMINATED", "norm", 0.0, 0, 48, None, None),
-    HostEpoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
+    taught_epoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
     RankTimed(2, 1, 4, 3.5),
     RoundBegan(2),
     RoundFinished(2, 48, 0.5, 0.75, 0.5, 1.5, {"rent": -0.5}, {"WAIT": 20, "CULL": 4}, 1, 2, 3, 0, {"lr": 0.1}, 3.5),
@@ -105,4 +102,4 @@ def test_a_record_of_another_shape_is_refused(record):
 def test_reading_a_record_leaves_it_as_it_was():
     record = to_record(EVENTS[1])
     from_record(record)
-    assert record["type"] == "EpochMeasured"
+    assert record["type"] == "HostEpoch"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from epoch_records import grown_epoch
 from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError, SettingError
 from esper.runtime.population import Population
@@ -18,7 +19,7 @@ from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
-from esper.telemetry.events import ActionTaken, GrownEpoch
+from esper.telemetry.events import ActionTaken
 from esper.trials import growing
 from esper.trials.arms import Settings
 from esper.trials.growing import GrowConfig, StoppedGrowing, build
@@ -67,13 +68,11 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     results = grow(config)
     arm = run_arm(config.task.build(), policy, [3, 4], Settings())
     assert [timeless(result) for result in results] == [timeless(run.result) for run in arm]
-    told = [
-        event for event in events_of(tmp_path) if event["type"] not in ("GrownEpoch", "ArmFinished", "LedgerClosed")
-    ]
+    told = [event for event in events_of(tmp_path) if event["type"] not in ("ArmFinished", "LedgerClosed")]
     for host, run in enumerate(arm):
         own = [{"type": type(event).__name__, **asdict(event)} for event in run.events]
         assert json.loads(json.dumps(own)) == [event for event in told if event["host"] == host]
-    assert [event["epoch"] for event in events_of(tmp_path, "GrownEpoch")] == [e for e in range(8) for _ in range(2)]
+    assert [event["epoch"] for event in events_of(tmp_path, "HostEpoch")] == [e for e in range(1, 9) for _ in range(2)]
 
 
 @pytest.mark.parametrize("policy", [*RULES, "checkpoint", "blind"])
@@ -86,8 +85,8 @@ def test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_end(policy, r
 
 
 def test_sham_growth_has_the_sham_blueprint_only(tmp_path):
-    population, _ = build(configured(tmp_path / "a", policy="sham"))
-    assert population.runs[0].model.space.blueprint_ids[1:] == ("sham",)
+    episodes, _ = build(configured(tmp_path / "a", policy="sham"))
+    assert episodes.population.runs[0].model.space.blueprint_ids[1:] == ("sham",)
     results = grow(configured(tmp_path / "b", policy="sham"))
     assert {event["blueprint"] for event in planted(tmp_path / "b")} == {"sham"}
     assert all(result.germinated and result.final_params == result.start_params for result in results)
@@ -210,7 +209,7 @@ def test_counterfactuals_of_enabled_slots_are_those_of_the_same_slots_among_all(
     chosen, _ = build(config)
     everything, _ = build(configured(tmp_path, **three_slots))
     found = []
-    for population in (chosen, everything):
+    for population in (chosen.population, everything.population):
         for slot_id in ("r0c0", "r0c2"):
             population.runs[0].model.germinate_seed(slot_id, "conv_small")
             population.runs[0].prime()
@@ -223,7 +222,7 @@ def test_counterfactuals_of_enabled_slots_are_those_of_the_same_slots_among_all(
         found.append([reports[slot_id].metrics for slot_id in ("r0c0", "r0c2")])
         assert all(metrics.counterfactual_contribution for metrics in found[-1])
     assert found[0] == found[1]
-    assert chosen.runs[0].ledger.counts() == everything.runs[0].ledger.counts()
+    assert chosen.population.runs[0].ledger.counts() == everything.population.runs[0].ledger.counts()
 
 
 @pytest.mark.parametrize("slots", [["r0c5"], ["r0c0", "r1c0"]])
@@ -233,7 +232,7 @@ def test_an_unknown_slot_is_refused(slots, tmp_path):
 
 
 def largest(folder):
-    return max(event["params"] for event in events_of(folder, "GrownEpoch"))
+    return max(event["params"] for event in events_of(folder, "HostEpoch"))
 
 
 def test_a_budget_limits_the_parameters(tmp_path):
@@ -251,13 +250,13 @@ def test_the_number_of_seeds_is_limited(tmp_path):
     free = grow(configured(tmp_path / "free", policy="greedy"))
     assert [result.germinated for result in free] == [2, 2]
     assert all(result.germinated - result.culled <= 1 for result in results)
-    assert {event["epoch"] for event in planted(tmp_path / "one")} == {0}
+    assert {event["epoch"] for event in planted(tmp_path / "one")} == {1}
 
 
 def test_an_episode_has_the_epochs_that_were_asked_for(tmp_path):
     results = grow(configured(tmp_path, task__epochs=3))
     assert [result.epochs for result in results] == [3, 3]
-    assert {event["epoch"] for event in events_of(tmp_path, "GrownEpoch")} == {0, 1, 2}
+    assert {event["epoch"] for event in events_of(tmp_path, "HostEpoch")} == {1, 2, 3}
 
 
 def test_hosts_count_on_from_the_first_seed(tmp_path):
@@ -287,10 +286,10 @@ def test_readings_are_written_for_every_epoch_of_every_host(tmp_path):
         population.evaluate()
         for host, reading in enumerate(population.readings()):
             flops = population.runs[host].ledger.flops
-            expected = GrownEpoch(
-                host, epoch, reading.train_loss, reading.held_out_loss, reading.held_out_accuracy, 114, flops
+            expected = grown_epoch(
+                host, epoch + 1, reading.train_loss, reading.held_out_loss, reading.held_out_accuracy, 114, flops
             )
-            assert events_of(config.out, "GrownEpoch")[2 * epoch + host] == {"type": "GrownEpoch", **asdict(expected)}
+            assert events_of(config.out, "HostEpoch")[2 * epoch + host] == {"type": "HostEpoch", **asdict(expected)}
 
 
 def test_whoever_watches_sees_every_epoch(tmp_path):

@@ -21,7 +21,7 @@ _DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
 
 @dataclass
 class SeedSpan:
-    """One seed in a slot, from planting to its end. Epochs are epochs lived: 0 is birth, an epoch's readings belong to its end."""
+    """One seed in a slot, from planting to its end. Epochs count those trained so far, as in events."""
 
     slot: str
     blueprint: str | None
@@ -150,7 +150,7 @@ class RunView:
             if not is_sound(record):
                 raise ValueError(kind)
             if of_host := OF_HOST.get(kind):
-                of_host(self, self._episode(record, rank), record, record["epoch"] + (self.kind == "grow"))
+                of_host(self, self._episode(record, rank), record, record["epoch"])
             elif of_run := OF_RUN.get(kind):
                 of_run(self, record, rank)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
@@ -183,9 +183,8 @@ class RunView:
 
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))
-        shift = {"epoch": record["epoch"] + 1} if self.kind == "grow" and "epoch" in record else {}
         try:
-            text = str(from_record({**record, **shift}))
+            text = str(from_record(dict(record)))
         except (EsperError, ArithmeticError):
             text = f"{record.get('op', '')} {record.get('slot_id', '')}".strip() or "not put into words"
         host = host if isinstance(host, int) else None
@@ -239,14 +238,13 @@ def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> 
         train_loss=record["train_loss"],
         held_out_loss=record["held_out_loss"],
         accuracy=record["held_out_accuracy"],
-        twin_accuracy=record.get("twin_accuracy"),
+        twin_accuracy=record["twin_accuracy"],
         params=record["params"],
         flops=record["flops"],
-        reward=record.get("reward"),
-        **{f"part.{name}": value for name, value in record.get("reward_parts", {}).items()},
+        reward=record["reward"],
+        **{f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()},
     )
-    decided = epoch - (view.kind == "ppo")  # there an action comes before the epoch that pays for it
-    if not episode.actions or episode.actions[-1]["epoch"] != decided:
+    if epoch > 1 and (not episode.actions or episode.actions[-1]["epoch"] != epoch - 1):
         view.chosen[episode.rank]["WAIT"] += 1
 
 
@@ -348,7 +346,6 @@ def _keep(place: str) -> Callable[[RunView, Record, int], None]:
 
 OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "HostEpoch": _host_epoch,
-    "GrownEpoch": _host_epoch,
     "ActionTaken": _action,
     "ActionRefused": _action,
     "StageChanged": _stage,

@@ -24,9 +24,9 @@ from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError, SettingError
-from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
-from esper.leyline.legality import GrowthView, refusal
+from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
@@ -109,13 +109,14 @@ class MorphogeneticModel(nn.Module):
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
-    def germinate_seed(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> SlotChange:
+    def germinate_seed(self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear") -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
         is_incubated = self.settings.lengths.training > 0
         return self._plant(slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth)
 
-    def _plant(self, slot_id: str, blueprint_id: str, blend_id: str, scale: float) -> SlotChange:
-        slot = self._permit(LifecycleOp.GERMINATE, slot_id, blueprint_id, blend_id)
+    def _plant(self, slot_id: str, blueprint_id: str | None, blend_id: str, scale: float) -> SlotChange:
+        slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id)
+        assert blueprint_id is not None  # no price list has a seed without one
         gated = blend_id == "gated"
         with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
@@ -137,7 +138,7 @@ class MorphogeneticModel(nn.Module):
 
     def cull_seed(self, slot_id: str) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
-        slot = self._permit(LifecycleOp.CULL, slot_id)
+        slot = self._permit(OP_CULL, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
     def abandon_seed(self, slot_id: str) -> SlotChange:
@@ -147,7 +148,7 @@ class MorphogeneticModel(nn.Module):
 
     def fossilize_seed(self, slot_id: str) -> SlotChange:
         """Keep the live seed for good; the output does not change, the slot opens on the next tick."""
-        slot = self._permit(LifecycleOp.FOSSILIZE, slot_id)
+        slot = self._permit(OP_FOSSILIZE, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
@@ -159,18 +160,14 @@ class MorphogeneticModel(nn.Module):
             self.link.commit(slot_id, seed.parameters())
         slot.assign(SeedState())
 
-    def act(self, action: FactoredAction) -> SlotChange | None:
-        """Carry out one decision; WAIT changes nothing."""
-        match action.op:
-            case LifecycleOp.GERMINATE:
-                self._permit(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id)
-                return self.germinate_seed(action.slot_id, str(action.blueprint_id), action.blend_algorithm_id)
-            case LifecycleOp.CULL:
-                return self.cull_seed(action.slot_id)
-            case LifecycleOp.FOSSILIZE:
-                return self.fossilize_seed(action.slot_id)
-            case LifecycleOp.WAIT:
-                return None
+    def act(self, choice: Choice) -> SlotChange | None:
+        """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
+        op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)
+        if op == OP_GERMINATE:
+            return self.germinate_seed(slot_id, blueprint_id, blend_id)
+        if op == OP_CULL:
+            return self.cull_seed(slot_id)
+        return self.fossilize_seed(slot_id) if op == OP_FOSSILIZE else None
 
     def tick(self) -> list[SlotChange]:
         """Between two epochs: stages that are over end, ramps take a step. Returns what changed stage."""
@@ -178,14 +175,12 @@ class MorphogeneticModel(nn.Module):
         changes = [self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()]
         return [change for change in changes if change.before.stage is not change.after.stage]
 
-    def _permit(
-        self, op: LifecycleOp, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None
-    ) -> SeedSlot:
+    def _permit(self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
-        slot_idx = self.slot_config.index_for_slot_id(slot_id)
+        self.slot_config.index_for_slot_id(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
-        problem = refusal(FactoredAction(op, slot_idx, blueprint_id, blend_id, slot_id), self.view())
+        problem = refuse(op, slot_id, blueprint_id, blend_id, self.view())
         if problem is not None:
             raise problem
         return self.slot(slot_id)

@@ -65,6 +65,8 @@ BLUEPRINT_IDS: tuple[str | None, ...] = (
     "mlp",
 )
 OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = range(4)
+Choice = tuple[int, int, int, int]
+"""One decision as indices: op, slot, blueprint, blend."""
 NUM_OPS = len(OP_NAMES)
 NUM_BLENDS = len(BLEND_IDS)
 NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
@@ -170,18 +172,8 @@ class FactoredAction:
         cls, *, slot_idx: int, blueprint_idx: int, blend_idx: int, op_idx: int, space: ActionSpace = DEFAULT_SPACE
     ) -> Self:
         """Look the four indices up in `space`; an index outside it is refused by head."""
-        for head, index, size in zip(
-            ("op", "slot", "blueprint", "blend"), (op_idx, slot_idx, blueprint_idx, blend_idx), space.sizes, strict=True
-        ):
-            if not 0 <= index < size:
-                raise SettingError(f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}.")
-        return cls(
-            op=LifecycleOp(op_idx),
-            slot_idx=int(slot_idx),
-            blueprint_id=space.blueprint_ids[blueprint_idx],
-            blend_algorithm_id=space.blends[blend_idx],
-            slot_id=space.slots.slot_ids[slot_idx],
-        )
+        _, slot_id, blueprint_id, blend_id = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+        return cls(LifecycleOp(op_idx), int(slot_idx), blueprint_id, blend_id, slot_id)
 
     @property
     def is_germinate(self) -> bool:
@@ -197,11 +189,10 @@ class FactoredAction:
 
 
 def look_up(space: ActionSpace, op: int, slot: int, blueprint: int, blend: int) -> tuple[str, str, str | None, str]:
-    """Names of op, slot, blueprint and blend, from the tables alone: what the loop over hosts uses."""
-    names = OP_NAMES[op], space.slots.slot_ids[slot], space.blueprint_ids[blueprint], space.blends[blend]
-    if __debug__:  # the tables must say what the enums say; `python -O` leaves the check out
-        action = FactoredAction.from_indices(
-            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space
-        )
-        assert names == (action.op.name, action.slot_id, action.blueprint_id, action.blend_algorithm_id), names
-    return names
+    """Names of op, slot, blueprint and blend, from the tables alone; an index outside the space is refused by head."""
+    given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
+    for (head, index), size in zip(given.items(), space.sizes, strict=True):
+        if not 0 <= index < size:
+            raise SettingError(f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}.")
+    assert OP_NAMES[op] == LifecycleOp(op).name, OP_NAMES[op]  # the tables say what the enums say
+    return OP_NAMES[op], space.slots.slot_ids[slot], space.blueprint_ids[blueprint], space.blends[blend]

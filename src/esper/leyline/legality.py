@@ -13,7 +13,7 @@ from esper.leyline.errors import (
     SeedTooYoungError,
     SlotOccupiedError,
 )
-from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
+from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT, ActionSpace, FactoredAction
 from esper.leyline.lifecycle import MIN_CULL_AGE
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.stages import SeedStage
@@ -36,18 +36,19 @@ class GrowthView:
     """(slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry"""
 
 
-def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
-    """Why `action` cannot be applied now, ready to be raised; None if it can."""
-    if action.op is LifecycleOp.WAIT:
+def refuse(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthView) -> IllegalActionError | None:
+    """Why an op cannot be applied now, ready to be raised; None if it can."""
+    if op == OP_WAIT:
         return None
-    report = view.reports[action.slot_id]
-    match action.op:
-        case LifecycleOp.GERMINATE:
-            return _refuse_germinate(action, report, view)
-        case LifecycleOp.CULL:
-            return _refuse_cull(report)
-        case LifecycleOp.FOSSILIZE:
-            return _refuse_fossilize(report)
+    report = view.reports[slot]
+    if op == OP_GERMINATE:
+        return _refuse_germinate(slot, blueprint, blend, report, view)
+    return _refuse_cull(report) if op == OP_CULL else _refuse_fossilize(report)
+
+
+def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
+    """The same for an action in words."""
+    return refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, view)
 
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
@@ -86,8 +87,9 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
     return None
 
 
-def _refuse_germinate(action: FactoredAction, report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
-    slot, blueprint, blend = action.slot_id, action.blueprint_id, action.blend_algorithm_id
+def _refuse_germinate(
+    slot: str, blueprint: str | None, blend: str, report: SeedStateReport, view: GrowthView
+) -> IllegalActionError | None:
     problem = _refuse_place(report, view)
     if problem is not None:
         return problem

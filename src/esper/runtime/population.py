@@ -13,7 +13,7 @@ from torch import nn
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import SlotChange
 from esper.leyline.errors import DataError, DeviceError, SettingError
-from esper.leyline.factored_actions import FactoredAction
+from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
@@ -165,11 +165,11 @@ class Population:
         run.ledger.spend("validation", seconds * (1 - share))
         run.ledger.spend("counterfactual", seconds * share)
 
-    def apply(self, host: int, action: FactoredAction) -> SlotChange | None:
+    def apply(self, host: int, choice: Choice) -> SlotChange | None:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""
         self._require_episode()
         run = self.runs[host]
-        change = run.model.act(action)
+        change = run.model.act(choice)
         run.prime()
         return change
 

@@ -16,23 +16,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.kasmina.changes import tell_changes
+from esper.episodes import Episodes
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import OP_WAIT, FactoredAction
-from esper.leyline.legality import GrowthView, refusal
+from esper.leyline.factored_actions import OP_WAIT
 from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
-from esper.simic.observing import epoch_signals, loss_scale
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.simic.twins import twin_readings
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe
-from esper.tamiyo.signals import SignalTracker
-from esper.telemetry.events import ActionRefused, ActionTaken, Event, HostRolledBack, finite
+from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 MAX_ROLLBACKS = 3
 """The governor gives a host up at this many rollbacks in one episode."""
@@ -68,8 +65,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at least one "
-                "host, one seed, and two epochs (the first is measured before anything is decided)."
+                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at "
+                "least one host, one seed, and two epochs (the first is measured before anything is decided)."
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
@@ -79,6 +76,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
+        self.episodes = Episodes(self.population, first)
         model = self.population.runs[0].model
         self.space = model.space
         self.heads = HeadSpec.of_space(self.space)
@@ -88,11 +86,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        self.seed, self.episodes = 0, 0
+        self.seed, self.begun = 0, 0
         self.refused = 0
         self.is_over = np.zeros(count, bool)
-        self.trackers: list[SignalTracker] = []
-        self.views: list[GrowthView] = []
         self.accuracy = np.zeros(count)
         self.loss = np.zeros(count)
 
@@ -101,26 +97,23 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
         if seed is not None:
-            self.seed, self.episodes = seed, 0
-        self.episodes = int((options or {}).get("episodes", self.episodes))
-        self.trackers = [self._begin(host) for host in range(self.num_envs)]
+            self.seed, self.begun = seed, 0
+        self.begun = int((options or {}).get("episodes", self.begun))
+        for host in range(self.num_envs):
+            self._begin(host)
         self.is_over[:] = False
-        happened: list[list[Event]] = [[] for _ in range(self.num_envs)]
-        self._live(happened)
-        return self._see(happened, {})
+        return self._see(self._train(), {})
 
-    def _begin(self, host: int) -> SignalTracker:
+    def _begin(self, host: int) -> None:
         """A new episode in this place, with the host whose turn it is."""
-        order = np.random.default_rng([self.seed, self.episodes // len(self.host_seeds)]).permutation(
-            len(self.host_seeds)
-        )
-        self.population.reset(host, self.host_seeds[order[self.episodes % len(self.host_seeds)]])
-        self.episodes += 1
+        turn, place = divmod(self.begun, len(self.host_seeds))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(self.host_seeds))
+        self.episodes.begin(host, self.host_seeds[order[place]])
+        self.begun += 1
         self.accuracy[host], self.loss[host] = self.task.chance, -math.log(self.task.chance)
-        return SignalTracker(self.space.slots, loss_scale=loss_scale(self.task))
 
     def twin(self, host: int) -> EpochReading:
-        """The twin's reading of the epoch that the host has just lived."""
+        """The twin's reading of the epoch that the host has just been trained for."""
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
 
@@ -131,63 +124,36 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One epoch of every host."""
         begins: list[int] = np.flatnonzero(self.is_over).tolist()
-        happened: list[list[Event]] = [[] for _ in range(self.num_envs)]
         before = [None if host in begins else self.twin(host) for host in range(self.num_envs)]
         for host in begins:
-            self.trackers[host] = self._begin(host)
-        ops = self._apply(np.asarray(actions), begins, happened)
-        for host, changes in enumerate(self.population.tick()):
-            happened[host] += tell_changes(self.first + host, self._epoch(host), changes)
+            self._begin(host)
+        ops, acted = self._apply(np.asarray(actions), begins)
+        ticked = self.episodes.tick()
         was = self.accuracy.copy(), self.loss.copy()
-        broken = self._live(happened)
+        trained = self._train()
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for host, twin_before in enumerate(before):
             if twin_before is not None:
-                facts = self._facts(host, ops[host], was, twin_before, host in broken)
+                is_rolled_back = any(isinstance(event, HostRolledBack) for event in trained[host])
+                facts = self._facts(host, ops[host], was, twin_before, is_rolled_back)
                 parts[host] = reward_parts(facts, self.weights)
                 rewards[host] = sum(parts[host].values())
                 terminated[host] = facts.is_last
         self.is_over = terminated.copy()
+        happened = [[*a, *b, *c] for a, b, c in zip(acted, ticked, trained, strict=True)]
         obs, info = self._see(happened, {"reward_parts": parts})
         return obs, rewards, terminated, np.zeros(self.num_envs, bool), info
 
-    def _live(self, happened: list[list[Event]]) -> set[int]:
-        """Train and measure one epoch of every host. Returns the hosts that the governor had to bring back."""
-        self.population.train_epoch()
-        broken = set()
-        for rollback in self.population.evaluate():
-            host, epoch = rollback.host, self._epoch(rollback.host)
-            broken.add(host)
-            happened[host].append(HostRolledBack(self.first + host, epoch, rollback.reason))
-            happened[host] += tell_changes(self.first + host, epoch, rollback.changes)
-        self._track()
-        return broken
-
-    def _epoch(self, host: int) -> int:
-        return self.population.runs[host].epoch
-
-    def _apply(self, actions: NDArray[np.int64], begins: Sequence[int], happened: list[list[Event]]) -> list[int]:
-        """Carry out what is possible; what is not becomes WAIT and is counted. Returns the ops that were done."""
-        done = [OP_WAIT] * self.num_envs
+    def _apply(self, actions: NDArray[np.int64], begins: Sequence[int]) -> tuple[list[int], list[list[Event]]]:
+        """Carry out what is possible; what is not counts as WAIT. Returns the ops that were done and what happened."""
+        done, happened = [OP_WAIT] * self.num_envs, []
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
-            if op == OP_WAIT or host in begins:
-                continue
-            action = FactoredAction.from_indices(
-                op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=self.space
-            )
-            epoch, name = self._epoch(host), action.op.name
-            problem = refusal(action, self.views[host])
-            if problem is not None:
-                self.refused += 1
-                happened[host].append(ActionRefused(self.first + host, epoch, name, action.slot_id, str(problem)))
-                continue
-            change = self.population.apply(host, action)
-            done[host] = op
-            planted = (action.blueprint_id, action.blend_algorithm_id) if action.is_germinate else (None, None)
-            happened[host].append(ActionTaken(self.first + host, epoch, name, action.slot_id, *planted))
-            happened[host] += tell_changes(self.first + host, epoch, [change] if change else [])
-        return done
+            happened.append([] if host in begins else self.episodes.act(host, (op, slot, blueprint, blend)))
+            is_refused = any(isinstance(event, ActionRefused) for event in happened[host])
+            self.refused += is_refused
+            done[host] = op if happened[host] and not is_refused else OP_WAIT
+        return done, happened
 
     def _facts(
         self,
@@ -223,26 +189,24 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     # -- seeing ------------------------------------------------------------------------------------------------------
 
-    def _track(self) -> None:
-        """Take in the epoch's readings. A host without any stands where it stood, and so does a twin."""
-        self.views = self.population.views()
-        for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
-            reading = run.reading
-            assert reading is not None
-            if _is_measured(reading):
+    def _train(self) -> list[list[Event]]:
+        """Train and measure an epoch of every host. One without a reading stands where it stood, and so does a twin."""
+        happened = self.episodes.train()
+        for host, reading in enumerate(self.population.readings()):
+            if reading is not None and _is_measured(reading):
                 self.accuracy[host] = _measured(reading.held_out_accuracy)
                 self.loss[host] = _measured(reading.held_out_loss)
-            self.trackers[host].update(epoch_signals(self.task, run.epoch, reading, view), view.reports)
+        return happened
 
     def _see(self, happened: list[list[Event]], more: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         info = {
-            "action_mask": compute_batch_masks(self.views),
-            "reports": [view.reports for view in self.views],
+            "action_mask": compute_batch_masks(self.episodes.views),
+            "reports": [view.reports for view in self.episodes.views],
             "ledger": [run.ledger.counts() for run in self.population.runs],
             "events": happened,
             **more,
         }
-        return observe(self.trackers, self.use_telemetry), info
+        return observe(self.episodes.trackers, self.use_telemetry), info
 
 
 def _measured(value: float | None) -> float:

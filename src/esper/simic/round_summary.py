@@ -1,18 +1,18 @@
 """What a round of episodes adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.kasmina.changes import tell_seeds
 from esper.leyline.factored_actions import OP_NAMES
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import ActionRefused, HostEpoch, RoundFinished, StageChanged
+from esper.telemetry.events import ActionRefused, Event, HostEpoch, RoundFinished, StageChanged
 from esper.telemetry.sink import Sink
 
 
@@ -43,16 +43,27 @@ class RoundTally:
             for name, value in info["reward_parts"][host].items():
                 self.parts[name] += value
             self.ops[actions[host, 0]] += 1
-            success = True
-            for event in info["events"][host]:
-                self.sink.write(event)
-                success &= not isinstance(event, ActionRefused)
-                if isinstance(event, StageChanged):
-                    self.stages[event.after] = self.stages.get(event.after, 0) + 1
+            events = info["events"][host]
+            success = not any(isinstance(event, ActionRefused) for event in events)
             self.refused += not success
             if self.sink.wants(TelemetryLevel.DEBUG):
                 self._tell_action(host, actions[host].tolist(), masks, success)
-            self._tell_epoch(host, float(rewards[host]), info["reward_parts"][host])
+            self.tell(host, events, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
+
+    def tell(self, host: int, events: Sequence[Event], **earned: Any) -> None:
+        """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""
+        run, twin = self.env.population.runs[host], self.env.twin(host)
+        self.last[host] = (
+            self.env.accuracy[host],
+            twin.held_out_accuracy,
+            run.model.total_params / run.model.host_params,
+        )
+        for event in events:
+            if isinstance(event, StageChanged):
+                self.stages[event.after] = self.stages.get(event.after, 0) + 1
+            if isinstance(event, HostEpoch):
+                event = replace(event, round=self.number, twin_accuracy=twin.held_out_accuracy, **earned)
+            self.sink.write(event)
 
     def _tell_action(self, host: int, action: list[int], masks: dict[str, NDArray[np.bool_]], success: bool) -> None:
         op, slot, blueprint, blend = action
@@ -77,31 +88,6 @@ class RoundTally:
             space=self.env.space,
         )
         self.sink.write_record(ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
-
-    def _tell_epoch(self, host: int, reward: float, parts: dict[str, float]) -> None:
-        run = self.env.population.runs[host]
-        twin, reading = self.env.twin(host), self.env.trackers[host].tracked
-        assert reading is not None
-        params = run.model.total_params
-        self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, params / run.model.host_params
-        if self.sink.wants(TelemetryLevel.NORMAL):
-            for event in tell_seeds(self.env.first + host, run.epoch, self.env.views[host].reports):
-                self.sink.write(event)
-            self.sink.write(
-                HostEpoch(
-                    round=self.number,
-                    host=self.env.first + host,
-                    epoch=run.epoch,
-                    train_loss=reading.last.train_loss,
-                    held_out_loss=reading.last.held_out_loss,
-                    held_out_accuracy=reading.last.held_out_accuracy,
-                    twin_accuracy=twin.held_out_accuracy,
-                    params=params,
-                    flops=run.ledger.flops,
-                    reward=reward,
-                    reward_parts=parts,
-                )
-            )
 
     def finish(
         self, number: int, decisions: int, update: dict[str, Any], seconds: float, team: Team | None = None

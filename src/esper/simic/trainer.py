@@ -211,6 +211,8 @@ def play_round(
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
     begins = torch.zeros_like(goes_on)  # hidden is zero already
     tally = RoundTally(env, number, sink)
+    for host, events in enumerate(info["events"]):
+        tally.tell(host, events)
     for step in range(rollout.steps):
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from esper.episodes import Episodes
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
@@ -60,9 +61,9 @@ def twin_readings(
         hosts = Population(task, missing, **population)
         for seed in missing:
             found[seed] = []
+        episodes = Episodes(hosts)
         for _ in range(task.epochs):
-            hosts.train_epoch()
-            hosts.evaluate()
+            episodes.train()
             for seed, reading in zip(missing, hosts.readings(), strict=True):
                 assert reading is not None
                 found[seed].append(reading)

@@ -1,4 +1,4 @@
-"""Which choices are possible, as arrays. Every entry is an answer of `leyline.is_legal`; there is no rule in here."""
+"""Which choices are possible, as arrays. Every entry is an answer of `leyline.legality`; there is no rule in here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from esper.leyline.factored_actions import (
     DEFAULT_SPACE,
     NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
     OP_GERMINATE,
     OP_WAIT,
     ActionSpace,
-    FactoredAction,
-    LifecycleOp,
 )
-from esper.leyline.legality import GrowthView, is_legal, legal_plantings
+from esper.leyline.legality import GrowthView, legal_plantings, refuse
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
@@ -73,8 +73,8 @@ def masks_for(view: GrowthView) -> Masks:
     slot = np.zeros((NUM_OPS, slots), bool)
     germinate = np.zeros((slots, blueprints, blends), bool)
     for index, slot_id in enumerate(space.slots.slot_ids):
-        for op in (LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
-            slot[op, index] = is_legal(FactoredAction(op, index, None, space.blends[0], slot_id), view)
+        for op in (OP_CULL, OP_FOSSILIZE):
+            slot[op, index] = refuse(op, slot_id, None, space.blends[0], view) is None
         for number, way in legal_plantings(slot_id, view):
             germinate[index, number, way] = True
     return _compose(slot, germinate)

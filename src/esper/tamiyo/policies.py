@@ -7,14 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline.factored_actions import Choice
 from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
 
 Reports = Mapping[str, SeedStateReport]
 Actions = NDArray[np.int64]
 """[N, 4]: op, slot, blueprint, blend"""
-Choice = tuple[int, int, int, int]
-
 WAIT: Choice = (0, 0, 0, 0)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
+from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.policies import WAIT, Choice, Reports, RulePolicy
+from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
 
 Costs = Mapping[tuple[str, str, str], int]
@@ -180,11 +180,11 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, in
     """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
     ops = {"GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
     steps = []
-    for event in events:
+    for event in events:  # the first decision, number 0, comes after epoch 1
         if isinstance(event, StageChanged) and event.after in ops:
-            steps.append((event.epoch, ops[event.after], space.slots.index_for_slot_id(event.slot)))
+            steps.append((event.epoch - 1, ops[event.after], space.slots.index_for_slot_id(event.slot)))
         elif isinstance(event, ActionTaken) and event.op == "GERMINATE":
-            steps.append((event.epoch, OP_GERMINATE, space.slots.index_for_slot_id(event.slot)))
+            steps.append((event.epoch - 1, OP_GERMINATE, space.slots.index_for_slot_id(event.slot)))
     return sorted(dict.fromkeys(steps), key=lambda step: (step[0], step[1] == OP_GERMINATE))
 
 
@@ -351,7 +351,7 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _settings_of(maker: Callable[..., Any]) -> set[str]:
-    return {field.name for field in fields(maker)} - {"ground"} if is_dataclass(maker) else set()
+    return {field.name for field in fields(maker)} - {"facts"} if is_dataclass(maker) else set()
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:

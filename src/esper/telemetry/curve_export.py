@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from esper.leyline.errors import SettingError
-from esper.telemetry.events import ArmFinished, Event, GrownEpoch, RoundFinished
+from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
 
 TrackerName = Literal["tensorboard", "wandb"]
@@ -28,7 +28,7 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     match event:
         case RoundFinished():
             step, place = event.round, "round"
-        case GrownEpoch():
+        case HostEpoch(round=None):
             step, place = event.epoch, f"host-{event.host}"
         case ArmFinished():
             step, place = event.epochs, f"result/seed-{event.seed}"

@@ -9,31 +9,36 @@ from esper.telemetry.escalation import TelemetryLevel
 
 
 @dataclass(frozen=True, slots=True)
-class EpochMeasured:
-    """The held-out loss after an epoch."""
+class HostEpoch:
+    """One host after an epoch.
+
+    In all events `epoch` is the number of epochs trained so far, so what is decided after an epoch has its number.
+    """
 
     host: int
     epoch: int
-    held_out: float
+    held_out_loss: float | None
     params: int
+    train_loss: float | None = None
+    held_out_accuracy: float | None = None
+    held_out_score: float | None = None
+    """where your own `evaluate` returns scores instead of losses"""
+    flops: int | None = None
+    """all phases, since the episode began"""
+    round: int | None = None
+    """where a policy is trained; the reward is what the decision before this epoch earned"""
+    twin_accuracy: float | None = None
+    reward: float | None = None
+    reward_parts: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch}: held-out {self.held_out:.4f}, {self.params:,} parameters"
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionMeasured:
-    """A paired counterfactual of one slot."""
-
-    host: int
-    epoch: int
-    slot: str
-    mean: float
-    standard_error: float
-    examples: int
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}: {self.slot} contributes {self.mean:+.4f} ± {self.standard_error:.4f}"
+        known = (
+            ("held-out loss", self.held_out_loss, ".4f"),
+            ("held-out score", self.held_out_score, ".4f"),
+            ("accuracy", self.held_out_accuracy, ".2%"),
+        )
+        said = [f"{name} {format(value, how)}" for name, value, how in known if value is not None]
+        return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,56 +276,15 @@ class CheckpointSaved:
         return f"round {self.round}: saved {self.file}"
 
 
-@dataclass(frozen=True, slots=True)
-class GrownEpoch:
-    """One host's readings after an epoch under a policy."""
-
-    host: int
-    epoch: int
-    train_loss: float | None
-    held_out_loss: float | None
-    held_out_accuracy: float | None
-    params: int
-    flops: int
-    """all phases, since the host's birth"""
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}, host {self.host}: {_accuracy(self.held_out_accuracy)}, {self.params:,} parameters"
-
-
-@dataclass(frozen=True, slots=True)
-class HostEpoch:
-    """One host's readings after an epoch."""
-
-    round: int
-    host: int
-    epoch: int
-    train_loss: float | None
-    held_out_loss: float | None
-    held_out_accuracy: float | None
-    twin_accuracy: float | None
-    params: int
-    flops: int
-    """all phases, since the host's birth"""
-    reward: float
-    reward_parts: dict[str, float]
-
-    def __str__(self) -> str:
-        return f"round {self.round}, host {self.host}, epoch {self.epoch}: {_accuracy(self.held_out_accuracy)}"
-
-
 Event = (
     AnomalyFound
     | ArmFinished
     | CheckpointSaved
-    | GrownEpoch
     | HostEpoch
     | LedgerClosed
     | RankTimed
     | RoundBegan
     | RoundFinished
-    | EpochMeasured
-    | ContributionMeasured
     | SeedMeasured
     | ActionTaken
     | ActionRefused
@@ -339,10 +303,6 @@ SEVERITIES: dict[type, TelemetryLevel] = {
 }
 """What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
-
-
-def _accuracy(value: float | None) -> str:
-    return "accuracy not measured" if value is None else f"accuracy {value:.2%}"
 
 
 def finite(value: float | None) -> float | None:

@@ -9,24 +9,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from esper.kasmina.changes import tell_changes, tell_seeds
+from esper.episodes import Episodes
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import count_parameters, has_gate
 from esper.leyline.errors import SaveError
-from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction, look_up
+from esper.leyline.factored_actions import Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.simic.observing import epoch_signals, loss_scale
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
+from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChanged
 
 Watch = Callable[[int, Sequence[Event]], None]
 """(epoch, that epoch's events of all hosts)"""
@@ -91,10 +90,11 @@ def run_entries(
     for host, entry in enumerate(entries):
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
-    deciders = [make_decider(population, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
+    episodes = Episodes(population)
+    deciders = [make_decider(episodes, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in seeds]
     for epoch in range(task.epochs):
-        happened = play_epoch(population, deciders, epoch)
+        happened = play_epoch(episodes, deciders)
         watch(epoch, [event for of_host in happened for event in of_host])
         for own, new in zip(events, happened, strict=True):
             own.extend(new)
@@ -164,73 +164,48 @@ class Decider:
         self.flops = 2 * count_parameters(policy.network) if isinstance(policy, NetworkPolicy) else 0
         """of one decision: a multiplication and an addition for each weight; rules count as free"""
 
-    def decide(self, task: Task, run: HostRun, view: GrowthView, may_act: bool) -> list[int]:
+    def decide(self, run: HostRun, view: GrowthView, may_act: bool) -> Choice:
         """The raw indices of this host's next action; WAIT where it may not act."""
         started = time.perf_counter()
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
-        observation = None
-        if isinstance(self.policy, NetworkPolicy):
-            assert run.reading is not None
-            self.tracker.update(epoch_signals(task, run.epoch, run.reading, view), view.reports)
-            observation = observe([self.tracker], self.use_telemetry)
+        observation = observe([self.tracker], self.use_telemetry) if isinstance(self.policy, NetworkPolicy) else None
         actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
         run.ledger.charge("policy", 1, self.flops)
         run.ledger.spend("policy", time.perf_counter() - started)
-        return [int(index) for index in actions[0]]
+        op, slot, blueprint, blend = (int(index) for index in actions[0])
+        return op, slot, blueprint, blend
 
 
 def make_decider(
-    population: Population,
+    episodes: Episodes,
     host: int,
     arm: str | Callable[[HostFacts], Policy],
     use_telemetry: bool = True,
 ) -> Decider:
     """The policy of one host, by name or built for its ground, with nothing remembered yet."""
-    run = population.runs[host]
+    run = episodes.population.runs[host]
     model = run.model
-    facts = HostFacts(model.space, model.costs, model.host_params, model.budget, population.task.epochs, run.seed)
+    facts = HostFacts(model.space, model.costs, model.host_params, model.budget, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
-    tracker = SignalTracker(model.slot_config, loss_scale(population.task))
-    return Decider(policy, tracker, use_telemetry)
+    return Decider(policy, episodes.trackers[host], use_telemetry)
 
 
-def play_epoch(population: Population, deciders: Sequence[Decider], epoch: int) -> list[list[Event]]:
+def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:
     """Train, measure, decide, act, tick: one epoch of every host, told as events."""
-    happened = live_epoch(population, epoch)
-    act_on_epoch(population, deciders, epoch, happened)
+    happened = episodes.train()
+    act_on_epoch(episodes, deciders, happened)
     return happened
 
 
-def live_epoch(population: Population, epoch: int) -> list[list[Event]]:
-    """The first half of an epoch: train and measure."""
-    population.train_epoch()
-    happened: list[list[Event]] = [[] for _ in population.runs]
-    for rollback in population.evaluate():
-        happened[rollback.host].append(HostRolledBack(rollback.host, epoch, rollback.reason))
-        happened[rollback.host] += tell_changes(rollback.host, epoch, rollback.changes)
-    for host, reports in enumerate(population.reports()):
-        happened[host] += tell_seeds(host, epoch, reports)
-    return happened
-
-
-def act_on_epoch(population: Population, deciders: Sequence[Decider], epoch: int, happened: list[list[Event]]) -> None:
-    """The second half: decide, act, tick; what happens is added to each host's events."""
-    for host, (decider, view) in enumerate(zip(deciders, population.views(), strict=True)):
+def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]) -> None:
+    """Decide, act and tick after an epoch that was measured; what happens is added to each host's events."""
+    runs = episodes.population.runs
+    for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
         # of a host that was rolled back nothing was measured as it is now
         may_act = not any(isinstance(event, HostRolledBack) for event in happened[host])
-        op, slot, blueprint, blend = decider.decide(population.task, population.runs[host], view, may_act)
-        if op == OP_WAIT or not may_act:
-            continue
-        action = FactoredAction.from_indices(
-            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=view.space
-        )
-        change = population.apply(host, action)
-        name, slot_id, *planted = look_up(view.space, op, slot, blueprint, blend)
-        if op != OP_GERMINATE:
-            planted = [None, None]
-        happened[host].append(ActionTaken(host, epoch, name, slot_id, *planted))
-        happened[host] += tell_changes(host, epoch, [change] if change else [])
-    for host, changes in enumerate(population.tick()):
-        happened[host] += tell_changes(host, epoch, changes)
+        choice = decider.decide(runs[host], view, may_act)
+        happened[host] += episodes.act(host, choice) if may_act else []
+    for events, ticked in zip(happened, episodes.tick(), strict=True):
+        events += ticked

@@ -11,6 +11,7 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import MeasurementError, SaveError, SettingError, UnknownNameError
 from esper.runtime.devices import limited_threads
@@ -127,7 +128,7 @@ class Comparison:
         self.model = probe.runs[0].model
         for policy in config.policies:
             if is_rule(policy) and policy != SHAM:
-                make_decider(probe, 0, policy)  # settings that this network refuses are told before any arm runs
+                make_decider(Episodes(probe), 0, policy)  # settings that do not fit are refused at once
         self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}

@@ -8,12 +8,12 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
+from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
 from esper.leyline.errors import SaveError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
-from esper.runtime.host import HostRun
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
 from esper.simic.training_config import TaskConfig, explain
@@ -21,10 +21,10 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
+from esper.telemetry.events import ArmFinished, Event, StageChanged
 from esper.telemetry.runfolder import write_atomically
 from esper.telemetry.sink import Sink
-from esper.trials.arms import Decider, act_on_epoch, arm_result, live_epoch, make_decider
+from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
 
 NETWORKS = "networks"
@@ -103,7 +103,8 @@ def grow_hosts(
 ) -> list[ArmFinished]:
     """Live the hosts' episodes under the policy and score what they leave; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
-        population, deciders = build(config, resume)
+        episodes, deciders = build(config, resume)
+        population = episodes.population
         saves = EpochSaves(config.out, population, deciders, sink)
         counts: list[dict[str, int]] = [{} for _ in population.runs]
         found = saves.restore() if resume else None
@@ -111,36 +112,36 @@ def grow_hosts(
         counts = counts if found is None else found.counts
         for epoch in range(first, population.task.epochs):
             if found is not None:
+                episodes.look_again()
                 happened, found = found.happened, None
             else:
-                happened = live_epoch(population, epoch)
+                happened = episodes.train()
                 saves.save(EpochSave(epoch, happened, counts))
-            act_on_epoch(population, deciders, epoch, happened)
-            _tell(population, epoch, happened, counts, sink)
+            act_on_epoch(episodes, deciders, happened)
+            _tell(happened, counts, sink)
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
                 raise StoppedGrowing(saves.epochs)
-        return _finish(config, population, counts, sink)
+        return _finish(config, episodes, counts, sink)
 
 
-def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, list[Decider]]:
+def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each."""
     task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
     seeds = [config.seed + number for number in range(config.hosts)]
     population = Population(
         task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
     )
+    episodes = Episodes(population)
     if is_rule(config.policy):
-        return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
+        return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
     kept = config.out / _POLICY
     space = population.runs[0].model.space
     if not (is_resumed and kept.is_file()):
         load_fitting(Path(config.policy), space)
         write_atomically(kept, Path(config.policy).read_bytes())
     policy, use_telemetry = load_fitting(kept, space)
-    return population, [
-        make_decider(population, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)
-    ]
+    return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
 
 
 def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
@@ -159,46 +160,19 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
     return policy, reads_telemetry
 
 
-def _tell(
-    population: Population, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink
-) -> None:
-    for host, (events, run) in enumerate(zip(happened, population.runs, strict=True)):
+def _tell(happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink) -> None:
+    for own, events in zip(counts, happened, strict=True):
         for event in events:
             sink.write(event)
             if isinstance(event, StageChanged):
-                counts[host][event.after] = counts[host].get(event.after, 0) + 1
-        reading = run.reading
-        assert reading is not None
-        sink.write(
-            GrownEpoch(
-                host=host,
-                epoch=epoch,
-                train_loss=finite(reading.train_loss),
-                held_out_loss=finite(reading.held_out_loss),
-                held_out_accuracy=finite(reading.held_out_accuracy),
-                params=run.model.total_params,
-                flops=run.ledger.flops,
-            )
-        )
+                own[event.after] = own.get(event.after, 0) + 1
 
 
-def _close(host: int, run: HostRun) -> LedgerClosed:
-    costs = {name: cost for name, cost in run.ledger.phases.items() if cost.examples}
-    return LedgerClosed(
-        host=host,
-        seed=run.seed,
-        peak_params=run.ledger.peak_params,
-        flops={name: cost.flops for name, cost in costs.items()},
-        examples={name: cost.examples for name, cost in costs.items()},
-        seconds={name: cost.seconds for name, cost in costs.items()},
-    )
-
-
-def _finish(config: GrowConfig, population: Population, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
+def _finish(config: GrowConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
     results = []
-    for host, final in enumerate(population.final_scores()):
-        run = population.runs[host]
+    for host, final in enumerate(episodes.population.final_scores()):
+        run = episodes.population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
@@ -206,7 +180,7 @@ def _finish(config: GrowConfig, population: Population, counts: list[dict[str, i
             export_network(run.model, config.out / NETWORKS / f"host-{host}")
         except (OSError, SafetensorError) as problem:
             raise SaveError(f"cannot write the networks: {problem}. Make room and use --resume.") from problem
-        sink.write(_close(host, run))
+        sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
     sink.commit()

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.leyline.factored_actions import OP_FOSSILIZE
+from esper.leyline.factored_actions import OP_FOSSILIZE, Choice
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.policies import WAIT, Choice, Reports, RulePolicy
+from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.tamiyo.rules import HostFacts, Memory
 
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from esper.episodes import Episodes
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
@@ -42,10 +43,10 @@ def trained_hosts(
         hosts = Population(
             replace(task, epochs=epochs), missing, [settings.device], executor=settings.executor, splits=settings.splits
         )
+        episodes = Episodes(hosts)
         for epoch in range(epochs):
             watch(epoch, ())
-            hosts.train_epoch()
-            hosts.evaluate()  # brings back a host that broke
+            episodes.train()  # rolls back a host that broke
         for seed, run in zip(missing, hosts.runs, strict=True):
             state = {name: value.cpu().contiguous() for name, value in run.model.host.state_dict().items()}
             write_atomically(paths[seed], save(state))

@@ -1,0 +1,182 @@
+"""The one place where a host's epoch is played: train, measure, decide, act, tick. What happened is told as events."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from esper.kasmina.model import SlotChange
+from esper.leyline.errors import IllegalActionError
+from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, Choice, look_up
+from esper.leyline.legality import GrowthView
+from esper.leyline.reports import SeedStateReport
+from esper.runtime.host import EpochReading
+from esper.runtime.population import Population
+from esper.runtime.tasks import Task
+from esper.tamiyo.signals import EpochSignals, SignalTracker
+from esper.telemetry.events import (
+    ActionRefused,
+    ActionTaken,
+    Event,
+    GateJudged,
+    HostEpoch,
+    HostRolledBack,
+    LedgerClosed,
+    SeedMeasured,
+    StageChanged,
+    finite,
+)
+
+
+class Episodes:
+    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
+
+    Args:
+        first: the number that the first host goes by in events, where other processes have hosts too.
+    """
+
+    def __init__(self, population: Population, first: int = 0):
+        self.population, self.first = population, first
+        self.trackers = [self._tracker() for _ in population.runs]
+        self.views: list[GrowthView] = []
+        """every host as it was last measured or restored"""
+
+    def _tracker(self) -> SignalTracker:
+        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale(self.population.task))
+
+    def begin(self, host: int, seed: int) -> None:
+        """A new episode in this place; all other hosts are untouched."""
+        self.population.reset(host, seed)
+        self.trackers[host] = self._tracker()
+
+    def train(self) -> list[list[Event]]:
+        """Train every host for an epoch and measure it; a host that broke is rolled back."""
+        self.population.train_epoch()
+        happened: list[list[Event]] = [[] for _ in self.population.runs]
+        for rollback in self.population.evaluate():
+            number, epoch = self._place(rollback.host)
+            happened[rollback.host].append(HostRolledBack(number, epoch, rollback.reason))
+            happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
+        self.views = self.population.views()
+        for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
+            assert run.reading is not None
+            self.trackers[host].update(epoch_signals(run.task, run.epoch, run.reading, view), view.reports)
+            happened[host] += [self._tell_epoch(host), *tell_seeds(*self._place(host), view.reports)]
+        return happened
+
+    def look_again(self) -> None:
+        """Take hosts that were restored as they stand now."""
+        self.views = self.population.views()
+        for tracker, view in zip(self.trackers, self.views, strict=True):
+            tracker.reports = dict(view.reports)
+
+    def act(self, host: int, choice: Choice) -> list[Event]:
+        """Carry out one decision; what is not possible now is refused, told, and counts as WAIT."""
+        run = self.population.runs[host]
+        return act(partial(self.population.apply, host), run.model.space, choice, *self._place(host))
+
+    def tick(self) -> list[list[Event]]:
+        """Stages and ramps of every host take their step."""
+        return [tell_changes(*self._place(host), changes) for host, changes in enumerate(self.population.tick())]
+
+    def close(self, host: int) -> LedgerClosed:
+        """What the host's episode has cost."""
+        run = self.population.runs[host]
+        costs = {name: cost for name, cost in run.ledger.phases.items() if cost.examples}
+        return LedgerClosed(
+            host=self.first + host,
+            seed=run.seed,
+            peak_params=run.ledger.peak_params,
+            flops={name: cost.flops for name, cost in costs.items()},
+            examples={name: cost.examples for name, cost in costs.items()},
+            seconds={name: cost.seconds for name, cost in costs.items()},
+        )
+
+    def _place(self, host: int) -> tuple[int, int]:
+        """Number and epoch of a host, as events have them."""
+        return self.first + host, self.population.runs[host].epoch
+
+    def _tell_epoch(self, host: int) -> HostEpoch:
+        run = self.population.runs[host]
+        assert run.reading is not None
+        return HostEpoch(
+            *self._place(host),
+            held_out_loss=finite(run.reading.held_out_loss),
+            params=run.model.total_params,
+            train_loss=finite(run.reading.train_loss),
+            held_out_accuracy=finite(run.reading.held_out_accuracy),
+            flops=run.ledger.flops,
+        )
+
+
+def act(
+    carry_out: Callable[[Choice], SlotChange | None], space: ActionSpace, choice: Choice, host: int, epoch: int
+) -> list[Event]:
+    """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
+    op, (name, slot, *planted) = choice[0], look_up(space, *choice)
+    if op == OP_WAIT:
+        return []
+    try:
+        change = carry_out(choice)
+    except IllegalActionError as problem:
+        return [ActionRefused(host, epoch, name, slot, str(problem))]
+    blueprint, blend = planted if op == OP_GERMINATE else (None, None)
+    assert change is not None  # every op but WAIT moves a slot
+    return [ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
+
+
+def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
+    """The verdicts that were new and the move itself, slot by slot."""
+    events: list[Event] = []
+    for change in changes:
+        before, after = change.before, change.after
+        events += [
+            GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
+            for g in after.gates
+            if g not in before.gates
+        ]
+        blueprint = after.blueprint_id or before.blueprint_id
+        events.append(
+            StageChanged(host, epoch, change.slot_id, before.stage.name, after.stage.name, blueprint, after.alpha)
+        )
+    return events
+
+
+def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[SeedMeasured]:
+    """Every live seed as it stands after an epoch."""
+    return [
+        SeedMeasured(
+            host=host,
+            epoch=epoch,
+            slot=slot_id,
+            stage=report.stage.name,
+            blueprint=report.blueprint_id,
+            alpha=report.alpha,
+            age=report.seed_age_epochs,
+            params=report.metrics.seed_param_count,
+            contribution=finite(report.metrics.counterfactual_contribution),
+            standard_error=finite(report.metrics.counterfactual_standard_error),
+        )
+        for slot_id, report in reports.items()
+        if report.is_live
+    ]
+
+
+def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:
+    """A host's readings as policies look at them, `epoch` epochs into the episode."""
+    budget = view.budget or view.params_used
+    seeds = view.max_seeds or max(view.seeds_used, view.space.slots.num_slots)
+    return EpochSignals(
+        progress=epoch / task.epochs,
+        lr_share=reading.lr / task.lr,
+        train_loss=finite(reading.train_loss),
+        held_out_loss=finite(reading.held_out_loss),
+        train_accuracy=finite(reading.train_accuracy),
+        held_out_accuracy=finite(reading.held_out_accuracy),
+        params_share=view.params_used / budget,
+        seeds_share=view.seeds_used / seeds,
+    )
+
+
+def loss_scale(task: Task) -> float:
+    """The loss of guessing."""
+    return -math.log(task.chance)

@@ -1,0 +1,118 @@
+"""The one loop: environment, comparison and garden play the same episode, and nobody builds action objects on the way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.episodes import Episodes
+from esper.garden import Garden
+from esper.leyline.factored_actions import FactoredAction
+from esper.runtime.population import Population
+from esper.simic.environment import GrowthVectorEnv
+from esper.tamiyo.policies import RulePolicy
+from esper.telemetry.events import HostEpoch
+from esper.trials.arms import Entry, Settings, make_decider, play_epoch, run_entries
+from runtime.episodes import IMAGES
+from simic.growths import BUSY, POINTS, WAIT
+
+SEED = 4
+TASKS = {"vectors": (POINTS, BUSY), "images": (replace(IMAGES, epochs=6, epoch_examples=48), {**BUSY, 2: WAIT})}
+every_task = pytest.mark.parametrize("name", TASKS)
+
+
+class Script:
+    """A rule that does at each decision what is written down, possible or not."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def choose(self, masks, reports, memory):
+        return self.steps.get(memory["epoch"], WAIT), memory
+
+
+def in_environment(task, steps, folder):
+    env = GrowthVectorEnv(task, 1, host_seeds=[SEED], folder=folder)
+    _, info = env.reset(seed=0)
+    events = list(info["events"][0])
+    for number in range(task.epochs - 1):
+        *_, info = env.step(np.array([steps.get(number, WAIT)]))
+        events += info["events"][0]
+    return events
+
+
+def in_comparison(task, steps):
+    (run,) = run_entries(task, [Entry("script", SEED, lambda facts: RulePolicy(Script(steps)))], Settings())
+    return list(run.events)
+
+
+def in_garden(task, steps):
+    """The host trains as in a population; the garden measures, decides and acts as in anybody's own loop."""
+    population = Population(task, [SEED])
+    run = population.runs[0]
+    garden = Garden(run.model, lambda facts: RulePolicy(Script(steps)))
+
+    def evaluate():
+        inputs, targets = run.splits.validation.gather(torch.arange(len(run.splits.validation)))
+        return task.score(run.model(inputs).float(), targets)[0]
+
+    for _ in range(task.epochs):
+        population.train_epoch()
+        garden.step(evaluate)
+        run.prime()
+    return garden.history
+
+
+def of_an_episode(events, epochs):
+    """What the three can all tell; the last epoch's decision, which no environment asks for, is left out."""
+    told = []
+    for event in events:
+        if isinstance(event, HostEpoch):
+            told.append(HostEpoch(event.host, event.epoch, pytest.approx(event.held_out_loss, rel=1e-6), event.params))
+        elif event.epoch < epochs or type(event).__name__ == "SeedMeasured":
+            told.append(rounded(event))
+    return told
+
+
+def rounded(event):
+    numbers = {
+        name: pytest.approx(value, rel=1e-4, abs=1e-9)
+        for name in ("contribution", "standard_error", "measured")
+        if isinstance(value := getattr(event, name, None), float)
+    }
+    return replace(event, **numbers, **({"reason": ""} if hasattr(event, "reason") else {}))
+
+
+@every_task
+def test_environment_comparison_and_garden_tell_the_same_episode(name, tmp_path):
+    task, steps = TASKS[name]
+    environment = in_environment(task, steps, tmp_path)
+    comparison, garden = in_comparison(task, steps), in_garden(task, steps)
+    kinds = {type(event).__name__ for event in environment}
+    assert kinds >= {"HostEpoch", "SeedMeasured", "ActionTaken", "StageChanged", "GateJudged"}
+    assert of_an_episode(environment, task.epochs) == of_an_episode(comparison, task.epochs)
+    assert of_an_episode(comparison, task.epochs) == of_an_episode(garden, task.epochs)
+
+
+@every_task
+def test_an_epoch_and_what_is_decided_after_it_have_the_same_number(name):
+    task, steps = TASKS[name]
+    events = in_comparison(task, steps)
+    assert [event.epoch for event in events if isinstance(event, HostEpoch)] == list(range(1, task.epochs + 1))
+    assert [event.epoch for event in events] == sorted(event.epoch for event in events)
+
+
+def test_the_loop_builds_no_action_objects(monkeypatch):
+    built = []
+    real = FactoredAction.__init__
+    monkeypatch.setattr(
+        FactoredAction, "__init__", lambda self, *args, **kw: (built.append(args), real(self, *args, **kw))[1]
+    )
+    FactoredAction.from_indices(op_idx=0, slot_idx=0, blueprint_idx=0, blend_idx=0)
+    assert len(built) == 1, "the count counts"
+    episodes = Episodes(Population(POINTS, [1, 2]))
+    deciders = [make_decider(episodes, host, lambda facts: RulePolicy(Script(BUSY))) for host in range(2)]
+    for _ in range(6):
+        play_epoch(episodes, deciders)
+    assert len(built) == 1
