@@ -108,6 +108,24 @@ def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypa
     assert (len(missing), len(extra)) == (0, 0)
 
 
+def test_a_structure_that_is_used_again_and_again_stays(monkeypatch):
+    monkeypatch.setattr(executors, "_SPARE", 2)
+    graphs = executors._DeviceGraphs(torch.device("cpu"))
+
+    class Visitor:
+        def topology(self):
+            return self.structure
+
+    host, found = Visitor(), []
+    for structure in ["first", "again", 1, "again", 2, "again", 3, "again", 4, "again"]:
+        host.structure = structure
+        found += [graphs.of(host)] if structure == "again" else []
+        graphs.of(host)
+        graphs.drop_spare()
+    assert all(one is found[0] for one in found)
+    assert [structure for _, structure in graphs._kept] == ["first", 3, 4, "again"]
+
+
 def test_the_structures_that_hosts_are_in_now_stay_however_many_there_are(monkeypatch):
     monkeypatch.setattr(executors, "_SPARE", 1)
     population = build(seeds=range(6))
