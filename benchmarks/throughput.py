@@ -185,8 +185,7 @@ def time_scores(population: Population, device: str) -> float:
     started = time.perf_counter()
     for run in population.runs:
         if isinstance(executor, GraphedExecutor):
-            with torch.cuda.stream(executor._lane(run).stream):
-                executor._graphs(run)["score"].graph.replay()
+            executor._graphs(run)["score"].replay()
         else:
             greedy_scores(run)
     synchronize(device)
@@ -269,10 +268,10 @@ def by_slots(options: argparse.Namespace) -> list[dict]:
 
 
 def by_streams(options: argparse.Namespace) -> list[dict]:
-    """Time of one step of a host, all hosts in turn, on streams of their own and on one stream."""
+    """Time of one step of a host, all hosts in turn, spread over the lanes and on one stream."""
     rows = []
     for hosts in options.hosts:
-        for own in (True, False):
+        for has_lanes in (True, False):
             task = task_for(128, 128 * options.steps)
             population = Population(
                 task, list(range(hosts)), [options.device], executor="graphed", splits=options.splits
@@ -280,7 +279,7 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
             executor = population.executor
             assert isinstance(executor, GraphedExecutor)
             plant(population, "conv_light")
-            if not own:
+            if not has_lanes:
                 shared = torch.cuda.Stream()
                 for run in population.runs:
                     executor._lane(run).stream = shared
@@ -292,11 +291,11 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
             for _ in range(options.steps):
                 synchronize(options.device)
                 started = time.perf_counter()
-                executor._replay(population.runs, calls)
+                executor._replay(calls)
                 synchronize(options.device)
                 times.append(1e3 * (time.perf_counter() - started) / hosts)
             p95 = statistics.quantiles(times, n=20)[18]
-            rows.append({"hosts": hosts, "own_streams": own, "median_ms": statistics.median(times), "p95_ms": p95})
+            rows.append({"hosts": hosts, "has_lanes": has_lanes, "median_ms": statistics.median(times), "p95_ms": p95})
     return rows
 
 

@@ -206,15 +206,17 @@ def test_a_cull_and_a_new_episode_bring_back_the_graphs_of_the_host_alone(captur
     assert differing(print_of(fresh), print_of(population)) == []
 
 
-def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(captured):
+def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(captured, monkeypatch):
+    monkeypatch.setattr(executors, "_SPARE", 4)
     population = build(seeds=[7])
-    bare = population.runs[0].topology()
-    for _ in range(executors._KEPT + 2):
+    run = population.runs[0]
+    bare = run.topology()
+    for _ in range(8):
         play(population, 2, {0: {0: [(GERMINATE, "r0c0", "norm", "linear")], 1: [(CULL, "r0c0")]}})
-    kept = population.executor._lane(population.runs[0]).graphs
-    assert len(kept) == executors._KEPT
-    assert next(iter(kept)) == bare
-    assert len(captured) == 3 * (1 + executors._KEPT + 2)
+    kept = population.executor._device(run)._kept
+    assert len(kept) == 1 + 1 + 4  # its first, the one of the last epoch, and spare ones
+    assert (run, bare) in kept
+    assert len(captured) == 3 * (1 + 8)
 
 
 def test_restoring_the_same_structure_captures_nothing(captured):

@@ -1,7 +1,7 @@
 """Two ways to run the same steps: eagerly (any device, the reference) and as one captured CUDA graph per host."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, Protocol
 
@@ -53,49 +53,104 @@ class EagerExecutor:
 
 
 _TRAIN = "train"
-_KEPT = 8
-"""Structures of a host whose graphs are kept: a culled seed brings an earlier one back."""
+_LANES = 8
+"""Streams of a device that hosts take turns on. On an H200 a step takes 0.30 ms on 8 streams, 0.28 on 32, 0.95 on one
+(`benchmarks/results/streams_h200.json`), and every stream costs a pool of graph memory and the workspaces of cuBLAS."""
+_SPARE = 64
+"""Structures of a device whose graphs are kept beside those that its hosts are in now or began in: a culled seed or a
+rollback brings an earlier one back."""
 
 
 class _Captured:
-    """A captured call and the tensor it leaves its result in."""
+    """A captured call. Its result is copied out of the pool, whose memory the next graph of the lane may overwrite."""
 
-    def __init__(self, lane: "_Lane", call: Callable[[], Tensor | None]):
+    def __init__(self, lane: "_Lane", call: Callable[[], Tensor | None], room: Tensor):
+        self.result = room[:0]
         self.graph = torch.cuda.CUDAGraph()
-        lane.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(lane.stream):
+        self.stream = lane.stream
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             # not `torch.cuda.graph`: it waits for all other hosts and gives their cached memory back
             self.graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
             try:
-                self.result = call()
+                found = call()
+                if found is not None:
+                    self.result = room[: len(found)]
+                    self.result.copy_(found)
             finally:
                 self.graph.capture_end()
 
+    def replay(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """The same for every population of the process: cuBLAS keeps its workspaces by stream and never frees them."""
+    return [torch.cuda.Stream(device) for _ in range(_LANES)]
+
 
 class _Lane:
-    """One host's stream, and the memory that its graphs share: they run one after the other."""
+    """A stream, and the one pool of all graphs that run on it: one after the other, so they may share memory.
+
+    That is safe because nothing in the pool is needed after the graph that wrote it: weights, buffers, optimiser state,
+    sums, examples and results live outside.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream):
+        self.stream = stream
+        self.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(device):
+            room = torch.zeros(1, device=device)
+            # never replayed: a pool without a single graph may not be captured into again
+            self._anchor = _Captured(self, lambda: room + 1, room)
+
+
+class _DeviceGraphs:
+    """The lanes of one device, the hosts assigned to them, and everything captured for these hosts."""
 
     def __init__(self, device: torch.device):
-        self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[Any, dict[str, _Captured]] = {}
-        """by structure and name; the first structure, in which episodes begin, stays"""
+        # pools of populations that are gone: a capture that runs out of memory could not give them back
+        torch.cuda.empty_cache()
+        self._lanes = [_Lane(device, stream) for stream in _streams(device)]
+        self._lane_of: dict[HostRun, _Lane] = {}
+        self._first: dict[HostRun, tuple[HostRun, Any]] = {}
+        """the structure in which a host was first seen, in which its episodes begin"""
+        self._kept: dict[tuple[HostRun, Any], dict[str, _Captured]] = {}
+        """by host and structure, then by name; what was used last is at the end"""
 
-    def of(self, structure: Any) -> dict[str, _Captured]:
-        """The graphs of this structure so far; of too many others those that were used least lately go."""
-        if structure == next(iter(self.graphs), None):
-            return self.graphs[structure]
-        if structure not in self.graphs and len(self.graphs) >= _KEPT:
-            del self.graphs[list(self.graphs)[1]]
-        self.graphs[structure] = found = self.graphs.pop(structure, {})
+    def lane(self, run: HostRun) -> _Lane:
+        """Hosts are assigned round robin, in the order in which they come."""
+        if run not in self._lane_of:
+            self._lane_of[run] = self._lanes[len(self._lane_of) % len(self._lanes)]
+        return self._lane_of[run]
+
+    def of(self, run: HostRun) -> dict[str, _Captured]:
+        """The graphs of the structure that this host is in, so far."""
+        key = run, run.topology()
+        self._first.setdefault(run, key)
+        self._kept[key] = found = self._kept.pop(key, {})
         return found
+
+    def drop_spare(self) -> None:
+        """Of too many structures, delete those that were used least lately."""
+        needed = {*self._first.values(), *((run, run.topology()) for run in self._first)}
+        spare = [key for key in self._kept if key not in needed]
+        for key in spare[:-_SPARE]:
+            del self._kept[key]
+
+    def drop_episode(self, run: HostRun) -> None:
+        """Delete every structure of this host but its first."""
+        for key in [key for key in self._kept if key[0] is run and key != self._first[run]]:
+            del self._kept[key]
 
 
 class GraphedExecutor:
-    """One graph per host and call, replayed on the host's own stream. Only a change of structure captures again."""
+    """One graph per host and call, replayed on the host's lane. Only a change of structure captures again."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, _Lane] = {}
+        self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Any] = set()
 
     def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
@@ -103,55 +158,59 @@ class GraphedExecutor:
         ready = [run for run in runs if self._is_ready(run)]
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
-        self._replay(ready, [own[2:] for own in calls])
+        self._replay([own[2:] for own in calls])
         for run in changed:
             self._begin(run, None)
             self._captured(run, "measure", partial(measure, run, run.splits.validation))
         self._join(runs)
-        return [result for run in runs if (result := self._graphs(run)["score"].result) is not None]
+        return [self._graphs(run)["score"].result for run in runs]
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them."""
         run.begin_epoch()
         calls = self._epoch_calls(run)
         self._lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
-        self._replay([run], [calls[:count]])
+        self._replay([calls[:count]])
         return calls
 
     def _epoch_calls(self, run: HostRun) -> list[_Captured]:
         """The greedy score, then every step of the epoch."""
-        # captured first: what is captured later cannot write over a result that is read after it
         score = self._captured(run, "score", partial(greedy_scores, run))
         step = self._captured(run, _TRAIN, lambda: run.learn(*run.plan.next_batch()))
         return [score, *[step] * run.plan.steps]
 
-    def _replay(self, runs: Sequence[HostRun], calls: Sequence[Sequence[_Captured]]) -> None:
-        """Each host's calls on its stream, one of each in turn: a deep queue of one host would keep others out."""
+    def _replay(self, calls: Sequence[Sequence[_Captured]]) -> None:
+        """One call of each host in turn: a deep queue of one host would keep others out."""
         for row in zip_longest(*calls):
-            for run, call in zip(runs, row, strict=True):
+            for call in row:
                 if call is not None:
-                    with torch.cuda.stream(self._lane(run).stream):
-                        call.graph.replay()
+                    call.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         calls = [
             self._captured(run, "measure", partial(measure, run, split))
             for run, split in zip(runs, splits, strict=True)
         ]
-        for run in runs:
-            self._lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
-        self._replay(runs, [[call] for call in calls])
+        for device, stream in self._streams(runs):
+            stream.wait_stream(torch.cuda.current_stream(device))
+        self._replay([[call] for call in calls])
         self._join(runs)
-        return [call.result for call in calls if call.result is not None]
+        return [call.result for call in calls]
 
     def begin_episode(self, run: HostRun) -> None:
         """Structures with seeds of the episode before never come back."""
-        graphs = self._lane(run).graphs
-        for structure in list(graphs)[1:]:
-            del graphs[structure]
+        self._device(run).drop_episode(run)
+
+    def _device(self, run: HostRun) -> _DeviceGraphs:
+        if run.device not in self._devices:
+            self._devices[run.device] = _DeviceGraphs(run.device)
+        return self._devices[run.device]
+
+    def _lane(self, run: HostRun) -> _Lane:
+        return self._device(run).lane(run)
 
     def _graphs(self, run: HostRun) -> dict[str, _Captured]:
-        return self._lane(run).of(run.topology())
+        return self._device(run).of(run)
 
     def _is_ready(self, run: HostRun) -> bool:
         return "measure" in self._graphs(run)  # captured last
@@ -162,7 +221,9 @@ class GraphedExecutor:
             with torch.cuda.device(run.device):
                 self._warm_up(run, name, lane, call)
                 run.optimizer.zero_grad(set_to_none=True)
-                graphs[name] = _Captured(lane, call)
+                # loss and accuracy, then at most two numbers per slot
+                room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)
+                graphs[name] = _Captured(lane, call, room)
         return graphs[name]
 
     def _warm_up(self, run: HostRun, name: str, lane: _Lane, call: Callable[[], Tensor | None]) -> None:
@@ -183,14 +244,15 @@ class GraphedExecutor:
             run.sums.copy_(sums)
             run.plan.cursor.copy_(cursor)
 
-    def _lane(self, run: HostRun) -> _Lane:
-        if id(run) not in self._lanes:
-            self._lanes[id(run)] = _Lane(run.device)
-        return self._lanes[id(run)]
+    def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
+        return {(run.device, self._lane(run).stream) for run in runs}
 
     def _join(self, runs: Sequence[HostRun]) -> None:
-        for run in runs:
-            torch.cuda.current_stream(run.device).wait_stream(self._lane(run).stream)
+        """What comes next waits for these hosts; so do those who get the memory of a result that is dropped here."""
+        for device, stream in self._streams(runs):
+            torch.cuda.current_stream(device).wait_stream(stream)
+        for graphs in self._devices.values():
+            graphs.drop_spare()
 
 
 def _parts(run: HostRun) -> set[Any]:

@@ -1,0 +1,159 @@
+"""How hosts share the lanes of a device, on a CPU: a stand-in runs a call anew where CUDA would replay its graph."""
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from esper.runtime import executors
+from esper.runtime.executors import GraphedExecutor
+from esper.runtime.population import Population
+from runtime.episodes import BLOBS, CULL, GERMINATE, IMAGES, act, differing, play, print_of
+from runtime.episodes import GROWTH as IMAGE_GROWTH
+
+GROWTH = {0: [(GERMINATE, "r0c0", "mlp")], 1: [(CULL, "r0c0")]}
+
+
+class StandInStream:
+    def wait_stream(self, other):
+        """Everything runs in order anyway."""
+
+
+class Rerun:
+    """A call that is made again at every replay and leaves its result where a captured one would."""
+
+    made = 0
+
+    def __init__(self, lane, call, room):
+        Rerun.made += 1
+        self.call, self.room = call, room
+        self.result = room[:0]
+
+    def replay(self):
+        found = self.call()
+        if found is not None:
+            self.result = self.room[: len(found)]
+            self.result.copy_(found)
+
+
+@pytest.fixture(autouse=True)
+def _no_cuda(monkeypatch):
+    stand_ins = {
+        "current_stream": lambda device=None: StandInStream(),
+        "stream": lambda stream: nullcontext(),
+        "device": lambda device: nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+        "empty_cache": lambda: None,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(executors, "_Captured", Rerun)
+    monkeypatch.setattr(executors, "_streams", lambda device: [StandInStream() for _ in range(executors._LANES)])
+
+
+def build(task=BLOBS, seeds=(7,)):
+    population = Population(task, list(seeds), ["cpu"], executor="eager")
+    population.executor = GraphedExecutor()
+    return population
+
+
+def kept(population):
+    return population.executor._device(population.runs[0])._kept
+
+
+def captures(population, epochs, script=None):
+    """How many graphs these epochs needed."""
+    before = Rerun.made
+    play(population, epochs, script)
+    return Rerun.made - before
+
+
+def test_hosts_are_assigned_to_lanes_in_turn():
+    population = build(seeds=range(2 * executors._LANES + 1))
+    play(population, 1)
+    lanes = [population.executor._lane(run) for run in population.runs]
+    assert len(set(lanes)) == executors._LANES
+    assert lanes == [lanes[index % executors._LANES] for index in range(len(lanes))]
+
+
+def test_hosts_that_share_a_lane_have_the_episodes_of_the_eager_executor(monkeypatch):
+    monkeypatch.setattr(executors, "_LANES", 2)
+    graphed, eager = build(IMAGES, range(5)), Population(IMAGES, list(range(5)), ["cpu"], executor="eager")
+    for population in (graphed, eager):
+        play(population, 6, dict.fromkeys((0, 2, 3), IMAGE_GROWTH))
+    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(5)] == [[]] * 5
+
+
+def test_a_culled_seed_brings_the_graphs_of_before_back():
+    population = build()
+    assert captures(population, 2, {0: GROWTH}) == executors._LANES + 3 + 3  # anchors, alone, with the seed
+    assert captures(population, 2) == 0
+
+
+def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypatch):
+    monkeypatch.setattr(executors, "_SPARE", 3)
+    population = build(seeds=[7, 8])
+    first = [(run, run.topology()) for run in population.runs]
+    used = []
+    for _ in range(5):
+        play(population, 1)
+        act(population, 0, GERMINATE, "r0c0", "mlp")
+        used.append((population.runs[0], population.runs[0].topology()))
+        play(population, 1)
+        act(population, 0, CULL)
+    play(population, 1)
+    missing, extra = {*first, *used[-3:]} - set(kept(population)), set(kept(population)) - {*first, *used[-3:]}
+    assert (len(missing), len(extra)) == (0, 0)
+
+
+def test_a_structure_that_is_used_again_and_again_stays(monkeypatch):
+    monkeypatch.setattr(executors, "_SPARE", 2)
+    graphs = executors._DeviceGraphs(torch.device("cpu"))
+
+    class Visitor:
+        def topology(self):
+            return self.structure
+
+    host, found = Visitor(), []
+    for structure in ["first", "again", 1, "again", 2, "again", 3, "again", 4, "again"]:
+        host.structure = structure
+        found += [graphs.of(host)] if structure == "again" else []
+        graphs.of(host)
+        graphs.drop_spare()
+    assert all(one is found[0] for one in found)
+    assert [structure for _, structure in graphs._kept] == ["first", 3, 4, "again"]
+
+
+def test_the_structures_that_hosts_are_in_now_stay_however_many_there_are(monkeypatch):
+    monkeypatch.setattr(executors, "_SPARE", 1)
+    population = build(seeds=range(6))
+    play(population, 2, {host: {0: [(GERMINATE, "r0c0", "mlp")]} for host in range(6)})
+    before = Rerun.made
+    population.train_epoch()
+    population.evaluate()
+    assert Rerun.made == before
+
+
+def test_an_episode_that_ends_takes_its_structures_along_and_no_others():
+    population = build(seeds=[7, 8])
+    play(population, 2, {host: {0: [(GERMINATE, "r0c0", "mlp")]} for host in (0, 1)})
+    assert len(kept(population)) == 4
+    population.reset(0, 9)
+    assert [run.seed for run, _ in kept(population)].count(9) == 1
+    assert len(kept(population)) == 3
+    assert captures(population, 1) == 0
+
+
+def test_a_population_that_is_gone_leaves_no_graph_behind():
+    """Only then can its pools be given back; a cycle would keep them until some later collection."""
+    population = build(IMAGES)
+    play(population, 2, {0: IMAGE_GROWTH})
+    executor = weakref.ref(population.executor)
+    gc.disable()
+    try:
+        del population
+        assert executor() is None
+    finally:
+        gc.enable()
