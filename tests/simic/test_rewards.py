@@ -313,25 +313,25 @@ def test_a_family_with_some_weights_changed(family):
 
 
 def test_an_unknown_family_is_told_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown reward family 'contributions'\. Did you mean 'contribution'"):
+    with pytest.raises(UnknownNameError, match=r"family 'contributions'.*'contribution'"):
         weights_of("contributions")
 
 
 @pytest.mark.parametrize(
     ("term", "hint"),
-    [("lasting_los", "Did you mean 'lasting_loss'"), ("accuracy_beyond_twin", "Known: breakdown, churn")],
+    [("lasting_los", "'lasting_loss'"), ("accuracy_beyond_twin", "breakdown, churn")],
 )
 def test_a_term_that_the_family_does_not_have_is_refused(term, hint):
-    with pytest.raises(UnknownNameError, match=rf"reward term of family 'loss' '{term}'\..* {hint}"):
+    with pytest.raises(UnknownNameError, match=rf"family 'loss' '{term}'.* {hint}"):
         weights_of("loss", {term: 1.0})
 
 
 def test_an_unknown_term_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown reward term 'chrun'\. Did you mean 'churn'"):
+    with pytest.raises(UnknownNameError, match=r"reward term 'chrun'.*'churn'"):
         check_weights({"chrun": 1.0})
 
 
 @pytest.mark.parametrize("weight", [-0.01, math.nan, math.inf])
 def test_a_weight_that_would_turn_a_price_into_a_prize_is_refused(weight):
-    with pytest.raises(SettingError, match=r"the weight of reward term 'rent' is .*; it must be 0 or more"):
+    with pytest.raises(SettingError, match=r"reward term 'rent' is .* 0"):
         weights_of("contribution", {"rent": weight})

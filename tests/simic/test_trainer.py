@@ -372,7 +372,7 @@ def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, as
         asks.append(None)
         return len(asks) == config.task.epochs + asked  # twins live first
 
-    with pytest.raises(InterruptedTraining, match=f"stopped after {rounds} whole rounds") as stop:
+    with pytest.raises(InterruptedTraining, match=f"{rounds} whole rounds") as stop:
         train(config, should_stop=should_stop)
     assert (stop.value.rounds, len(steps)) == (rounds, epochs)
     assert len(events_of(config.out, "RoundFinished")) == rounds

@@ -1,5 +1,7 @@
 """Rules by name: settings in the name reach the rule, mistakes are told, and plans wait for hosts that were away."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -35,22 +37,21 @@ def test_settings_in_a_name_reach_the_rule(name, rule):
 
 
 MISTAKES = {
-    "heuristik:share=0.5": "unknown policy 'heuristik:share=0.5'.",
-    "heuristic:shared=0.5": "unknown setting of heuristic 'shared'. Did you mean 'share'? "
-    "Known: attempts, planting_part, share. Write heuristic:KEY=VALUE:KEY=VALUE.",
-    "heuristic:ground=1": "unknown setting of heuristic 'ground'.",
-    "heuristic:": "unknown setting of heuristic ''.",
-    "greedy:reads_scores=0": "unknown setting of greedy 'reads_scores'.",
-    "never:share=1": "unknown setting of never 'share'. Known: none.",
-    "heuristic:share": "share of heuristic is '': input should be a valid number",
-    "heuristic:share=0": "share of heuristic is '0': input should be greater than 0.",
-    "heuristic:share=nan": "share of heuristic is 'nan': input should be",
-    "heuristic:attempts=1.5": "attempts of heuristic is '1.5': input should be a valid integer",
-    "greedy:planting_part=1.01": "planting_part of greedy is '1.01': input should be less than or equal to 1.",
-    "schedule:epochs=": "epochs of schedule is '': input should be a valid integer",
-    "schedule:epochs=1+-2": "epochs of schedule is '1+-2': input should be greater than or equal to 0.",
-    "schedule:places=r0c1": "places of schedule is 'r0c1': string should match pattern",
-    "random:seed=-1": "seed of random is '-1': input should be greater than or equal to 0.",
+    "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*attempts, planting_part, share.*:KEY=VALUE:KEY=VALUE",
+    "heuristic:ground=1": "heuristic 'ground'",
+    "heuristic:": "heuristic ''",
+    "greedy:reads_scores=0": "greedy 'reads_scores'",
+    "never:share=1": "never 'share'.* none",
+    "heuristic:share": "share of heuristic is ''.*number",
+    "heuristic:share=0": "share of heuristic is '0'.* 0",
+    "heuristic:share=nan": "share of heuristic is 'nan'",
+    "heuristic:attempts=1.5": "attempts of heuristic is '1.5'.*integer",
+    "greedy:planting_part=1.01": "planting_part of greedy is '1.01'.* 1",
+    "schedule:epochs=": "epochs of schedule is ''.*integer",
+    "schedule:epochs=1+-2": r"epochs of schedule is '1\+-2'.* 0",
+    "schedule:places=r0c1": "places of schedule is 'r0c1'.*pattern",
+    "random:seed=-1": "seed of random is '-1'.* 0",
 }
 
 
@@ -58,22 +59,22 @@ MISTAKES = {
 def test_a_mistake_in_a_name_is_told_with_the_rule(name):
     with pytest.raises(EsperError) as refusal:
         read_rule(name)
-    assert str(refusal.value).startswith(MISTAKES[name])
+    assert re.search(MISTAKES[name], str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("schedule:epochs=1+2:places=r0c1.norm", "a schedule has 2 epochs and 1 places; give as many."),
-        ("schedule:epochs=1:places=r0c7.norm", "unknown slot 'r0c7'."),
-        ("schedule:epochs=1:places=r0c1.nrom", "unknown blueprint 'nrom'. Did you mean 'norm'?"),
+        ("schedule:epochs=1+2:places=r0c1.norm", "2 epochs .*1 places"),
+        ("schedule:epochs=1:places=r0c7.norm", "slot 'r0c7'"),
+        ("schedule:epochs=1:places=r0c1.nrom", "blueprint 'nrom'.*'norm'"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_network_is_refused(name, words):
     with pytest.raises(EsperError) as refusal:
         make_policy(name, GROUND)
-    assert str(refusal.value).startswith(words)
+    assert re.search(words, str(refusal.value))
 
 
 PLAN = Schedule(GROUND, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))

@@ -111,7 +111,7 @@ def test_the_schedule_plants_the_blueprint_it_was_told(facts):
 
 
 def test_a_schedule_of_an_unknown_blueprint_is_refused(facts):
-    with pytest.raises(UnknownNameError, match="Did you mean 'norm'"):
+    with pytest.raises(UnknownNameError, match=r"'nrom'.*'norm'"):
         Schedule(facts, blueprint_id="nrom")
 
 
@@ -175,7 +175,7 @@ def test_what_a_rule_remembers_fits_into_json(facts, name):
 
 
 def test_an_unknown_policy_shows_the_nearest(facts):
-    with pytest.raises(UnknownNameError, match="Did you mean 'random'"):
+    with pytest.raises(UnknownNameError, match=r"'randon'.*'random'"):
         make_policy("randon", facts)
 
 
@@ -353,7 +353,7 @@ def test_sham_passes_over_what_has_ended_by_itself(facts):
 def test_sham_without_its_blueprint_is_refused():
     host = build_cnn_host(blocks=1, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=["norm"])
-    with pytest.raises(UnknownNameError, match="Add it for this arm"):
+    with pytest.raises(UnknownNameError, match="blueprint 'sham'"):
         Sham(HostFacts(model.space, model.costs, model.host_params), [])
 
 
