@@ -21,7 +21,7 @@ TRAINING_FAULTS: list[Fault] = [
         "simic/trainer.py",
         "parse_devices([config.policy_device])[0]",
         "parse_devices(config.devices)[0]",
-        "simic/test_trainer.py::test_the_policy_episodes_where_it_is_told_to",
+        "simic/test_trainer.py::test_the_policy_runs_where_it_is_told_to",
     ),
     Fault(
         "what is written is converted",

@@ -109,9 +109,7 @@ def refuse_attach(garden, match, optimizer, scheduler=None):
 
 def test_an_optimizer_that_does_not_own_the_parameters_is_refused_with_their_names():
     garden = grow_cnn(attach=False)
-    refuse_attach(
-        garden, r"2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2])
-    )
+    refuse_attach(garden, r"2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2]))
 
 
 def test_an_optimizer_of_another_copy_is_refused():

@@ -1,4 +1,4 @@
-"""Faults of episodes, models and optimisers to plant in a copy of the sources, each with the test that must catch it."""
+"""Faults of episodes, models and optimisers to plant in a copy of the sources, each with the test that catches it."""
 
 from planted_faults import Fault
 

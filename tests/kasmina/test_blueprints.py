@@ -155,9 +155,7 @@ def test_a_seed_treats_every_example_alone(kind, name):
 
 
 def test_attention_refuses_a_width_its_heads_do_not_divide():
-    with pytest.raises(
-        BlueprintMismatchError, match=r"'attention' .*\(5, 6\).* 4"
-    ):
+    with pytest.raises(BlueprintMismatchError, match=r"'attention' .*\(5, 6\).* 4"):
         REGISTRY.get("sequence", "attention").build_seed((5, 6))
 
 

@@ -142,9 +142,7 @@ def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do():
     host = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8))
     model = MorphogeneticModel(host, SlotConfig.for_modules(["0", "1"]), example=torch.zeros(2, 5, 4))
     model.germinate_seed("r0c1", "attention")
-    with pytest.raises(
-        BlueprintMismatchError, match=r"'attention' .*r0c0.*\(5, 6\).*lora, mlp, mlp_small"
-    ):
+    with pytest.raises(BlueprintMismatchError, match=r"'attention' .*r0c0.*\(5, 6\).*lora, mlp, mlp_small"):
         model.germinate_seed("r0c0", "attention")
     assert model.active_seeds == 1
 
@@ -234,9 +232,7 @@ def test_a_blueprint_larger_than_its_price_cannot_exceed_the_budget(registry):
 def test_a_budget_smaller_than_any_seed_is_refused_with_the_least_that_works():
     host = mlp_host()
     params = sum(parameter.numel() for parameter in host.parameters())
-    with pytest.raises(
-        SettingError, match=rf"\(lora in r0c0\).* {params + 40}"
-    ):
+    with pytest.raises(SettingError, match=rf"\(lora in r0c0\).* {params + 40}"):
         MorphogeneticModel(host, budget=params + 10)
 
 

@@ -43,7 +43,7 @@ def test_the_same_seed_has_the_same_episode_twice(alone):
     assert differing(alone, print_of(epochs(IMAGES, [7]))) == []
 
 
-def test_another_seed_episodes_another_episode(alone):
+def test_another_seed_plays_another_episode(alone):
     assert len(differing(alone, print_of(epochs(IMAGES, [8])))) > 10
 
 

@@ -42,7 +42,7 @@ every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task
 
 
 def live_by_hand(task, seed, script, twin):
-    """The same episode without an environment: op, tick, train, measure; the reading and the facts after each decision."""
+    """The same episode without an environment: op, tick, train, measure; reading and facts after each decision."""
     population = Population(task, [seed])
     run, space = population.runs[0], population.views()[0].space
     population.train_epoch()

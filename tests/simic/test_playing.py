@@ -103,14 +103,14 @@ def test_a_truncated_episode_is_worth_its_last_observation_seen_with_its_own_mem
     network = player.agent.network
     checked = 0
     for host in range(2):
-        epochs = []
+        rows = []
         for step in range(18):
             if rollout.starts[step, host]:
-                epochs = []
+                rows = []
             if rollout.valid[step, host]:
-                epochs.append(rollout.states[step, host].numpy())
+                rows.append(rollout.states[step, host].numpy())
             if rollout.truncated[step, host]:
-                expected = live_value(network, epochs, np.full(3, 50.0, np.float32))
+                expected = live_value(network, rows, np.full(3, 50.0, np.float32))
                 assert rollout.after_values[step, host].item() == pytest.approx(expected, abs=1e-5)
                 checked += 1
     assert checked >= 5

@@ -387,7 +387,7 @@ def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
     assert (seen, agent.updates, events_of(config.out)) == ([], 3, before)
 
 
-def test_the_policy_episodes_where_it_is_told_to(tmp_path, monkeypatch):
+def test_the_policy_runs_where_it_is_told_to(tmp_path, monkeypatch):
     config = tiny(tmp_path)
     env = build_environment(config)
     monkeypatch.setattr(trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")])

@@ -1,4 +1,4 @@
-"""The network as a policy: the same interface as a rule, legal in whole episodes, and its memory handed back and forth."""
+"""The network as a policy: the interface of a rule, legal in whole episodes, its memory handed back and forth."""
 
 import copy
 
@@ -75,11 +75,11 @@ def test_it_plays_where_a_rule_plays():
     """One loop serves both: only the way to build the policy differs."""
     hosts = Watched(TASKS["vectors"], [1])
     model = hosts.population.runs[0].model
-    for policy in (make_policy("heuristic", ground_of(model)), NetworkPolicy(hosts.network(), deterministic=False)):
+    for policy in (make_policy("heuristic", facts_of(model)), NetworkPolicy(hosts.network(), deterministic=False)):
         assert len(hosts.live(policy, 3)) == 3
 
 
-def ground_of(model):
+def facts_of(model):
     return HostFacts(model.space, model.costs, model.host_params, model.budget)
 
 

@@ -12,34 +12,34 @@ from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import Greedy, Heuristic, Random, RulePolicy, Schedule, is_rule, make_policy, read_rule
 from esper.tamiyo.masks import only_waiting
 from esper.trials.growing import GrowConfig
-from tamiyo.test_rules import GROUND, WAIT, masks_for, reports_of
+from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
 
 
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("heuristic", Heuristic(GROUND)),
-        ("heuristic:share=0.5", Heuristic(GROUND, share=0.5)),
-        ("heuristic:attempts=4:planting_part=1", Heuristic(GROUND, attempts=4, planting_part=1.0)),
-        ("greedy:share=0.25", Greedy(GROUND, share=0.25)),
-        ("schedule:epochs=2+5:blueprint_id=norm", Schedule(GROUND, epochs=(2, 5), blueprint_id="norm")),
-        ("random:seed=7:epochs=3", Random(GROUND, epochs=(3,), seed=7)),
+        ("heuristic", Heuristic(FACTS)),
+        ("heuristic:share=0.5", Heuristic(FACTS, share=0.5)),
+        ("heuristic:attempts=4:planting_part=1", Heuristic(FACTS, attempts=4, planting_part=1.0)),
+        ("greedy:share=0.25", Greedy(FACTS, share=0.25)),
+        ("schedule:epochs=2+5:blueprint_id=norm", Schedule(FACTS, epochs=(2, 5), blueprint_id="norm")),
+        ("random:seed=7:epochs=3", Random(FACTS, epochs=(3,), seed=7)),
         (
             "schedule:epochs=0+5:places=r0c1.norm+r0c0.conv_light",
-            Schedule(GROUND, epochs=(0, 5), places=("r0c1.norm", "r0c0.conv_light")),
+            Schedule(FACTS, epochs=(0, 5), places=("r0c1.norm", "r0c0.conv_light")),
         ),
     ],
 )
 def test_settings_in_a_name_reach_the_rule(name, rule):
     assert is_rule(name)
-    assert make_policy(name, GROUND) == RulePolicy(rule)
+    assert make_policy(name, FACTS) == RulePolicy(rule)
 
 
 MISTAKES = {
     "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
     "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*attempts, planting_part, share.*:KEY=VALUE:KEY=VALUE",
-    "heuristic:ground=1": "heuristic 'ground'",
+    "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",
     "greedy:reads_scores=0": "greedy 'reads_scores'",
     "never:share=1": "never 'share'.* none",
@@ -73,11 +73,11 @@ def test_a_mistake_in_a_name_is_told_with_the_rule(name):
 )
 def test_a_plan_that_does_not_fit_the_network_is_refused(name, words):
     with pytest.raises(EsperError) as refusal:
-        make_policy(name, GROUND)
+        make_policy(name, FACTS)
     assert re.search(words, str(refusal.value))
 
 
-PLAN = Schedule(GROUND, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))
+PLAN = Schedule(FACTS, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))
 
 
 def plays(rule, changes):
@@ -86,10 +86,10 @@ def plays(rule, changes):
     for epoch in range(9):
         now = changes.get(epoch, now)
         reports = reports_of(**now)
-        masks = {head: np.stack([mask]) for head, mask in masks_for(GROUND, reports).items()}
+        masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
         actions, memory = policy.decide(None, masks, [reports], memory)
         op, slot, blueprint, _ = actions[0].tolist()
-        planted |= {epoch: f"r0c{slot}.{GROUND.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
+        planted |= {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
         planted |= {epoch: f"keep r0c{slot}"} if op == OP_FOSSILIZE else {}
     return planted
 
@@ -114,7 +114,7 @@ def test_a_file_is_no_rule():
 
 
 def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
-    with pytest.raises(EsperError, match="attempts of heuristic is '0'"):
+    with pytest.raises(EsperError, match="heuristic is '0'"):
         GrowConfig.of({"policy": "heuristic:attempts=0", "out": str(tmp_path / "run")})
 
 
@@ -125,14 +125,14 @@ def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):
     assert (loaded.policy.rule.share, loaded.policy_name) == (0.3, "heuristic:share=0.3")
 
 
-@pytest.mark.parametrize("rule", [Schedule(GROUND, epochs=(1, 2, 4)), Random(GROUND, epochs=(1, 2, 4))], ids=str)
+@pytest.mark.parametrize("rule", [Schedule(FACTS, epochs=(1, 2, 4)), Random(FACTS, epochs=(1, 2, 4))], ids=str)
 @pytest.mark.parametrize(
     ("away", "planted"), [([], [1, 2, 4]), ([0], [2, 3, 5]), ([1, 2], [3, 4, 6]), ([2], [1, 3, 5]), ([3], [1, 2, 5])]
 )
 def test_a_plan_waits_where_nothing_can_be_done(rule, away, planted):
     """As when the governor has brought the host back: otherwise a control may miss its only chances to plant."""
     reports, policy, memory, chosen = reports_of(), RulePolicy(rule), None, []
-    masks = {head: np.stack([mask]) for head, mask in masks_for(GROUND, reports).items()}
+    masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
     for epoch in range(8):
         now = only_waiting(masks) if epoch in away else masks
         actions, memory = policy.decide(None, now, [reports], memory)

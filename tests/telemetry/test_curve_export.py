@@ -325,7 +325,7 @@ def test_a_missing_package_is_refused_before_the_folder_is_made(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_grown_run_writes_down_how_long_it_episodes_and_how_large_it_may_get(tmp_path):
+def test_a_grown_run_writes_down_how_long_it_lasts_and_how_large_it_may_get(tmp_path):
     config = configured(tmp_path / "run", hosts=1, task__epochs=2)
     config = config.model_copy(update={"task": config.task.model_copy(update={"budget": None})})
     run_grow(config, False, QUIET)

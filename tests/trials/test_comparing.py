@@ -1,7 +1,6 @@
 """`esper compare`: paired arms that do not know of each other, rates chosen by validation, stopped and gone on."""
 
 import json
-import re
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -366,9 +365,8 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     ids=str,
 )
 def test_a_mistake_is_named_with_the_way_out(changes, words, tmp_path):
-    with pytest.raises(EsperError) as refusal:
+    with pytest.raises(EsperError, match=words) as refusal:
         configured(tmp_path, **changes)
-    assert re.search(words, str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 

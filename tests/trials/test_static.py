@@ -207,9 +207,7 @@ def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_pa
 
     monkeypatch.setattr(comparing, "run_entries", one_breaks)
     config = configured(tmp_path, policies=["never", "random"], task__epochs=2)
-    with pytest.raises(
-        MeasurementError, match=r"random .*\(host seeds 1\)"
-    ):
+    with pytest.raises(MeasurementError, match=r"random .*\(host seeds 1\)"):
         compare(config)
     assert [path.name for path in (tmp_path / comparing.ARMS).iterdir()] == ["never-1.json"]
 

@@ -21,7 +21,7 @@ _DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
 
 @dataclass
 class SeedSpan:
-    """One seed in a slot, from planting to its end. Epochs are epochs lived: 0 is birth, an epoch's readings belong to its end."""
+    """One seed in a slot, from planting to its end. Epoch 0 is birth; an epoch's readings belong to its end."""
 
     slot: str
     blueprint: str | None

@@ -68,8 +68,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at least one "
-                "host, one seed, and two epochs (the first is measured before anything is decided)."
+                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at least "
+                "one host, one seed, and two epochs (the first is measured before anything is decided)."
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
