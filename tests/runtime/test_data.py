@@ -113,7 +113,7 @@ class Command:
 )
 def test_a_file_that_wants_to_run_something_is_refused_and_runs_nothing(tmp_path, function, capfd):
     evil = batch_of(1) | {b"extra": Command(function, "print('ran')")}
-    with pytest.raises(DataError, match=r"posix|builtins"):
+    with pytest.raises(DataError, match=rf"\w+\.{function.__name__}"):
         load_cifar10(write_batches(tmp_path, evil))
     assert "ran" not in capfd.readouterr().out
 
