@@ -14,9 +14,9 @@ import torch
 from esper.cli import session as running
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.simic import agent as learner
-from esper.simic import twins
+from esper.simic import team, twins
 from esper.simic.trainer import train_ppo_vectorized
-from esper.telemetry import runfolder, team
+from esper.telemetry import runfolder
 from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
