@@ -55,7 +55,7 @@ def marked(mark):
 def test_torchrun_names_our_one_line_and_code(tmp_path):
     code, said = torchrun(["esper", *command(tmp_path / "run", hosts=1)])
     assert code == 1
-    assert len(re.findall("esper: 1 hosts .*2 ranks", said)) == 2
+    assert len(re.findall("esper: 1 hosts .*?2 ranks", said)) == 2
     assert "exitcode  : 2" in said
     assert f"{os.sep}esper{os.sep}" not in said.replace(str(tmp_path), "")  # no line of a traceback through our files
 
