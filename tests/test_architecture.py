@@ -40,6 +40,7 @@ MUST_NOT_EXIST = [
     r"(?i)deprecated",
     r"(?i)torchvision",
 ]
+PROSE = re.compile(r"\b[a-z]{2,}( [a-z]{2,}){2,}\b")
 WORDS_NOT_IN_NAMES = {"manager", "helper", "helpers", "coordinator", "context", "util", "utils", "common", "types"}
 
 
@@ -108,10 +109,29 @@ def test_the_check_of_names_sees_every_spelling(name):
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=label)
-def test_every_package_says_what_episodes_there(package):
+def test_every_package_says_what_it_is_for(package):
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
 @pytest.mark.parametrize("package", [package for package in PACKAGES if package != PACKAGE], ids=label)
 def test_every_package_has_its_tests(package):
     assert list((TESTS / package.relative_to(PACKAGE)).glob("test_*.py"))
+
+
+def expected_errors(text):
+    """The texts of every `match=` in a file, without what an f-string fills in."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            parts = (part for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+            yield from (part.value for part in parts if isinstance(part.value, str))
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=label)
+def test_no_test_expects_three_words_of_an_errors_prose_in_a_row(path):
+    """Values, names and numbers tell one error from another; its sentences may be put better at any time."""
+    assert [expected for expected in expected_errors(path.read_text()) if PROSE.search(expected)] == []
+
+
+def test_the_check_of_prose_sees_every_form_of_a_pattern():
+    text = 'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never saved")\nraises(E, match="r0c0")'
+    assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [True, True, False]

@@ -201,7 +201,7 @@ def test_a_budget_without_meaning_is_refused(budget):
 
 def test_a_budget_too_small_for_any_seed_names_the_least_that_would_do():
     own = count_parameters(CNN())
-    with pytest.raises(SettingError, match=rf"leaves 1 above the host's {own}.*at least {own + 12}"):
+    with pytest.raises(SettingError, match=rf" 1 .*{own}.* {own + 12}"):
         grow_cnn(budget=own + 1)
 
 
@@ -225,7 +225,7 @@ def test_an_illegal_action_of_a_foreign_policy_is_refused_recorded_and_counts_as
     garden = grow_cnn({0: CULL_FIRST, 1: PLANT_FIRST})
     refused = of(ActionRefused, garden.step(made_up(garden)))
     assert [(e.op, e.slot) for e in refused] == [("CULL", "r0c0")]
-    assert "holds no live seed" in refused[0].reason
+    assert "r0c0 is DORMANT" in refused[0].reason
     assert of(ActionTaken, garden.step(made_up(garden))) == [
         ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear")
     ]
@@ -249,7 +249,7 @@ def test_a_policy_gets_back_what_it_remembered():
 
 
 def test_an_unknown_policy_name_shows_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'heuristic'"):
+    with pytest.raises(UnknownNameError, match=r"'heuristik'.*'heuristic'"):
         grow_cnn(policy="heuristik")
 
 
@@ -288,11 +288,11 @@ def test_rewarming_makes_the_hint_superfluous():
 
 def test_a_seed_that_no_optimizer_owns_is_an_error_at_the_next_step():
     garden = grow_cnn({1: PLANT_FIRST}, attach=False)
-    with pytest.raises(OptimizerError, match=r"no optimiser is attached.*attach\(optimizer\)"):
+    with pytest.raises(OptimizerError, match=r"attach\(optimizer\)"):
         garden.step(made_up(garden))
     assert garden.model.active_seeds == 0
     garden.model.germinate_seed("r0c0", "conv_light")
-    with pytest.raises(OptimizerError, match=r"in no optimiser.*attach\(optimizer\)"):
+    with pytest.raises(OptimizerError, match=r"conv_light .*r0c0.*attach\(optimizer\)"):
         garden.model.tick()
 
 
@@ -306,7 +306,7 @@ def test_zeros_and_ones_as_numbers_are_refused_until_the_user_says_what_they_are
 def test_a_model_that_is_growing_cannot_be_grown_again():
     garden = grow_cnn()
     for model in (garden.model, garden.model.host):
-        with pytest.raises(esper.EsperError, match="growing already"):
+        with pytest.raises(esper.EsperError, match="growing"):
             esper.grow(model, slots="layer1", example=IMAGES)
 
 
@@ -320,9 +320,9 @@ def test_a_harvested_network_can_grow_again():
     ("options", "words"),
     [
         ({"policy": 3}, "policy is 3"),
-        ({"policy": lambda facts: None}, "must build an object with decide"),
-        ({"settings": {"epochs": 3}}, "settings is a dict"),
-        ({"budget": 2}, r"write a float: budget=2\.0"),
+        ({"policy": lambda facts: None}, "decide"),
+        ({"settings": {"epochs": 3}}, "dict.*GrowthSettings"),
+        ({"budget": 2}, r"budget=2\.0"),
         ({"budget": "2x"}, "budget '2x'"),
     ],
 )
@@ -332,12 +332,12 @@ def test_a_setting_of_the_wrong_form_is_refused_with_the_right_one(options, word
 
 
 def test_a_length_of_training_below_one_is_refused():
-    with pytest.raises(SettingError, match="epochs must be at least 1"):
+    with pytest.raises(SettingError, match=r"epochs .* 1"):
         esper.GrowthSettings(epochs=-1)
 
 
 def test_values_instead_of_a_function_are_refused():
-    with pytest.raises(MeasurementError, match="needs the function evaluate itself"):
+    with pytest.raises(MeasurementError, match="function evaluate"):
         grow_cnn().step(torch.ones(3))
 
 
@@ -353,7 +353,7 @@ def test_a_scheduler_made_before_attaching_has_to_be_passed():
 def test_a_seed_that_was_taken_out_of_the_optimizer_is_an_error_at_the_next_step():
     garden = walk_to(grow_cnn({0: PLANT_FIRST}), "BLENDING")
     del garden.model.link.optimizer.param_groups[1]["params"][0]
-    with pytest.raises(OptimizerError, match="1 parameters of the conv_light seed in slot r0c0"):
+    with pytest.raises(OptimizerError, match=r"1 parameters .*conv_light .*r0c0"):
         garden.step(made_up(garden))
 
 

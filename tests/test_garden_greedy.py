@@ -304,7 +304,7 @@ USELESS = {
 def test_an_evaluation_without_gradients_is_refused_with_what_to_do_and_nothing_changes(evaluate):
     loop = Loop()
     before = state_of(loop)
-    with pytest.raises(MeasurementError, match=r"needs gradients through evaluate\(\).*no_grad.*choose another policy"):
+    with pytest.raises(MeasurementError, match=r"evaluate\(\).*no_grad"):
         loop.step(lambda: evaluate(loop.garden.model))
     assert differing(before, state_of(loop)) == []
     assert (loop.garden.epoch, loop.garden.history, loop.scores) == (0, [], [None, None])

@@ -43,12 +43,12 @@ def test_a_module_meant_twice_gets_one_slot():
 
 
 def test_a_pattern_that_matches_nothing_shows_the_nearest_name():
-    with pytest.raises(UnknownNameError, match=r"unknown module or pattern 'layr1'. Did you mean 'layer1'"):
+    with pytest.raises(UnknownNameError, match=r"pattern 'layr1'.*'layer1'"):
         grow_cnn(slots=["layer2", "layr1"])
 
 
 def test_no_slots_at_all_are_refused():
-    with pytest.raises(SettingError, match="name at least one module"):
+    with pytest.raises(SettingError, match="module"):
         grow_cnn(slots=[])
 
 
@@ -69,12 +69,12 @@ class Paired(nn.Module):
 
 
 def test_an_output_that_is_not_one_tensor_is_refused_by_its_type():
-    with pytest.raises(HostError, match=r"no slot fits 'pair'.*its output is a tuple, and a slot needs one tensor"):
+    with pytest.raises(HostError, match=r"'pair'.*tuple"):
         esper.grow(Paired(), slots="pair", example=torch.zeros(2, 6))
 
 
 def test_a_module_that_does_not_run_on_the_example_is_refused():
-    with pytest.raises(HostError, match=r"no slot fits 'spare'.*does not run on the example batch"):
+    with pytest.raises(HostError, match=r"'spare'.*example batch"):
         esper.grow(Paired(), slots="spare", example=torch.zeros(2, 6))
 
 
@@ -91,7 +91,7 @@ def test_a_refused_wrap_leaves_no_hook_on_the_model():
 
 
 def test_a_blueprint_that_no_slot_can_carry_is_refused_by_name():
-    with pytest.raises(UnknownNameError, match=r"unknown image blueprint 'conv_ligt'. Did you mean 'conv_light'"):
+    with pytest.raises(UnknownNameError, match=r"image blueprint 'conv_ligt'.*'conv_light'"):
         grow_cnn(blueprints=["conv_ligt"])
 
 
@@ -109,19 +109,17 @@ def refuse_attach(garden, match, optimizer, scheduler=None):
 
 def test_an_optimizer_that_does_not_own_the_parameters_is_refused_with_their_names():
     garden = grow_cnn(attach=False)
-    refuse_attach(
-        garden, r"does not own 2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2])
-    )
+    refuse_attach(garden, r"2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2]))
 
 
 def test_an_optimizer_of_another_copy_is_refused():
     garden = grow_cnn(attach=False)
-    refuse_attach(garden, "does not own 10", torch.optim.Adam(CNN().parameters()))
+    refuse_attach(garden, "own 10", torch.optim.Adam(CNN().parameters()))
 
 
 def test_a_whole_model_optimizer_is_refused_by_name():
     garden = grow_cnn(attach=False)
-    refuse_attach(garden, "LBFGS cannot follow", torch.optim.LBFGS(garden.parameters()))
+    refuse_attach(garden, "LBFGS", torch.optim.LBFGS(garden.parameters()))
 
 
 def test_a_scheduler_that_cannot_be_extended_is_refused_by_name():
@@ -134,7 +132,7 @@ def test_a_scheduler_of_another_optimizer_is_refused():
     garden = grow_cnn(attach=False)
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
     other = lr_scheduler.StepLR(torch.optim.SGD(CNN().parameters(), lr=0.1), 1)
-    refuse_attach(garden, "drives another optimiser", optimizer, other)
+    refuse_attach(garden, "scheduler .*optimiser", optimizer, other)
 
 
 def test_parameters_the_user_froze_need_no_optimizer():
@@ -174,13 +172,13 @@ def two_live_seeds():
 
 
 BAD_VALUES = {
-    "scalar": (torch.tensor(1.0), r"shape \(\).*one value per held-out example"),
-    "float": (1.5, "a float.*one value per held-out example"),
-    "list": ([1.0, 2.0], "a list.*one value per held-out example"),
+    "scalar": (torch.tensor(1.0), r"shape \(\).*held-out"),
+    "float": (1.5, "float.*held-out"),
+    "list": ([1.0, 2.0], "list.*held-out"),
     "2-d": (torch.ones(3, 2), r"shape \(3, 2\)"),
-    "one example": (torch.ones(1), "at least two examples"),
-    "nan": (torch.tensor([1.0, float("nan"), 2.0]), "NaN or Inf for 1 of 3"),
-    "inf": (torch.tensor([1.0, float("inf"), float("nan")]), "NaN or Inf for 2 of 3"),
+    "one example": (torch.ones(1), "two examples"),
+    "nan": (torch.tensor([1.0, float("nan"), 2.0]), "NaN .*1 of 3"),
+    "inf": (torch.tensor([1.0, float("inf"), float("nan")]), "NaN .*2 of 3"),
 }
 
 
@@ -198,7 +196,7 @@ def test_a_bad_value_with_a_slot_off_changes_nothing_either(bad_call):
     garden = two_live_seeds()
     before = facts(garden)
     calls = iter([torch.ones(3), torch.arange(3.0)][:bad_call])
-    with pytest.raises(MeasurementError, match="NaN or Inf for 1 of 3"):
+    with pytest.raises(MeasurementError, match=r"NaN .*1 of 3"):
         garden.step(lambda: next(calls, torch.tensor([1.0, float("nan"), 2.0])))
     assert facts(garden) == before
 
@@ -208,7 +206,7 @@ def test_values_of_other_examples_do_not_pair_up(bad_call):
     garden = two_live_seeds()
     before = facts(garden)
     calls = iter([torch.ones(3), torch.arange(3.0)][:bad_call])
-    with pytest.raises(MeasurementError, match="3 and 4 held-out values do not pair up"):
+    with pytest.raises(MeasurementError, match="3 and 4"):
         garden.step(lambda: next(calls, torch.ones(4)))
     assert facts(garden) == before
 
@@ -233,7 +231,7 @@ def test_a_garden_goes_on_after_a_refused_value():
 
 def test_an_action_outside_the_space_is_refused_by_head():
     garden = grow_cnn(policy=script({0: (1, 7, 1, 0)}))
-    with pytest.raises(SettingError, match="slot index 7 is outside this run's space"):
+    with pytest.raises(SettingError, match="slot index 7"):
         garden.step(made_up(garden))
 
 

@@ -64,8 +64,8 @@ def grow(
         example: one batch, as the model takes it, to learn the shapes from.
         budget: most parameters in all; a float is a multiple of the model's own, an int a number.
         max_seeds: most seeds, live and kept; without it and without a budget, one per slot.
-        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from `HostFacts` to a policy;
-            greedy needs an `evaluate` that returns losses with gradients.
+        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from
+            `HostFacts` to a policy; greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
     settings = settings or GrowthSettings()

@@ -66,10 +66,10 @@ def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, q
     code, out, err = call(capsys, "demo", "--epochs", "8", "--seed", "2")
     assert (code, err) == (0, "")
     assert arms_in(out) == ["never", "heuristic"]
-    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper grow"):
+    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper "):
         assert part in out
-    assert "Runs: runs/demo/never and runs/demo/heuristic. " in out
-    assert "The grown network as a plain module: runs/demo/exported." in out
+    for name in ("never", "heuristic", "exported"):
+        assert f"runs/demo/{name}" in out
     for policy in ("never", "heuristic"):
         run = quick_digits / "runs" / "demo" / policy
         (result,) = json.loads((run / "results.json").read_text())["results"]
@@ -82,7 +82,7 @@ def test_the_demo_takes_a_fresh_folder_every_time(capsys, quick_digits):
     for folder in ("mine/demo", "mine/demo-3"):
         code, out, _ = call(capsys, "demo", "--epochs", "8", "--out", "mine/demo")
         assert code == 0
-        assert f"Runs: {folder}/never and {folder}/heuristic. " in out
+        assert re.search(f"{folder}/never .*{folder}/heuristic", out)
         assert sorted(path.name for path in (quick_digits / folder).iterdir()) == ["exported", "heuristic", "never"]
         (quick_digits / "mine" / "demo-2").mkdir(exist_ok=True)
 
@@ -101,7 +101,7 @@ def test_the_demo_stops_when_it_is_asked_to(capsys, monkeypatch, quick_digits):
     monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
     code, out, _ = call(capsys, "demo", "--epochs", "8")
     assert code == 130
-    assert "Go on with: esper grow --out runs/demo/never --resume" in out
+    assert "--out runs/demo/never --resume" in out
     assert arms_in(out) == []
 
 
@@ -109,7 +109,7 @@ def test_the_demo_stops_when_it_is_asked_to(capsys, monkeypatch, quick_digits):
 def test_the_demo_does_not_take_a_folder_that_is_not_its_own(capsys, quick_digits, out):
     code, _, err = call(capsys, "demo", "--out", out)
     assert (code, err.count("\n")) == (2, 1)
-    assert "name one, such as runs/demo" in err
+    assert "runs/demo" in err
     assert list(quick_digits.iterdir()) == []
 
 
@@ -157,7 +157,7 @@ def test_tasks_are_listed_with_their_sizes_and_whether_they_are_there(capsys, mo
     assert "6,418" in lines["cifar10"]
     assert "278 +" in lines["shakespeare"]
     assert lines["tinystories"].split()[-1] == "error"
-    assert "tinystories: 2 tokens hold no window of 65" in out
+    assert re.search("tinystories: 2 .* 65", out)
     assert "esper data fetch NAME" in out
 
 
@@ -191,12 +191,14 @@ def test_tasks_as_json_hold_the_same(capsys, monkeypatch, a_text):
 def test_fetching_an_unknown_data_set_names_the_nearest(capsys, tmp_path):
     code, out, err = call(capsys, "data", "fetch", "cifar", "--data-root", str(tmp_path))
     assert (code, out) == (2, "")
-    assert err.startswith("esper: unknown data set 'cifar'. Did you mean 'cifar10'? Known: blobs, cifar10,")
+    assert re.match("esper: .*'cifar'.*'cifar10'.*blobs, cifar10,", err)
     assert err.count("\n") == 1
 
 
 def test_fetching_what_is_always_there_says_so(capsys):
-    assert call(capsys, "data", "fetch", "digits") == (0, "digits needs no fetching: it comes with scikit-learn.\n", "")
+    code, out, err = call(capsys, "data", "fetch", "digits")
+    assert (code, err) == (0, "")
+    assert re.match("digits .*scikit-learn", out)
 
 
 def test_fetching_without_a_folder_asks_for_one(capsys, monkeypatch):
@@ -212,7 +214,7 @@ def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(caps
     monkeypatch.setenv("no_proxy", "*")
     code, out, err = call(capsys, "data", "fetch", "shakespeare", "--data-root", str(tmp_path))
     assert (code, out) == (2, "")
-    assert f"copy: http://127.0.0.1:9/input.txt to {tmp_path}/shakespeare/input.txt." in err
+    assert re.search(f"http://127.0.0.1:9/input.txt .*{tmp_path}/shakespeare/input.txt", err)
     assert err.count("\n") == 1
 
 

@@ -173,36 +173,36 @@ QUICK = ["--hosts", "1", "--set", "host_pool=1", "--set", "task.epochs=2", "--se
 """so that a mistake that is not noticed does not take minutes to show"""
 BLOBS = ["--task", "blobs", "--set", "task.epochs=3"]
 MISTAKES = {
-    "unknown preset": (["--preset", "digit"], "unknown preset 'digit'. Did you mean 'digits'?"),
-    "unknown task": (["--task", "blob"], "unknown task 'blob'. Did you mean 'blobs'?"),
-    "unknown amp": (["--amp", "fp8"], "amp is \"fp8\": input should be 'off', 'bf16' or 'fp16'"),
-    "unknown executor": (["--executor", "fast"], "executor is \"fast\": input should be 'auto', 'eager' or 'graphed'"),
+    "unknown preset": (["--preset", "digit"], "preset 'digit'.*'digits'"),
+    "unknown task": (["--task", "blob"], "task 'blob'.*'blobs'"),
+    "unknown amp": (["--amp", "fp8"], "amp is \"fp8\".*'off', 'bf16' or 'fp16'"),
+    "unknown executor": (["--executor", "fast"], "executor is \"fast\".*'auto', 'eager' or 'graphed'"),
     "unknown family": (["--reward-family", "profit"], "reward.family is"),
-    "missing device": (["--devices", "cuda:300"], "device 'cuda:300' is not there: this machine has"),
-    "one missing device": (["--devices", "cpu", "cuda:300"], "device 'cuda:300' is not there"),
-    "no device": (["--devices", ","], "devices is []"),
-    "no one device": (["--device", ""], "devices is []"),
-    "not a device": (["--device", "gpu0"], "'gpu0' is not a device"),
-    "mps": (["--device", "mps"], "device mps is not supported"),
-    "both ways to say where": (["--device", "cpu", "--devices", "cpu"], "--device and --devices both say where"),
-    "preset and file": (["--preset", "digits", "--config-json", "x.json"], "--preset and --config-json both name a c"),
-    "no file": (["--config-json", "gone.json"], "cannot read the configuration gone.json: No such file"),
-    "broken file": (["--config-json", "broken.json"], "broken.json is not JSON"),
-    "a list": (["--config-json", "list.json"], "list.json holds a list; it must be an object"),
-    "unknown key in a file": (["--config-json", "key.json"], "key.json: unknown key 'ppo.gama'. Did you mean 'ppo.ga"),
-    "wrong type in a file": (["--config-json", "type.json"], 'type.json: rounds is "many": input should be a valid i'),
+    "missing device": (["--devices", "cuda:300"], "'cuda:300'.* CUDA"),
+    "one missing device": (["--devices", "cpu", "cuda:300"], "'cuda:300'.* CUDA"),
+    "no device": (["--devices", ","], r"devices is \[\]"),
+    "no one device": (["--device", ""], r"devices is \[\]"),
+    "not a device": (["--device", "gpu0"], "'gpu0'"),
+    "mps": (["--device", "mps"], "device mps"),
+    "both ways to say where": (["--device", "cpu", "--devices", "cpu"], "--device .*--devices"),
+    "preset and file": (["--preset", "digits", "--config-json", "x.json"], "--preset .*--config-json"),
+    "no file": (["--config-json", "gone.json"], "gone.json: No such file"),
+    "broken file": (["--config-json", "broken.json"], "broken.json .*JSON"),
+    "a list": (["--config-json", "list.json"], "list.json .*list.*object"),
+    "unknown key in a file": (["--config-json", "key.json"], "key.json: .*'ppo.gama'.*'ppo.gamma'"),
+    "wrong type in a file": (["--config-json", "type.json"], 'type.json: rounds is "many".*integer'),
     "negative in a file": (["--config-json", "count.json"], "count.json: hosts is -4"),
-    "no rounds": (["--rounds", "0"], "the command line: rounds is 0"),
-    "setting without a value": (["--set", "rounds"], "--set 'rounds' is not KEY=VALUE"),
-    "unknown setting": (["--set", "ppo.lrr=1"], "the command line: unknown key 'ppo.lrr'. Did you mean 'ppo.lr'?"),
+    "no rounds": (["--rounds", "0"], "rounds is 0"),
+    "setting without a value": (["--set", "rounds"], "--set 'rounds' .*KEY=VALUE"),
+    "unknown setting": (["--set", "ppo.lrr=1"], "'ppo.lrr'.*'ppo.lr'"),
     "no text for out": (["--set", "out=3"], "out is 3"),
-    "fp16 on a cpu": (["--amp", "fp16"], "amp fp16 needs CUDA devices"),
-    "graphs on a cpu": (["--executor", "graphed"], "executor graphed needs CUDA devices"),
-    "unknown compiler": (["--set", "ppo.compile=gcc"], "unknown backend of torch.compile 'gcc'"),
-    "no such reward term": (["--set", "reward.weights.rant=1"], "Did you mean 'rent'?"),
-    "a batch too large": ([*BLOBS, "--set", "task.batch=99999"], "a batch of 99999 is larger than its training split"),
+    "fp16 on a cpu": (["--amp", "fp16"], "amp fp16 .*CUDA"),
+    "graphs on a cpu": (["--executor", "graphed"], "executor graphed .*CUDA"),
+    "unknown compiler": (["--set", "ppo.compile=gcc"], "torch.compile 'gcc'"),
+    "no such reward term": (["--set", "reward.weights.rant=1"], "'rant'.*'rent'"),
+    "a batch too large": ([*BLOBS, "--set", "task.batch=99999"], "batch .*99999"),
     "too much held out": ([*BLOBS, "--set", "task.held_out=99999"], "held_out is 99999"),
-    "unknown blueprint": ([*BLOBS, "--set", 'task.blueprints=["mpl"]'], "Did you mean 'mlp'?"),
+    "unknown blueprint": ([*BLOBS, "--set", 'task.blueprints=["mpl"]'], "'mpl'.*'mlp'"),
     "unknown slot": ([*BLOBS, "--set", 'task.slots=["r9c9"]'], "r9c9"),
     "no data": (["--task", "shakespeare", "--device", "cpu"], "--data-root"),
 }
@@ -224,7 +224,7 @@ def test_a_mistake_is_one_line_and_exit_code_two_and_leaves_nothing(mistake, cap
     code, _, err = call(capsys, "ppo", "--out", "run", *QUICK, *arguments)
     assert code == 2
     assert err.startswith("esper: ")
-    assert words in err
+    assert re.search(words, err)
     assert err.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -283,7 +283,7 @@ def test_a_folder_that_is_not_empty_is_refused_without_resume(capsys, finished, 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, out, err = call(capsys, *command(run))
     assert (code, out) == (2, "")
-    assert err == f"esper: the run folder {run} is not empty. Go on with --resume, or choose another --out.\n"
+    assert re.fullmatch(f"esper: .*{run} .*--resume.*--out.*\n", err)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -304,9 +304,9 @@ def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, fini
 @pytest.mark.parametrize(
     ("change", "row"),
     [
-        ('task.slots=["r0c1"]', "  slots: ['r0c0', 'r0c1'] in the checkpoint, ['r0c1'] here"),
-        ('task.blueprints=["mlp"]', "  blueprints: ['lora', 'mlp'] in the checkpoint, ['mlp'] here"),
-        ("observe_telemetry=false", "  features: 61 ("),
+        ('task.slots=["r0c1"]', r"\n  slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
+        ('task.blueprints=["mlp"]', r"\n  blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
+        ("observe_telemetry=false", r"\n  features: 61 \("),
     ],
 )
 def test_resuming_with_another_layout_is_refused_with_a_table_and_does_no_harm(capsys, finished, tmp_path, change, row):
@@ -314,8 +314,8 @@ def test_resuming_with_another_layout_is_refused_with_a_table_and_does_no_harm(c
     code, _, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", change)
     assert code == 2
     assert "Traceback" not in err
-    assert row in err
-    assert "was trained for another layout (size mismatch):" in err
+    assert re.search(row, err)
+    assert "layout (size mismatch):" in err
     assert (run / "config.json").read_bytes() == (finished / "config.json").read_bytes()
     code, out, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3")
     assert (code, err) == (0, "")
@@ -335,7 +335,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(capsys, fi
     (run / "checkpoints/round-000002.safetensors").write_bytes(b"")
     code, out, err = call(capsys, "ppo", "--out", str(run), "--resume")
     assert code == 0
-    assert err == "esper: checkpoint round-000002.safetensors is damaged or missing; trying the one before.\n"
+    assert re.fullmatch("esper: .*round-000002.safetensors .*\n", err)
     assert "round 2/2" in out
     assert events_of(run) == events_of(finished)
 
@@ -346,7 +346,7 @@ def test_if_all_checkpoints_are_damaged_it_is_an_error(capsys, finished, tmp_pat
         path.write_bytes(b"")
     code, _, err = call(capsys, "ppo", "--out", str(run), "--resume")
     assert code == 2
-    assert err.splitlines()[-1] == f"esper: no checkpoint in {run} is whole; restore one from a copy, or start anew."
+    assert str(run) in err.splitlines()[-1]
 
 
 def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch, tmp_path):
@@ -371,6 +371,4 @@ def test_a_run_that_was_stopped_is_exit_code_130(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(running, "stop_on_signals", lambda patient: nullcontext(lambda: True))
     code, out, err = call(capsys, *command(tmp_path / "run"))
     assert (code, err) == (130, "")
-    assert out.splitlines()[-1] == (
-        f"stopped; 0 whole rounds are saved. Go on with: esper ppo --out {tmp_path / 'run'} --resume"
-    )
+    assert re.search(f" 0 .*esper ppo --out {tmp_path / 'run'} --resume$", out.splitlines()[-1])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -120,7 +121,8 @@ def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp
     out = tmp_path / "run"
     assert Forked(tmp_path / "child", command(out), install_at_the_end).wait()[0] == KILLED
     code, _, err = call(capsys, "export", str(out))
-    assert (code, "its episodes are not over" in err) == (2, True)
+    assert code == 2
+    assert f"--out {out} --resume" in err
     assert Forked(tmp_path / "child", ["grow", "--out", str(out), "--resume"]).wait()[0] == 0
     assert_same_run(out, whole[0])
 
@@ -134,7 +136,7 @@ def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(who
     epochs = int(checkpoints_in(out)[-1].removeprefix("epoch-")) + 1
     assert 1 < epochs < EPOCHS
     last = said.splitlines()[-1]
-    assert last == f"stopped; {epochs} epochs are saved. Go on with: esper grow --out {out} --resume"
+    assert re.search(f" {epochs} epochs .*--out {out} --resume$", last)
     assert {event["epoch"] for event in events_of(out)} == set(range(epochs))
     code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
     assert (code, err) == (0, "")
@@ -157,8 +159,8 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path, size):
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     code, _, err = Forked(tmp_path / "child", command(out), limit).wait()
     assert code == 2
-    assert err.startswith(f"esper: cannot save {out}/checkpoints/epoch-000000: ")
-    assert err.endswith("make room and use --resume.\n")
+    assert re.match(f"esper: .*{out}/checkpoints/epoch-000000: ", err)
+    assert err.endswith("--resume.\n")
     assert err.count("\n") == 1
     assert Forked(tmp_path / "child", command(out, "--resume")).wait()[0] == 0
     assert_same_run(out, whole[0])
@@ -243,22 +245,22 @@ def assert_refused(said, *words):
     assert err.startswith("esper: ")
     assert err.count("\n") == 1
     for word in words:
-        assert word in err
+        assert re.search(word, err)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--task blob", "unknown task 'blob'. Did you mean 'blobs'?"),
-        ("--policy heuristik", "unknown policy 'heuristik'. Did you mean 'heuristic'?"),
-        ("--policy nowhere.safetensors", "Or name a checkpoint file"),
-        ("--devices gpu", "'gpu' is not a device"),
-        ("--devices cuda:99", "'cuda:99' is not there"),
-        ("--devices mps", "mps is not supported"),
+        ("--task blob", "task 'blob'.*'blobs'"),
+        ("--policy heuristik", "policy 'heuristik'.*'heuristic'"),
+        ("--policy nowhere.safetensors", "nowhere.safetensors.*`esper ppo`"),
+        ("--devices gpu", "'gpu'"),
+        ("--devices cuda:99", "'cuda:99'"),
+        ("--devices mps", "device mps"),
         ("--amp fp8", 'amp is "fp8"'),
-        ("--amp fp16", "amp fp16 needs CUDA devices"),
+        ("--amp fp16", "amp fp16 .*CUDA"),
         ("--executor fast", 'executor is "fast"'),
-        ("--executor graphed", "graphed executor needs CUDA devices"),
+        ("--executor graphed", "graphed .*CUDA"),
         ("--hosts -1", "hosts is -1"),
         ("--hosts 0", "hosts is 0"),
         ("--epochs 0", "task.epochs is 0"),
@@ -266,9 +268,9 @@ def assert_refused(said, *words):
         ("--budget 0.5", "task.budget is 0.5"),
         ("--budget nan", "task.budget"),
         ("--max-seeds 0", "task.max_seeds is 0"),
-        ("--slots r0c9", "unknown slot 'r0c9'. Did you mean 'r0c1'?"),
+        ("--slots r0c9", "slot 'r0c9'.*'r0c1'"),
         ("--slots early", "'early'"),
-        ("--task cifar10", "no data folder was named"),
+        ("--task cifar10", "cifar.*--data-root"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, options, words):
@@ -280,24 +282,24 @@ def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypat
 
 def test_a_folder_that_is_not_empty_is_refused(capsys, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert_refused(call(capsys, *command(tmp_path)), "is not empty", "--resume")
+    assert_refused(call(capsys, *command(tmp_path)), "--resume")
     assert {path.name for path in tmp_path.iterdir()} == {"thesis.txt", "lock"}
 
 
 def test_a_file_in_the_folders_place_is_refused(capsys, tmp_path):
     (tmp_path / "run").write_text("")
-    assert_refused(call(capsys, *command(tmp_path / "run")), "cannot write to the run folder")
+    assert_refused(call(capsys, *command(tmp_path / "run")), f"{tmp_path / 'run'}: File exists")
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]])
 def test_a_second_writer_is_refused(capsys, tmp_path, more):
     with runfolder.only_writer(tmp_path / "run"):
-        assert_refused(call(capsys, *command(tmp_path / "run", *more)), "another process is writing")
+        assert_refused(call(capsys, *command(tmp_path / "run", *more)), f"process .*{tmp_path / 'run'}")
 
 
 def test_the_run_of_another_command_is_not_resumed(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"rounds": 3}')
-    assert_refused(call(capsys, *command(tmp_path, "--resume")), "is not a run of esper grow")
+    assert_refused(call(capsys, *command(tmp_path, "--resume")), str(tmp_path))
 
 
 # -- exporting ---------------------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def test_the_best_network_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(c
     found = rebuilt_elsewhere(tmp_path / "deep" / "network", PLAIN_HOST, inputs)
     assert torch.equal(found, expected)
     assert float((found.argmax(1) == targets).float().mean()) == results[best]["test_accuracy"]
-    assert f"the host of seed {best}, {results[best]['final_params']:,} parameters" in out
+    assert f"seed {best}, {results[best]['final_params']:,} parameters" in out
 
 
 @pytest.fixture
@@ -347,7 +349,8 @@ def test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says(ca
         row |= {"validation_accuracy": 0.7 + 0.01 * (host == best), "test_accuracy": 0.9 - 0.3 * (host == best)}
     (finished / RESULTS).write_text(json.dumps(results))
     code, out, _ = call(capsys, "export", str(finished))
-    assert (code, "held-out accuracy 71.00%, test accuracy 60.00%" in out) == (0, True)
+    assert code == 0
+    assert re.search(r"71\.00%.* 60\.00%", out)
     for name in ("grown.py", "weights.safetensors"):
         here, there = finished / "exported" / name, finished / "networks" / f"host-{best}" / name
         assert here.read_bytes() == there.read_bytes()
@@ -377,20 +380,20 @@ def tree(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda run: (run / RESULTS).unlink(), ("its episodes are not over", "Finish: esper grow --out", "--resume")),
-        (lambda run: (run / RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
-        (lambda run: (run / RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
-        (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),
-        (lambda run: (run / runfolder.CONFIG).write_text('{"rounds": 40}'), ("is not a run of esper grow",)),
-        (lambda run: (run / runfolder.CONFIG).write_text("{"), ("is not a run folder", "cannot be read")),
-        (lambda run: shutil.rmtree(run / "networks"), ("cannot export to",)),
-        (lambda run: (run / "exported").mkdir(), ("exported is there already; choose another --to.",)),
-        (shutil.rmtree, ("is not a run folder",)),
+        (lambda run: (run / RESULTS).unlink(), "esper .*--out .*--resume"),
+        (lambda run: (run / RESULTS).write_text('{"results": ['), "results.json .*line 1.*--resume"),
+        (lambda run: (run / RESULTS).write_text('{"results": []}'), "results.json .*--resume"),
+        (lambda run: (run / runfolder.CONFIG).unlink(), "config.json .*No such file"),
+        (lambda run: (run / runfolder.CONFIG).write_text('{"rounds": 40}'), "/run .*esper"),
+        (lambda run: (run / runfolder.CONFIG).write_text("{"), "config.json .*line 1"),
+        (lambda run: shutil.rmtree(run / "networks"), "exported: .*networks"),
+        (lambda run: (run / "exported").mkdir(), "exported .*--to"),
+        (shutil.rmtree, "config.json .*No such file"),
     ],
     ids=["unfinished", "torn", "empty", "foreign", "ppo", "not json", "no networks", "taken", "not there"],
 )
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(capsys, finished, spoil, words):
     spoil(finished)
     before = tree(finished.parent)
-    assert_refused(call(capsys, "export", str(finished)), *words)
+    assert_refused(call(capsys, "export", str(finished)), words)
     assert tree(finished.parent) == before

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -74,7 +75,7 @@ def test_a_run_that_is_refused_says_why_and_no_screen_is_shown(capfd, tmp_path):
     assert train_beside(grow(tmp_path / "run", "--task", "shakespeare"), tmp_path / "run", False, screen) == 2
     out, _ = capfd.readouterr()
     assert screen.shown == []
-    assert out.splitlines()[-1].startswith("esper: no data folder was named")
+    assert re.match("esper: .*--data-root", out.splitlines()[-1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,8 +92,8 @@ def test_a_signal_ends_the_run_in_order_while_the_screen_is_shown_or_after(capfd
 
     assert train_beside(command(run, rounds=100_000), run, False, Screen(act)) == 130
     out, _ = capfd.readouterr()
-    assert "rounds are saved. Go on with: esper ppo --out" in out.splitlines()[-1]
-    assert f"Training goes on to its end, or to Ctrl-C, which saves first. Again: esper watch {run}\n" in out
+    assert f"esper ppo --out {run} --resume" in out.splitlines()[-1]
+    assert f"esper watch {run}\n" in out
     assert json.loads((run / runfolder.MANIFEST).read_text())["rounds"] == len(events_of(run, "RoundFinished"))
     with runfolder.only_writer(run):  # nobody is left behind
         pass
@@ -105,16 +106,16 @@ def test_a_screen_that_breaks_does_not_leave_training_alone(capfd, tmp_path):
     run = tmp_path / "run"
     assert train_beside(grow(run, "--epochs", "30"), run, False, Screen(fail)) == 0
     out, err = capfd.readouterr()
-    assert err == "esper: the screen failed: cannot read it.\n"
+    assert re.fullmatch("esper: .*: cannot read it.\n", err)
     assert "heuristic on blobs" in out
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "Popen", None)
     (tmp_path / runfolder.CONFIG).write_text("{}")
-    with pytest.raises(SaveError, match="is not empty"):
+    with pytest.raises(SaveError, match="--resume"):
         train_beside(grow(tmp_path), tmp_path, False, Screen())
-    with runfolder.only_writer(tmp_path), pytest.raises(SaveError, match="another process"):
+    with runfolder.only_writer(tmp_path), pytest.raises(SaveError, match="process"):
         train_beside(grow(tmp_path), tmp_path, True, Screen())
 
 
@@ -145,7 +146,7 @@ def test_the_child_gets_the_same_call_without_watch(capsys, started):
 def test_a_wrong_setting_is_refused_without_a_child(capsys, started, name):
     code, out, err = call(capsys, name, "--watch", "--task", "blob")
     assert (code, out, started) == (2, "", [])
-    assert err.startswith("esper: unknown task 'blob'.")
+    assert re.match("esper: .*'blob'", err)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grow"])
@@ -153,7 +154,7 @@ def test_without_a_terminal_it_is_one_line(capsys, monkeypatch, tmp_path, name):
     monkeypatch.setattr(beside, "Popen", None)
     code, out, err = call(capsys, name, "--watch", "--task", "blobs", "--out", "run")
     assert (code, out) == (2, "")
-    assert err == "esper: --watch needs a terminal to draw on; leave it out, and use `esper watch` where one is.\n"
+    assert re.fullmatch("esper: --watch .*`esper watch`.*\n", err)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +205,7 @@ def test_a_missing_tracker_is_one_line_and_leaves_nothing(capsys, monkeypatch, t
     for arguments in (["ppo", "--task", "blobs", "--out", "run"], grow("run")):
         code, out, err = call(capsys, *arguments, "--wandb")
         assert (code, out) == (2, "")
-        assert err == "esper: tracking with wandb needs its package: pip install 'esper-lite[track]'\n"
+        assert re.fullmatch(r"esper: .*wandb .*pip install 'esper-lite\[track\]'\n", err)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +257,7 @@ def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line
     assert json.loads(call(capsys, "runs", str(runs / "notes"), "--json")[1]) == []
     code, out, err = call(capsys, "runs", str(tmp_path / "nowhere"))
     assert (code, out) == (2, "")
-    assert err.startswith(f"esper: cannot list the runs in {tmp_path / 'nowhere'}: No such file")
+    assert re.match(f"esper: .*{tmp_path / 'nowhere'}: No such file", err)
     assert err.count("\n") == 1
 
 

@@ -52,7 +52,7 @@ def text_splits(root=None):
 
 
 TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, epochs=12, lengths=RAMP)
-LIVES = {
+EPISODES = {
     "sgd": (PHOTOS, GROWTH),
     "unequal": (replace(PHOTOS, epoch_examples=601), GROWTH),
     "adamw": (TEXT, TEXT_GROWTH),
@@ -112,10 +112,10 @@ def captured(monkeypatch):
 # -- graphed equals eager ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=LIVES)
+@pytest.fixture(scope="module", params=EPISODES)
 def both(request):
     """Epoch by epoch, every host under both executors; one host grows and one does not."""
-    task, script = LIVES[request.param]
+    task, script = EPISODES[request.param]
     found = {}
     for executor in ("eager", "graphed"):
         population, found[executor] = build(task, executor=executor), []
@@ -246,9 +246,9 @@ def test_a_reset_host_equals_a_fresh_one():
 
 
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
-@pytest.mark.parametrize("epochs", LIVES)
-def test_no_step_of_an_epoch_waits_for_the_device(executor, epochs):
-    task, script = LIVES[epochs]
+@pytest.mark.parametrize("episode", EPISODES)
+def test_no_step_of_an_epoch_waits_for_the_device(executor, episode):
+    task, script = EPISODES[episode]
     population = build(task, executor=executor)
     play(population, 3, {0: script})
     population.train_epoch()  # graphs of this structure exist from here on

@@ -267,7 +267,7 @@ def test_a_configuration_that_is_mended_is_read_and_one_that_breaks_is_remembere
 
 
 def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path):
-    with pytest.raises(SaveError, match=r"is no run folder.*Name the --out"):
+    with pytest.raises(SaveError, match=r"config\.json.*--out"):
         RunReader(tmp_path)
 
 

@@ -53,7 +53,7 @@ def test_a_run_folder_is_the_one_run_in_itself(tmp_path):
 @pytest.mark.parametrize("name", ["nowhere", "file"])
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match="Name the folder"):
+    with pytest.raises(SaveError, match=f"{name}: "):
         find_runs(tmp_path / name)
 
 

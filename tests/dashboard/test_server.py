@@ -302,7 +302,7 @@ def test_a_token_that_is_easy_to_guess_or_no_cookie_is_refused(token):
 
 
 def test_a_port_that_is_taken_is_told():
-    with listen("127.0.0.1", 0) as taken, pytest.raises(SettingError, match="Choose another --port"):
+    with listen("127.0.0.1", 0) as taken, pytest.raises(SettingError, match="--port"):
         listen("127.0.0.1", taken.getsockname()[1])
 
 

@@ -155,14 +155,12 @@ def test_a_seed_treats_every_example_alone(kind, name):
 
 
 def test_attention_refuses_a_width_its_heads_do_not_divide():
-    with pytest.raises(
-        BlueprintMismatchError, match=r"'attention' does not fit .*\(5, 6\).*not divisible by 4.*Choose"
-    ):
+    with pytest.raises(BlueprintMismatchError, match=r"'attention' .*\(5, 6\).* 4"):
         REGISTRY.get("sequence", "attention").build_seed((5, 6))
 
 
 def test_an_unknown_name_gets_the_nearest_one():
-    with pytest.raises(UnknownNameError, match=r"unknown image blueprint 'conv_hevy'\. Did you mean 'conv_heavy'"):
+    with pytest.raises(UnknownNameError, match=r"image .*'conv_hevy'.*'conv_heavy'"):
         REGISTRY.get("image", "conv_hevy")
 
 
@@ -203,13 +201,13 @@ def test_a_blueprints_name_is_an_identifier(registry, name):
 
 
 def test_a_blueprints_kind_is_a_known_one(registry):
-    with pytest.raises(UnknownNameError, match="Did you mean 'image'"):
+    with pytest.raises(UnknownNameError, match=r"'imge'.*'image'"):
         blueprint("imge", "mine")
 
 
 def test_a_function_that_builds_no_module_is_refused(registry):
     blueprint("image", "mine")(lambda channels: "a string")
-    with pytest.raises(BlueprintError, match="must return an"):
+    with pytest.raises(BlueprintError, match=r"'mine' .*nn.Module"):
         REGISTRY.get("image", "mine").build_seed((8, 6, 6))
 
 
@@ -240,16 +238,16 @@ def dead(channels):
 
 SIZES = itertools.count(1)
 BROKEN = {
-    "batch norm": ("image", lambda c: nn.BatchNorm2d(c), "mixes the examples"),
-    "batch norm of vectors": ("vector", lambda c: nn.BatchNorm1d(c), "mixes the examples"),
+    "batch norm": ("image", lambda c: nn.BatchNorm2d(c), "BatchNorm"),
+    "batch norm of vectors": ("vector", lambda c: nn.BatchNorm1d(c), "BatchNorm"),
     "smaller images": ("image", lambda c: nn.Conv2d(c, c, 3), "shape"),
     "larger images": ("image", lambda c: nn.Upsample(scale_factor=2), "shape"),
     "another width": ("vector", lambda c: nn.Linear(c, c + 1), "shape"),
     "an extra axis": ("vector", lambda c: nn.Unflatten(1, (1, c)), "shape"),
-    "zeros": ("image", lambda c: nn.Sequential(nn.Conv2d(c, c, 1), Constant(0.0)), "first optimiser step"),
-    "zero weights before a ReLU": ("image", dead, "first optimiser step"),
-    "not finite": ("image", lambda c: Constant(float("nan")), "identity at birth"),
-    "an unused parameter": ("image", Unused, "without a gradient"),
+    "zeros": ("image", lambda c: nn.Sequential(nn.Conv2d(c, c, 1), Constant(0.0)), "optimiser step"),
+    "zero weights before a ReLU": ("image", dead, "optimiser step"),
+    "not finite": ("image", lambda c: Constant(float("nan")), "identity"),
+    "an unused parameter": ("image", Unused, "gradient after"),
     "another size each time": (
         "vector",
         lambda c: nn.Sequential(nn.Linear(c, n := next(SIZES)), nn.Linear(n, c)),

@@ -203,7 +203,7 @@ def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, regist
 )
 def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(tmp_path, register, build):
     garden = own_garden(register(build))
-    with pytest.raises(BlueprintError, match=r"my_own|self-contained|compute something else"):
+    with pytest.raises(BlueprintError, match=r"my_own|NameError|TypeError|slot r0c0"):
         garden.export(tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
 

@@ -200,7 +200,7 @@ class Taken(nn.Module):
 def test_a_module_that_already_has_something_grown_is_refused_by_name():
     inputs = random_vectors(16)
     garden = grown(nn.Sequential(Taken(), nn.Linear(6, 3)), ["0", "1"], inputs, [LINEAR])
-    with pytest.raises(HostError, match="slot r0c0 cannot be harvested: Taken already has an attribute 'grown'"):
+    with pytest.raises(HostError, match=r"slot r0c0 .*Taken .*'grown'"):
         garden.harvest()
 
 

@@ -106,7 +106,7 @@ def test_a_pass_does_not_go_backwards(build):
 @every_host
 def test_an_unknown_segment_gets_the_known_ones(build):
     host, inputs = build()
-    with pytest.raises(UnknownNameError, match="Known: r0c0, r0c1"):
+    with pytest.raises(UnknownNameError, match=": r0c0, r0c1"):
         host.forward_to_segment("r0c7", inputs)
 
 
@@ -160,7 +160,7 @@ def test_a_transformer_does_not_look_at_the_future_with_seeds_in_every_slot():
 
 def test_a_transformer_refuses_more_tokens_than_its_context():
     host, _ = transformer()
-    with pytest.raises(SettingError, match="9 tokens are longer than this host's context of 8"):
+    with pytest.raises(SettingError, match=r"9 tokens .* 8"):
         host(torch.zeros(1, 9, dtype=torch.long))
 
 
@@ -223,7 +223,7 @@ def test_the_plain_chain_passes_the_check():
 
 @pytest.mark.parametrize("cls", [ScalesItsOutput, RoundsItsFeatures, SkipsItsSlot])
 def test_the_check_rejects_a_host_whose_segments_disagree(cls):
-    with pytest.raises(HostError, match="split at slot r0c0"):
+    with pytest.raises(HostError, match="slot r0c0"):
         check_host(chain(cls))
 
 

@@ -1,4 +1,4 @@
-"""Whole episodes in a real network: ramps, gates, culls, fossils, generations. Compared to the bit wherever it must be."""
+"""Whole episodes in a real network: ramps, gates, culls, fossils, generations. Compared to the bit where it matters."""
 
 import copy
 

@@ -125,7 +125,7 @@ def test_the_seed_limit_counts_live_seeds_and_fossils():
     model.fossilize_seed("r0c0")
     model.tick()
     model.germinate_seed("r0c0", "norm")
-    with pytest.raises(SeedLimitError, match="2 seeds and fossils exist and max_seeds is 2"):
+    with pytest.raises(SeedLimitError, match=r"2 seeds .*max_seeds is 2"):
         model.germinate_seed("r0c1", "norm")
 
 
@@ -142,9 +142,7 @@ def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do():
     host = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8))
     model = MorphogeneticModel(host, SlotConfig.for_modules(["0", "1"]), example=torch.zeros(2, 5, 4))
     model.germinate_seed("r0c1", "attention")
-    with pytest.raises(
-        BlueprintMismatchError, match=r"'attention' does not fit slot r0c0.*\(5, 6\).*lora, mlp, mlp_small"
-    ):
+    with pytest.raises(BlueprintMismatchError, match=r"'attention' .*r0c0.*\(5, 6\).*lora, mlp, mlp_small"):
         model.germinate_seed("r0c0", "attention")
     assert model.active_seeds == 1
 
@@ -158,7 +156,7 @@ def test_a_blueprint_that_breaks_at_birth_is_refused(registry):
 
     model = grow_mlp()
     before = snapshot(model)
-    with pytest.raises(BlueprintError, match="'mine' fails at birth"):
+    with pytest.raises(BlueprintError, match="'mine'"):
         model.germinate_seed("r0c0", "mine")
     assert is_same(before, snapshot(model))
 
@@ -234,9 +232,7 @@ def test_a_blueprint_larger_than_its_price_cannot_exceed_the_budget(registry):
 def test_a_budget_smaller_than_any_seed_is_refused_with_the_least_that_works():
     host = mlp_host()
     params = sum(parameter.numel() for parameter in host.parameters())
-    with pytest.raises(
-        SettingError, match=r"smallest seed \(lora in r0c0\) needs (\d+)\. Raise the budget to at least"
-    ):
+    with pytest.raises(SettingError, match=rf"\(lora in r0c0\).* {params + 40}"):
         MorphogeneticModel(host, budget=params + 10)
 
 
@@ -250,12 +246,12 @@ def test_the_least_budget_that_works_does_work():
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_room_for_no_seed_at_all_is_refused(limit):
-    with pytest.raises(SettingError, match="max_seeds must be at least 1"):
+    with pytest.raises(SettingError, match=r"max_seeds .* 1"):
         grow_mlp(max_seeds=limit)
 
 
 def test_an_unknown_blueprint_in_the_list_is_refused_when_the_host_is_wrapped():
-    with pytest.raises(UnknownNameError, match="Did you mean 'lora'"):
+    with pytest.raises(UnknownNameError, match=r"'loar'.*'lora'"):
         grow_mlp(blueprints=["loar"])
 
 
@@ -265,7 +261,7 @@ def test_an_unknown_blueprint_in_the_list_is_refused_when_the_host_is_wrapped():
 def test_a_seed_that_no_optimiser_owns_stops_the_tick():
     model = grow_mlp(attach=False)
     model.germinate_seed("r0c0", "lora")
-    with pytest.raises(OptimizerError, match=r"3 parameters of the lora seed in slot r0c0.*attach"):
+    with pytest.raises(OptimizerError, match=r"3 parameters .*lora .*r0c0.*attach"):
         model.tick()
     assert model.slot("r0c0").state.stage is SeedStage.GERMINATED
 

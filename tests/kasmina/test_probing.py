@@ -1,5 +1,7 @@
 """Where a slot would fit: kinds, shapes, reasons, order, and what a pattern means."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -70,25 +72,25 @@ def test_a_container_comes_after_its_parts():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("rnn", "its output is a tuple, and a slot needs one tensor"),
-        ("ids", "its output is torch.int64, and seeds work on floating point"),
-        ("flat", "its output has 1 dimensions, and slots take 2, 3 or 4"),
+        ("rnn", "tuple"),
+        ("ids", "torch.int64"),
+        ("flat", "2, 3 or 4"),
     ],
 )
 def test_a_place_that_does_not_fit_says_why(name, reason):
     place = by_name(Odd(), random_vectors())[name]
-    assert place.problem.startswith(reason)
+    assert reason in place.problem
     assert place.kind is None
 
 
 def test_a_module_called_twice_says_so():
-    assert "called 2 times per forward" in by_name(Twice(), random_vectors())["shared"].problem
+    assert "2 times" in by_name(Twice(), random_vectors())["shared"].problem
 
 
 def test_a_place_reads_as_one_line():
     fitting, unfit = (by_name(Odd(), random_vectors())[name] for name in ("first", "rnn"))
     assert str(fitting) == "first (Linear): vector (6,)"
-    assert str(unfit) == "rnn (GRU): no slot: its output is a tuple, and a slot needs one tensor"
+    assert re.match(r"rnn \(GRU\): .*tuple", str(unfit))
 
 
 def test_probing_leaves_no_hook_and_no_trace():
@@ -111,8 +113,8 @@ def test_modes_come_back_even_after_an_error():
 @pytest.mark.parametrize(
     ("name", "error", "reason"),
     [
-        ("firt", UnknownNameError, "Did you mean 'first'"),
-        ("unused", HostError, "does not run"),
+        ("firt", UnknownNameError, "'first'"),
+        ("unused", HostError, "'unused'"),
         ("rnn", HostError, "tuple"),
     ],
 )
@@ -143,7 +145,7 @@ def test_an_example_is_spread_as_the_model_takes_it(example):
 )
 def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
     model = MLP()
-    with pytest.raises(HostError, match=r"the example batch does not run through MLP: .*a dict of keywords"):
+    with pytest.raises(HostError, match=r"MLP: .*dict"):
         find_places(model, example)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -157,7 +159,7 @@ def test_a_kind_can_be_said_for_a_pattern():
 
 
 def test_an_unknown_kind_shows_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'vector'"):
+    with pytest.raises(UnknownNameError, match=r"'vektor'.*'vector'"):
         find_places(MLP(), random_vectors(), {"enter": "vektor"})
 
 
@@ -177,7 +179,7 @@ def test_a_kind_said_for_one_place_does_not_lift_the_caution_at_others():
 
 def test_a_kind_of_another_rank_is_refused_when_the_model_is_wrapped():
     settings = esper.GrowthSettings(kinds={"enter": "image"})
-    with pytest.raises(esper.EsperError, match=r"enter|rank|dimension"):
+    with pytest.raises(esper.EsperError, match="enter"):
         esper.grow(MLP(), slots="enter", example=random_vectors(), settings=settings)
 
 

@@ -139,7 +139,7 @@ def test_another_scheduler_is_refused_by_name_and_nothing_is_attached(build):
     model = grow_mlp(attach=False)
     optimizer = optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9)
     scheduler = build(optimizer)
-    with pytest.raises(OptimizerError, match=f"scheduler {type(scheduler).__name__} cannot be extended.*Use one of"):
+    with pytest.raises(OptimizerError, match=f"{type(scheduler).__name__} .*StepLR"):
         model.attach(optimizer, scheduler=scheduler)
     assert len(optimizer.param_groups) == 1
     assert model.link is None
@@ -148,7 +148,7 @@ def test_another_scheduler_is_refused_by_name_and_nothing_is_attached(build):
 def test_a_scheduler_of_another_optimiser_is_refused():
     model = grow_mlp(attach=False)
     other = optim.SGD(model.host.parameters(), lr=0.1)
-    with pytest.raises(OptimizerError, match="drives another optimiser"):
+    with pytest.raises(OptimizerError, match=r"scheduler .*optimiser"):
         model.attach(optim.SGD(model.host.parameters(), lr=0.1), scheduler=schedulers.StepLR(other, 2))
 
 

@@ -64,7 +64,7 @@ def tensor_file(folder, stem):
 def test_a_truncated_tensor_file_is_refused(save, stem):
     path = tensor_file(save, stem)
     path.write_bytes(path.read_bytes()[:-100])
-    refuse(save, SaveError, f"{stem}-.*is truncated or altered")
+    refuse(save, SaveError, f"{stem}-.*checksum")
 
 
 @pytest.mark.parametrize("stem", ["model", "optimizer"])
@@ -73,19 +73,19 @@ def test_an_altered_tensor_is_refused(save, stem):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    refuse(save, SaveError, f"{stem}-.*is truncated or altered")
+    refuse(save, SaveError, f"{stem}-.*checksum")
 
 
 @pytest.mark.parametrize("stem", ["model", "optimizer"])
 def test_a_missing_tensor_file_is_refused(save, stem):
     tensor_file(save, stem).unlink()
-    refuse(save, SaveError, f"{stem}-.*is missing, so the save is not complete")
+    refuse(save, SaveError, f"{stem}-.*folder")
 
 
 def test_an_altered_manifest_is_refused(save):
     path = save / "manifest.json"
     path.write_text(path.read_text().replace('"births": 1', '"births": 2'))
-    refuse(save, SaveError, "was changed after it was written")
+    refuse(save, SaveError, "manifest.json .*checksum")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"body": {}}', "\xff\xfe"])
@@ -95,12 +95,12 @@ def test_a_manifest_that_is_not_ours_is_refused(save, text):
 
 
 def test_a_folder_without_a_save_is_refused(tmp_path):
-    refuse(tmp_path, SaveError, "holds no saved garden")
+    refuse(tmp_path, SaveError, "manifest.json .*garden.save")
 
 
 def test_another_format_is_refused_by_its_number(save):
     edit(save, lambda body: body.update(format=99))
-    refuse(save, SaveError, "has format 99, this version reads format 1")
+    refuse(save, SaveError, "format 99, .*format 1")
 
 
 def test_a_tensor_file_outside_the_folder_is_refused(save):
@@ -115,7 +115,7 @@ def test_a_file_that_is_not_safetensors_is_refused(save):
     name = f"model-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
     (save / name).write_bytes(data)
     edit(save, lambda body: body["files"].update(model=name))
-    refuse(save, SaveError, "is not a safetensors file")
+    refuse(save, SaveError, "safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_a_manifest_forged_with_a_true_checksum_is_refused(save, change):
 
 
 def test_another_model_is_refused_with_what_differs(save):
-    refuse(save, SaveError, r"belongs to another model: .* first 'head.weight' .*\[3, 4\].*\[3, 8\]", CNN(width=8))
-    refuse(save, SaveError, "belongs to another model.*absent", MLP())
+    refuse(save, SaveError, r"'head.weight' .*\[3, 4\].*\[3, 8\]", CNN(width=8))
+    refuse(save, SaveError, "tensors .*absent", MLP())
 
 
 def test_the_same_model_in_another_precision_is_refused(save):
-    refuse(save, SaveError, "belongs to another model.*float32.*float64", CNN().double())
+    refuse(save, SaveError, "tensors .*float32.*float64", CNN().double())
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_save_with_a_blueprint_that_is_not_registered_is_refused_by_name(tmp_p
     garden.save(tmp_path)
     kept = REGISTRY._known.pop(("image", own_blueprint))
     try:
-        refuse(tmp_path, UnknownNameError, "unknown image blueprint 'my_conv'")
+        refuse(tmp_path, UnknownNameError, "blueprint 'my_conv'")
     finally:
         REGISTRY._known["image", own_blueprint] = kept
 
@@ -180,7 +180,7 @@ def test_a_policy_of_ones_own_has_to_be_passed_again(save):
 
 def test_an_optimizer_of_another_kind_is_refused_when_it_is_attached(save):
     garden = esper.load(save, CNN(), policy=script({}))
-    with pytest.raises(OptimizerError, match=r"the save belongs to SGD with 3 parameter groups.*got AdamW"):
+    with pytest.raises(OptimizerError, match=r"SGD with 3 .*AdamW"):
         garden.attach(torch.optim.AdamW(garden.parameters()))
 
 
@@ -196,7 +196,7 @@ def test_after_a_refused_optimizer_the_right_one_gets_its_state(save):
 def test_an_optimizer_with_other_groups_is_refused(save):
     garden = esper.load(save, CNN(), policy=script({}))
     first, *rest = garden.parameters()
-    with pytest.raises(OptimizerError, match="Build the optimiser as before"):
+    with pytest.raises(OptimizerError, match=r"SGD with 3 .*SGD with 4"):
         garden.attach(torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1))
 
 

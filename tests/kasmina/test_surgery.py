@@ -174,7 +174,7 @@ def test_fossils_from_before_belong_to_the_host_of_a_new_optimiser():
 def test_attaching_the_same_optimiser_twice_is_refused():
     model = planted(OPTIMIZERS["Adam"])
     groups = len(model.link.optimizer.param_groups)
-    with pytest.raises(OptimizerError, match="attached already"):
+    with pytest.raises(OptimizerError, match="attached"):
         model.attach(model.link.optimizer)
     assert len(model.link.optimizer.param_groups) == groups
 
@@ -192,19 +192,19 @@ def test_a_detached_optimiser_no_longer_follows():
 
 def test_lbfgs_is_refused_by_name():
     model = grow_mlp(attach=False)
-    with pytest.raises(OptimizerError, match=r"LBFGS cannot follow a growing network.*Use SGD, Adam, AdamW"):
+    with pytest.raises(OptimizerError, match=r"LBFGS .*SGD, Adam, AdamW"):
         model.attach(optim.LBFGS(model.host.parameters()))
 
 
 def test_what_is_no_optimiser_is_refused():
-    with pytest.raises(OptimizerError, match="dict cannot follow"):
+    with pytest.raises(OptimizerError, match=r"dict .*SGD"):
         grow_mlp(attach=False).attach({})
 
 
 def test_an_optimiser_without_all_of_the_host_is_refused_and_left_alone():
     model = grow_mlp(attach=False)
     optimizer = optim.SGD(model.host.head.parameters(), lr=0.1)
-    with pytest.raises(OptimizerError, match=r"does not own 4 of the host's trainable parameters \(blocks.0.0.weight"):
+    with pytest.raises(OptimizerError, match=r"4 .*\(blocks.0.0.weight"):
         model.attach(optimizer)
     assert len(optimizer.param_groups) == 1
     assert model.link is None

@@ -169,7 +169,7 @@ def test_a_smaller_space_refuses_what_the_default_one_has():
 
 @pytest.mark.parametrize("ids", [(), (None,), ("conv_light",), (None, "a", None)])
 def test_a_space_starts_with_no_blueprint_and_has_one_more(ids):
-    with pytest.raises(SettingError, match="must start with None"):
+    with pytest.raises(SettingError, match=r"blueprint_ids .*ActionSpace.of"):
         ActionSpace(SlotConfig.default(), ids)
 
 
@@ -184,7 +184,7 @@ def test_a_space_without_blends_is_refused():
 
 
 def test_a_misspelled_blend_gets_the_nearest_one():
-    with pytest.raises(UnknownNameError, match="Did you mean 'sigmoid'"):
+    with pytest.raises(UnknownNameError, match=r"'sigmod'.*'sigmoid'"):
         ActionSpace.of(SlotConfig.default(), ("a",), ("sigmod",))
 
 
@@ -194,7 +194,7 @@ def test_names_are_turned_back_into_their_indices():
 
 
 def test_an_unknown_blueprint_gets_the_nearest_one():
-    with pytest.raises(UnknownNameError, match="Did you mean 'conv_light'"):
+    with pytest.raises(UnknownNameError, match=r"'conv_ligth'.*'conv_light'"):
         DEFAULT_SPACE.blueprint_index("conv_ligth")
 
 

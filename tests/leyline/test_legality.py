@@ -38,18 +38,18 @@ def view(stage=SeedStage.DORMANT, *, age=0, contribution=None, seeds=0, max_seed
 
 REFUSALS = [
     # action, view, error, rule, way out
-    (act(1), view(SeedStage.BLENDING), SlotOccupiedError, "only where the slot is DORMANT", "choose another slot"),
-    (act(1), view(seeds=2, max_seeds=2), SeedLimitError, "max_seeds is 2", "raise max_seeds"),
-    (act(1, blueprint=2), view(), BlueprintMismatchError, r"does not fit slot r0c0", "Fitting here: norm"),
-    (act(1, blueprint=0), view(), BlueprintMismatchError, "does not fit", "Fitting here"),
-    (act(1), view(budget=109), BudgetExceededError, "needs 10 parameters", "raise the budget"),
-    (act(1, blend=1), view(budget=114), BudgetExceededError, "needs 15 parameters", "Choose a smaller blueprint"),
-    (act(2), view(), NoLiveSeedError, "r0c0 is DORMANT", "Only GERMINATED, TRAINING"),
-    (act(2), view(SeedStage.FOSSILIZED, age=9), NoLiveSeedError, "r0c0 is FOSSILIZED", "can be culled"),
-    (act(2), view(SeedStage.GERMINATED), SeedTooYoungError, "0 epochs old", "train an epoch first"),
-    (act(3), view(), NoLiveSeedError, "r0c0 is DORMANT", "germinate one first"),
-    (act(3), view(PROBATION, age=4), NotMeasuredError, "no measured contribution", "record the measurement"),
-    (act(3), view(SeedStage.BLENDING, age=2, contribution=1.0), NotMeasuredError, "is BLENDING", "let its epochs pass"),
+    (act(1), view(SeedStage.BLENDING), SlotOccupiedError, "is BLENDING", "DORMANT"),
+    (act(1), view(seeds=2, max_seeds=2), SeedLimitError, "max_seeds is 2", "Cull"),
+    (act(1, blueprint=2), view(), BlueprintMismatchError, "r0c0", ": norm"),
+    (act(1, blueprint=0), view(), BlueprintMismatchError, "r0c0", ": norm"),
+    (act(1), view(budget=109), BudgetExceededError, "needs 10 parameters", "100 of 109"),
+    (act(1, blend=1), view(budget=114), BudgetExceededError, "needs 15 parameters", "100 of 114"),
+    (act(2), view(), NoLiveSeedError, "r0c0 is DORMANT", "GERMINATED, TRAINING"),
+    (act(2), view(SeedStage.FOSSILIZED, age=9), NoLiveSeedError, "r0c0 is FOSSILIZED", "GERMINATED, TRAINING"),
+    (act(2), view(SeedStage.GERMINATED), SeedTooYoungError, "0 epochs old", "age 1"),
+    (act(3), view(), NoLiveSeedError, "r0c0 is DORMANT", "germinate"),
+    (act(3), view(PROBATION, age=4), NotMeasuredError, "contribution", "PROBATIONARY"),
+    (act(3), view(SeedStage.BLENDING, age=2, contribution=1.0), NotMeasuredError, "is BLENDING", "PROBATIONARY"),
 ]
 
 

@@ -65,7 +65,7 @@ def test_advance_follows_the_table_and_nothing_else(start, to):
     if to in TRANSITIONS[start]:
         assert state.advance(to).stage is to
     else:
-        with pytest.raises(IllegalTransitionError, match=f"{start.name} -> {to.name} is not a move; allowed from here"):
+        with pytest.raises(IllegalTransitionError, match=f"{start.name} -> {to.name} "):
             state.advance(to)
 
 
@@ -99,7 +99,7 @@ def test_the_sigmoid_ramp_is_slow_at_its_ends_and_symmetric():
 
 
 def test_an_unknown_blend_has_no_ramp():
-    with pytest.raises(UnknownNameError, match="Did you mean 'linear'"):
+    with pytest.raises(UnknownNameError, match=r"'linaer'.*'linear'"):
         ramp_alpha("linaer", 0.5)
 
 
@@ -187,7 +187,7 @@ def test_newer_evidence_replaces_older_of_the_same_gate():
     "wrong", [{"training": -1}, {"ramp": 0}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}]
 )
 def test_an_impossible_length_is_refused_by_name(wrong):
-    with pytest.raises(SettingError, match=f"StageLengths.{next(iter(wrong))} must be a whole number"):
+    with pytest.raises(SettingError, match=f"StageLengths.{next(iter(wrong))} "):
         StageLengths(**wrong)
 
 

@@ -33,7 +33,7 @@ def test_only_canonical_ids_are_taken(name):
 
 
 def test_no_slots_is_refused():
-    with pytest.raises(SlotIdError, match="at least one slot"):
+    with pytest.raises(SlotIdError, match="slot_ids="):
         SlotConfig(())
 
 
@@ -92,12 +92,12 @@ def test_modules_get_slots_in_the_order_given():
 
 
 def test_modules_for_other_slots_are_refused():
-    with pytest.raises(SlotIdError, match="one module for every slot"):
+    with pytest.raises(SlotIdError, match=r"'r0c0'.*'r0c1'"):
         SlotConfig(("r0c0", "r0c1"), {"r0c0": "layer"})
 
 
 def test_an_unknown_slot_gets_the_nearest_one():
-    with pytest.raises(UnknownNameError, match=r"unknown slot 'r0c7'.*Known: r0c0, r0c1, r0c2"):
+    with pytest.raises(UnknownNameError, match=r"slot 'r0c7'.*: r0c0, r0c1, r0c2"):
         SlotConfig.default().index_for_slot_id("r0c7")
 
 

@@ -32,13 +32,13 @@ def test_a_missing_data_set_says_what_to_put_where(name, tmp_path):
 
 @pytest.mark.parametrize("name", FROM_DISK)
 def test_without_a_data_folder_the_error_says_how_to_name_one(name):
-    with pytest.raises(DataError, match=r"no data folder was named.*--data-root or ESPER_DATA"):
+    with pytest.raises(DataError, match="--data-root or ESPER_DATA"):
         get_task(name).load(None)
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_missing_file(tmp_path):
     (tmp_path / "shakespeare" / "input.txt").mkdir(parents=True)
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match=r"shakespeare/input.txt"):
         load_shakespeare(tmp_path)
 
 
@@ -113,7 +113,7 @@ class Command:
 )
 def test_a_file_that_wants_to_run_something_is_refused_and_runs_nothing(tmp_path, function, capfd):
     evil = batch_of(1) | {b"extra": Command(function, "print('ran')")}
-    with pytest.raises(DataError, match="it wants to load"):
+    with pytest.raises(DataError, match=rf"\w+\.{function.__name__}"):
         load_cifar10(write_batches(tmp_path, evil))
     assert "ran" not in capfd.readouterr().out
 
@@ -144,7 +144,7 @@ def test_a_batch_of_another_form_is_refused_by_name(tmp_path, changes):
 
 @pytest.mark.parametrize("whole", [{}, [], 5, None, {"data": 1}, b"not a pickle"], ids=str)
 def test_a_file_that_is_no_batch_is_refused_by_name(tmp_path, whole):
-    with pytest.raises(DataError, match=r"data_batch_2.*download it again"):
+    with pytest.raises(DataError, match="data_batch_2"):
         load_cifar10(write_batches(tmp_path, whole))
 
 
@@ -230,7 +230,7 @@ def test_fashion_mnist_is_split_into_train_validation_and_the_official_test_set(
 
 def test_one_missing_file_is_named(broken):
     replace_idx(broken, "t10k-images-idx3-ubyte.gz")
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.gz is not there. Put the official"):
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz"):
         load_fashion_mnist(broken)
 
 
@@ -238,7 +238,7 @@ def test_a_truncated_gzip_file_is_refused(broken, fashion):
     path = replace_idx(broken, LABELS)
     whole = (fashion / "FashionMNIST" / "raw" / LABELS).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"train-labels.*not a complete gzip file"):
+    with pytest.raises(DataError, match=r"train-labels.*gzip"):
         load_fashion_mnist(broken)
 
 
@@ -261,13 +261,13 @@ def test_a_file_that_is_not_gzip_is_refused(broken, content):
 @pytest.mark.parametrize("options", [{"size": 59_999}, {"magic": 2050}, {"size": 0}, {"size": 60_001}], ids=str)
 def test_a_file_that_is_not_the_official_one_is_refused(broken, options):
     replace_idx(broken, LABELS, **options)
-    with pytest.raises(DataError, match="not the official file"):
+    with pytest.raises(DataError, match=f"{LABELS} .*bytes"):
         load_fashion_mnist(broken)
 
 
 def test_labels_out_of_range_are_refused(broken):
     replace_idx(broken, LABELS, body=bytes(59_999) + b"\x0a")
-    with pytest.raises(DataError, match="labels run from 0 to 10, but there are 10 classes"):
+    with pytest.raises(DataError, match=r"0 to 10, .*10 classes"):
         load_fashion_mnist(broken)
 
 
@@ -299,12 +299,12 @@ def test_tinystories_keeps_its_official_validation_file_for_the_end(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 80])
 def test_a_text_that_is_too_short_is_refused(tmp_path, size):
     write_text(tmp_path, "shakespeare/input.txt", size)
-    with pytest.raises(DataError, match="use a longer text"):
+    with pytest.raises(DataError, match=r"tokens .*window"):
         load_shakespeare(tmp_path)
 
 
 def test_an_empty_story_file_is_refused(tmp_path):
     write_text(tmp_path, "TinyStories/TinyStories-train.txt", 5000)
     write_text(tmp_path, "TinyStories/TinyStories-valid.txt", 0)
-    with pytest.raises(DataError, match="use a longer text"):
+    with pytest.raises(DataError, match=r"0 tokens .*window"):
         load_tinystories(tmp_path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import socket
 import tarfile
 import threading
@@ -91,7 +92,7 @@ def test_a_download_ends_whole_and_alone_under_its_name(server, tmp_path):
     notes = fetch("text", tmp_path / "new", sources=one_text(server), progress=lambda *step: seen.append(step))
     assert (tmp_path / "new/texts/text.txt").read_bytes() == TEXT
     assert files_in(tmp_path) == ["new/texts/text.txt"]
-    assert "1,048,576 bytes, its checksum is right" in notes[0]
+    assert "1,048,576 bytes" in notes[0]
     assert seen[0] == ("text.txt", 0, len(TEXT))
     assert seen[-1] == ("text.txt", len(TEXT), len(TEXT))
 
@@ -138,7 +139,7 @@ def test_an_answer_that_begins_elsewhere_is_not_appended(server, tmp_path):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_transfer_that_broke_off_is_kept_and_gone_on_with(server, tmp_path, known):
     server.breaks_off_at = 300_000
-    with pytest.raises(DataError, match=r"after 300,000 of 1,048,576 bytes.*text.txt.part: run the command again"):
+    with pytest.raises(DataError, match=r"300,000 of 1,048,576 bytes.*text\.txt\.part"):
         fetch("text", tmp_path, sources=one_text(server, known))
     assert files_in(tmp_path) == ["texts/text.txt.part"]
     server.breaks_off_at = None
@@ -153,17 +154,17 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path, left):
         leave_part(tmp_path, left)
     else:
         server.content["/text"] = TEXT[:-1] + b"!"
-    with pytest.raises(DataError, match=r"checksum sha256:\w+, but the official one's is sha256:\w+; it was removed"):
+    with pytest.raises(DataError, match=r"sha256:\w+, .*sha256:\w+"):
         fetch("text", tmp_path, sources=one_text(server))
     assert files_in(tmp_path) == []
 
 
 def test_without_a_published_checksum_the_size_is_what_is_known(server, tmp_path):
     notes = fetch("text", tmp_path, sources=one_text(server, known=False))
-    assert "the size that the server announced; no checksum is published, so its content is unverified" in notes[0]
+    assert "unverified" in notes[0]
     server.announces_size = False
     notes = fetch("text", tmp_path / "again", sources=one_text(server, known=False))
-    assert "the server announced no size" in notes[0]
+    assert "unverified" in notes[0]
 
 
 # -- what is there already ---------------------------------------------------------------------------------------------
@@ -172,8 +173,8 @@ def test_without_a_published_checksum_the_size_is_what_is_known(server, tmp_path
 def test_what_is_there_and_right_is_kept_without_asking_the_server(server, tmp_path):
     fetch("text", tmp_path, sources=one_text(server))
     server.asked.clear()
-    notes = fetch("text", tmp_path, sources=one_text(server))
-    assert notes == [f"{tmp_path / 'texts/text.txt'} was there; its checksum is right."]
+    (note,) = fetch("text", tmp_path, sources=one_text(server))
+    assert note.startswith(f"{tmp_path / 'texts/text.txt'} ")
     assert "unverified" in fetch("text", tmp_path, sources=one_text(server, known=False))[0]
     assert server.asked == []
 
@@ -181,7 +182,7 @@ def test_what_is_there_and_right_is_kept_without_asking_the_server(server, tmp_p
 def test_what_is_there_and_another_file_is_never_overwritten(server, tmp_path):
     mine = leave_part(tmp_path, b"").with_suffix("")
     mine.write_bytes(b"my own notes")
-    with pytest.raises(DataError, match=r"text.txt is there, but its checksum is .*Move it away"):
+    with pytest.raises(DataError, match=r"text\.txt .*sha256"):
         fetch("text", tmp_path, sources=one_text(server))
     assert mine.read_bytes() == b"my own notes"
 
@@ -212,7 +213,7 @@ def test_an_archive_is_unpacked_and_goes(server, tmp_path):
     notes = fetch("batches", tmp_path, sources=one_archive(server, pack(MEMBERS)))
     assert files_in(tmp_path) == ["batches/one", "batches/two"]
     assert (tmp_path / "batches/two").read_bytes() == MEMBERS["batches/two"]
-    assert "2 files unpacked from batches.tar.gz, their checksums are right" in notes[-1]
+    assert "2 files unpacked from batches.tar.gz" in notes[-1]
 
 
 def test_an_archive_that_was_copied_there_is_unpacked_and_stays(server, tmp_path):
@@ -236,7 +237,7 @@ def test_an_unpacked_archive_is_not_fetched_again_until_a_file_is_missing(server
 @pytest.mark.parametrize("name", ["../evil", "batches/../../evil"])
 def test_an_archive_that_reaches_out_of_its_folder_is_refused(server, tmp_path, name):
     root = tmp_path / "deep" / "root"
-    with pytest.raises(DataError, match="was refused, and nothing of it is kept"):
+    with pytest.raises(DataError, match=r"batches.tar.gz"):
         fetch("batches", root, sources=one_archive(server, pack(MEMBERS | {name: b"evil"})))
     assert files_in(tmp_path) == ["deep/root/batches.tar.gz"]
 
@@ -244,10 +245,10 @@ def test_an_archive_that_reaches_out_of_its_folder_is_refused(server, tmp_path, 
 @pytest.mark.parametrize(
     ("packed", "message"),
     [
-        (b"<html>not found</html>", "was refused"),
-        (pack(MEMBERS)[:-20], "was refused"),
-        (pack({"batches/one": MEMBERS["batches/one"]}), "does not hold the official batches/two"),
-        (pack(MEMBERS | {"batches/two": b"another"}), "does not hold the official batches/two"),
+        (b"<html>not found</html>", "batches.tar.gz"),
+        (pack(MEMBERS)[:-20], "batches.tar.gz"),
+        (pack({"batches/one": MEMBERS["batches/one"]}), "batches/two"),
+        (pack(MEMBERS | {"batches/two": b"another"}), "batches/two"),
     ],
 )
 def test_an_archive_without_the_official_files_puts_none_in_place(server, tmp_path, packed, message):
@@ -270,7 +271,7 @@ def test_without_a_network_every_missing_file_is_named_with_its_address_and_plac
     sources = {"pair": tuple(RemoteFile(f"{gone}/{name}", f"pair/{name}") for name in ("one", "two", "three"))}
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair/one").write_bytes(b"1")
-    with pytest.raises(DataError, match=r"cannot be reached \(.*refused\).*fetch elsewhere and copy") as refusal:
+    with pytest.raises(DataError, match=r"http://.*\(.*refused\)") as refusal:
         fetch("pair", tmp_path, sources=sources)
     message = str(refusal.value)
     for name in ("two", "three"):
@@ -281,7 +282,7 @@ def test_without_a_network_every_missing_file_is_named_with_its_address_and_plac
 
 def test_a_name_that_no_server_has_leaves_no_folder(tmp_path):
     sources = {"text": (RemoteFile("http://esper.invalid/text", "texts/text.txt"),)}
-    with pytest.raises(DataError, match=r"esper.invalid/text cannot be reached"):
+    with pytest.raises(DataError, match=r"esper\.invalid/text"):
         fetch("text", tmp_path / "new", sources=sources)
     assert not (tmp_path / "new").exists()
 
@@ -291,20 +292,20 @@ def test_a_server_that_falls_silent_is_given_up(monkeypatch, tmp_path):
     monkeypatch.setattr("esper.runtime.transfer._TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/text"
-        with pytest.raises(DataError, match=r"cannot be reached \(timed out\)"):
+        with pytest.raises(DataError, match=r"\(timed out\)"):
             fetch("text", tmp_path, sources={"text": (RemoteFile(address, "text"),)})
 
 
 def test_a_file_that_the_server_does_not_have_is_named(server, tmp_path):
     server.content.clear()
-    with pytest.raises(DataError, match=r"/text answered 404 Not Found.*copy"):
+    with pytest.raises(DataError, match=r"/text .*404"):
         fetch("text", tmp_path, sources=one_text(server))
     assert files_in(tmp_path) == []
 
 
 def test_a_root_that_cannot_be_written_is_an_error_that_names_it(server, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match=r"cannot read or write .*file.*--data-root"):
+    with pytest.raises(DataError, match=r"file.*--data-root"):
         fetch("text", tmp_path / "file", sources=one_text(server))
 
 
@@ -313,7 +314,7 @@ def test_a_forbidden_folder_is_an_error_that_names_it(server, tmp_path, monkeypa
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(DataError, match=r"cannot read or write .*texts: Permission denied"):
+    with pytest.raises(DataError, match=r"texts: Permission denied"):
         fetch("text", tmp_path, sources=one_text(server))
 
 
@@ -321,18 +322,20 @@ def test_a_forbidden_folder_is_an_error_that_names_it(server, tmp_path, monkeypa
 def test_a_full_disk_is_an_error_that_says_so(server, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt.part").symlink_to("/dev/full")
-    with pytest.raises(DataError, match=r"No space left on device. Make room"):
+    with pytest.raises(DataError, match="No space"):
         fetch("text", tmp_path, sources=one_text(server))
 
 
 @pytest.mark.parametrize("name", ALWAYS_THERE)
 def test_what_is_always_there_says_so(name):
-    assert fetch(name, None) == [f"{name} needs no fetching: {ALWAYS_THERE[name]}."]
+    (note,) = fetch(name, None)
+    assert note.startswith(f"{name} ")
+    assert ALWAYS_THERE[name] in note
     assert is_fetched(name, None)
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown data set 'fashion'. Did you mean 'fashion_mnist'\?"):
+    with pytest.raises(UnknownNameError, match=r"'fashion'.*'fashion_mnist'"):
         fetch("fashion", None)
 
 
@@ -348,7 +351,7 @@ def test_the_command_draws_a_bar_and_says_what_became_of_each_file(server, tmp_p
     out = capsys.readouterr().out
     assert not leaving.value.code
     assert "text.txt" in out.splitlines()[0]
-    assert f"{tmp_path / 'texts/text.txt'} fetched: 1,048,576 bytes, its checksum is right.\n" in out
+    assert re.search(f"{tmp_path / 'texts/text.txt'} .*1,048,576 bytes", out)
 
 
 # -- the official table ------------------------------------------------------------------------------------------------
@@ -364,16 +367,16 @@ def test_files_go_where_the_reader_looks_for_them(name, tmp_path):
     """The reader asks for one file after the other; each it asks for is one that fetching would have put there."""
     wanted = {path for file in SOURCES[name] for path in file.members or (file.path,)}
     assert not is_fetched(name, tmp_path)
-    with pytest.raises(DataError, match="is not there") as refusal:
+    with pytest.raises(DataError, match="data fetch") as refusal:
         TASKS[name].load(tmp_path)
-    assert str(refusal.value).split(" is not there")[0].removeprefix(f"{tmp_path}/") in wanted
+    assert re.match(rf"{tmp_path}/(\S+) ", str(refusal.value))[1] in wanted
     for path in wanted:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"x" * 40)  # too little for any of them
     assert is_fetched(name, tmp_path)
     with pytest.raises(DataError) as refusal:
         TASKS[name].load(tmp_path)
-    assert "is not there" not in str(refusal.value)
+    assert "esper data fetch" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", SOURCES)

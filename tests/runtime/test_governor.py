@@ -1,6 +1,7 @@
 """A host that breaks is brought back alone; a healthy one is left in peace."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -79,7 +80,7 @@ def test_clearly_better_depends_on_chance(governor, chance, best, collapses):
 def test_a_loss_three_times_its_best_is_exploding_at_the_third_check(governor):
     verdicts = [governor.judge(replace(HEALTHY, held_out_loss=loss)) for loss in (1.0, 3.1, 4.0, 5.0)]
     assert verdicts[:3] == [None] * 3
-    assert "5 for 3 checks, best was 1" in verdicts[3]
+    assert re.search("5 for 3 .* 1", verdicts[3])
 
 
 def test_a_loss_that_comes_back_in_time_is_not_exploding(governor):

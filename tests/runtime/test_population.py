@@ -43,7 +43,7 @@ def test_the_same_seed_has_the_same_episode_twice(alone):
     assert differing(alone, print_of(epochs(IMAGES, [7]))) == []
 
 
-def test_another_seed_episodes_another_episode(alone):
+def test_another_seed_plays_another_episode(alone):
     assert len(differing(alone, print_of(epochs(IMAGES, [8])))) > 10
 
 
@@ -171,12 +171,12 @@ def ended():
 
 @pytest.mark.parametrize("call", ["train_epoch", "evaluate", "final_scores"])
 def test_after_the_final_report_an_episode_is_over(ended, call):
-    with pytest.raises(DataError, match="episodes are over"):
+    with pytest.raises(DataError, match="test split"):
         getattr(ended[0], call)()
 
 
 def test_after_the_final_report_nothing_can_be_planted(ended):
-    with pytest.raises(DataError, match="episodes are over"):
+    with pytest.raises(DataError, match="test split"):
         act(ended[0], 0, GERMINATE, blueprint="mlp")
 
 

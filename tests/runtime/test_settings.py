@@ -26,16 +26,16 @@ NO_WORK = replace(BLOBS, load=refuse_to_load)
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        (["mps"], "mps is not supported"),
-        (["mps:0"], "mps is not supported"),
-        (["cuda:99"], "'cuda:99' is not there"),
-        (["tpu"], "'tpu' is not a device"),
-        (["cpu", "gpu0"], "'gpu0' is not a device"),
-        (["meta"], "'meta' is not supported"),
+        (["mps"], "device mps"),
+        (["mps:0"], "device mps"),
+        (["cuda:99"], "'cuda:99' .*CUDA"),
+        (["tpu"], "'tpu'"),
+        (["cpu", "gpu0"], "'gpu0'"),
+        (["meta"], "'meta'"),
         (["cuda:300"], "cuda:300"),
-        ([], "no device was named"),
-        ([""], "no device was named"),
-        ([","], "no device was named"),
+        ([], "cpu, cuda, or"),
+        ([""], "cpu, cuda, or"),
+        ([","], "cpu, cuda, or"),
     ],
     ids=str,
 )
@@ -47,7 +47,7 @@ def test_an_impossible_device_is_refused_before_any_work(devices, words):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_a_gpu_that_is_not_there_is_refused(name):
-    with pytest.raises(DeviceError, match="has 0 CUDA devices"):
+    with pytest.raises(DeviceError, match=f"{name}.* 0 CUDA"):
         Population(NO_WORK, [1], [name])
 
 
@@ -65,7 +65,7 @@ def test_hosts_are_mapped_in_equal_contiguous_shares(hosts, devices, placed):
 
 
 def test_no_hosts_are_refused():
-    with pytest.raises(EsperError, match="at least one"):
+    with pytest.raises(EsperError, match="host"):
         Population(NO_WORK, [])
 
 
@@ -77,10 +77,10 @@ def test_the_map_says_how_many_hosts_are_where():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"amp": "fp8"}, r"unknown amp 'fp8'.*off, bf16, fp16"),
+        ({"amp": "fp8"}, r"amp 'fp8'.*off, bf16, fp16"),
         ({"amp": "fp16"}, "fp16"),
-        ({"executor": "fast"}, r"unknown executor 'fast'.*auto, eager, graphed"),
-        ({"executor": "graphed"}, "needs CUDA devices, got cpu"),
+        ({"executor": "fast"}, r"executor 'fast'.*auto, eager, graphed"),
+        ({"executor": "graphed"}, "CUDA .*cpu"),
     ],
     ids=["unknown amp", "fp16 on a cpu", "unknown executor", "graphs on a cpu"],
 )
@@ -92,7 +92,7 @@ def test_an_impossible_setting_is_refused_before_any_work(options, words):
 @pytest.mark.parametrize(
     ("amp", "changes", "words"),
     [
-        ("fp16", {}, "fp16 with its scaler"),
+        ("fp16", {}, "fp16"),
         ("off", {"lengths": StageLengths(training=1)}, "shadow pass"),
         ("off", {"build_host": lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))}, "dropout"),
     ],
@@ -121,7 +121,7 @@ def test_bf16_trains_on_the_cpu():
 
 
 def test_running_out_of_memory_names_the_knobs_to_lower():
-    with pytest.raises(DeviceError, match=r"number of hosts \(seeds\) or the task's batch"), memory_errors():
+    with pytest.raises(DeviceError, match=r"hosts \(seeds\).*batch"), memory_errors():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
 

@@ -81,13 +81,13 @@ def test_carving_keeps_inputs_with_their_targets_and_the_scale():
 
 @pytest.mark.parametrize(("count", "share"), [(3, 0.15), (1, 0.5), (5, 1.0)])
 def test_too_few_examples_to_carve_are_refused(count, share):
-    with pytest.raises(DataError, match=f"{count} training examples cannot be split"):
+    with pytest.raises(DataError, match=f"{count} training examples .*/"):
         carve(numbered(count), share=share)
 
 
 @pytest.mark.parametrize(("inputs", "targets"), [(3, 2), (0, 0)])
 def test_a_split_needs_as_many_targets_as_inputs_and_one(inputs, targets):
-    with pytest.raises(DataError, match=f"{inputs} inputs and {targets} targets"):
+    with pytest.raises(DataError, match=f"{inputs} inputs .*{targets} targets"):
         TensorSplit(torch.zeros(inputs, 2), torch.zeros(targets))
 
 
@@ -209,7 +209,7 @@ def test_every_window_has_a_token_after_its_last(tokens, windows):
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_a_text_without_a_window_is_refused(tokens):
-    with pytest.raises(DataError, match=f"{tokens} tokens hold no window of 6"):
+    with pytest.raises(DataError, match=f"{tokens} tokens .* 6"):
         TokenSplit(torch.arange(tokens), context=5)
 
 
@@ -223,7 +223,7 @@ def test_the_first_windows_of_a_text_are_the_first(count):
 
 
 def test_texts_are_not_augmented():
-    with pytest.raises(DataError, match="switch augmentation off"):
+    with pytest.raises(DataError, match="augmentation"):
         TokenSplit(torch.arange(30), 5).with_border()
 
 

@@ -25,7 +25,7 @@ def test_the_built_in_tasks_are_there():
 
 
 def test_an_unknown_task_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match=r"unknown task 'cifar'.*Did you mean 'cifar10'"):
+    with pytest.raises(UnknownNameError, match=r"task 'cifar'.*'cifar10'"):
         get_task("cifar")
 
 
@@ -38,12 +38,12 @@ def test_a_registered_task_is_found_by_its_name(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch": 0}, "batch must be at least 1"),
-        ({"epochs": 0}, "episode must be at least 1"),
-        ({"optimizer": "adam"}, "Did you mean 'adamw'"),
+        ({"batch": 0}, "batch .* 1"),
+        ({"epochs": 0}, "epochs|episode"),
+        ({"optimizer": "adam"}, "'adam'.*'adamw'"),
         ({"epoch_examples": 0}, "epoch_examples"),
         ({"epoch_examples": -5}, "epoch_examples"),
-        ({"held_out": 1}, "held_out must be at least 2 or None, got 1"),
+        ({"held_out": 1}, "held_out .*2 .*None.*1"),
     ],
     ids=str,
 )
@@ -151,7 +151,7 @@ def test_what_is_held_out_changes_neither_training_nor_the_final_score():
 def test_more_held_out_examples_than_there_are_are_refused():
     there = len(BLOBS.load(None).validation)
     Population(replace(BLOBS, held_out=there), [1])
-    with pytest.raises(SettingError, match=rf"held_out is {there + 1}, but the validation split has {there}\."):
+    with pytest.raises(SettingError, match=rf"held_out is {there + 1}, .*{there}\."):
         Population(replace(BLOBS, held_out=there + 1), [1])
 
 
@@ -192,7 +192,7 @@ def test_an_enabled_slot_is_reported_and_planted_under_its_own_id():
 
 
 def test_an_id_that_the_host_does_not_have_is_refused():
-    with pytest.raises(UnknownNameError, match=r"unknown slot 'r0c2'.* Known: r0c0, r0c1\."):
+    with pytest.raises(UnknownNameError, match=r"slot 'r0c2'.* r0c0, r0c1\."):
         Population(replace(BLOBS, slots=("r0c0", "r0c2")), [1])
 
 
@@ -313,7 +313,7 @@ def test_a_slot_on_a_module_that_is_not_there_is_refused():
 
 
 def test_a_batch_larger_than_the_split_is_refused():
-    with pytest.raises(SettingError, match=r"a batch of 341 is larger than its training split of 340 examples"):
+    with pytest.raises(SettingError, match=r"batch .*341 .*340 examples"):
         Population(own_task(batch=341), [1])
 
 
@@ -329,7 +329,7 @@ class Three(Plain):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"build_host": Three}, r"does not run on examples of shape \(2,\)"), ({"classes": 5}, "5 classes")],
+    [({"build_host": Three}, r"shape \(2,\)"), ({"classes": 5}, "5 classes")],
 )
 def test_a_host_that_does_not_fit_the_data_is_refused_before_training(changes, words):
     with pytest.raises(HostError, match=words):
@@ -345,8 +345,8 @@ def pairs(*examples):
     [
         (pairs(), "is empty"),
         (pairs((torch.zeros(2), 0), (torch.zeros(3), 0)), "different shapes"),
-        (pairs((torch.zeros(2), 2)), "labels run from 2 to 2, but classes=2"),
-        (pairs((torch.zeros(2), -1)), "labels run from -1"),
+        (pairs((torch.zeros(2), 2)), "2 to 2, .*classes=2"),
+        (pairs((torch.zeros(2), -1)), "labels .*-1"),
         (pairs((torch.zeros(2), 0.5)), "whole numbers"),
         (pairs((torch.tensor([0.0, float("nan")]), 0)), "NaN or Inf"),
         (pairs(torch.zeros(2)), r"pair \(tensor, label\)"),
@@ -361,7 +361,7 @@ def test_examples_of_a_wrong_form_are_refused_by_data_set(examples, words):
 
 
 def test_too_few_examples_are_refused():
-    with pytest.raises(DataError, match="cannot be split"):
+    with pytest.raises(DataError, match="4 training examples"):
         Population(own_task(train=Rings(4, 1)), [1])
 
 

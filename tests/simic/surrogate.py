@@ -27,7 +27,7 @@ from esper.tamiyo import (
 )
 
 SLOTS = 3
-LIFE = 12
+EPOCHS = 12
 BLUEPRINTS = ("conv_light", "norm", "conv_small")
 SPACE = ActionSpace.of(SlotConfig.default(), BLUEPRINTS)
 SIZES = {"conv_light": 600, "norm": 100, "conv_small": 200}
@@ -47,7 +47,7 @@ class Host:
         self.scores = draw.uniform(0.2, 0.8, SLOTS)
         self.scores[self.slot] += draw.uniform(0.6, 1.2)
         self.start, self.pace = draw.uniform(0.3, 0.4), draw.uniform(0.03, 0.05)
-        self.noise = draw.normal(0, 0.002, LIFE + 1)
+        self.noise = draw.normal(0, 0.002, EPOCHS + 1)
         self.epoch = 0
         self.states = [SeedState() for _ in range(SLOTS)]
         self.planted: dict[int, tuple[float, int]] = {}
@@ -111,7 +111,7 @@ class Host:
         ahead = (0.02, 0.15, 0.3)[self.blueprint]
         self.tracker.update(
             EpochSignals(
-                progress=self.epoch / LIFE,
+                progress=self.epoch / EPOCHS,
                 lr_share=1.0,
                 train_loss=1 - accuracy - ahead,
                 held_out_loss=1 - accuracy + self.noise[self.epoch],
@@ -177,7 +177,7 @@ class SurrogateGrowth(VectorEnv):
         rewards = [
             10 * (host.beyond_twin - was) - 0.02 * host.live for host, was in zip(self.hosts, before, strict=True)
         ]
-        over = np.array([host.epoch >= LIFE for host in self.hosts])
+        over = np.array([host.epoch >= EPOCHS for host in self.hosts])
         obs, info = self._see()
         if over.all():
             last = obs
@@ -187,7 +187,7 @@ class SurrogateGrowth(VectorEnv):
 
 
 def facts():
-    return HostFacts(SPACE, COSTS, HOST_PARAMS, None, LIFE)
+    return HostFacts(SPACE, COSTS, HOST_PARAMS, None, EPOCHS)
 
 
 def mean_return(decide, count=64, seed=999):
@@ -195,7 +195,7 @@ def mean_return(decide, count=64, seed=999):
     env = SurrogateGrowth(count)
     obs, info = env.reset(seed=seed)
     total, memory = np.zeros(count), None
-    for _ in range(LIFE):
+    for _ in range(EPOCHS):
         actions, memory = decide(env, obs, info["action_mask"], memory)
         obs, rewards, _, _, info = env.step(actions)
         total += rewards

@@ -134,14 +134,14 @@ def damage(path, how):
 )
 def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
     damage(saved, how)
-    with pytest.raises(SaveError, match=r"one.safetensors is not a checkpoint of a growth policy, or it is damaged"):
+    with pytest.raises(SaveError, match=r"one\.safetensors .*checkpoint"):
         read_checkpoint(saved)
 
 
 @pytest.mark.parametrize(("how", "found"), [("a list", None), ("another format", 99)])
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
-    with pytest.raises(SaveError, match=f"has format {found}; this version reads format 2"):
+    with pytest.raises(SaveError, match=f"format {found}; .*format 2"):
         read_checkpoint(saved)
 
 
@@ -152,7 +152,7 @@ def test_a_file_that_lacks_a_part_is_refused_before_anything_changes(learned, sa
     saved.write_bytes(save(tensors, {"esper": json.dumps(plain)}))
     agent, layout = fresh(learned)
     before = state_of(agent)
-    with pytest.raises(SaveError, match=f"is damaged: it has no {name}"):
+    with pytest.raises(SaveError, match=f"{saved.name} .*{name}"):
         load_agent(saved, agent, layout)
     assert differing(state_of(agent), before) == set()
 
@@ -162,19 +162,19 @@ def test_random_numbers_of_another_kind_of_device_are_refused(learned, saved):
     tensors["draws"] = torch.zeros(16, dtype=torch.uint8)  # as a GPU's are
     saved.write_bytes(save(tensors, {"esper": json.dumps(plain)}))
     agent, layout = fresh(learned)
-    with pytest.raises(CheckpointMismatchError, match=r"draws of shape \[16\].*the kind of device.*this is cpu"):
+    with pytest.raises(CheckpointMismatchError, match=r"\[16\].*cpu"):
         load_agent(saved, agent, layout)
 
 
 @pytest.mark.parametrize(
     ("change", "row"),
     [
-        ({"task__slots": ["r0c1"]}, r"slots: \['r0c0', 'r0c1'\] in the checkpoint, \['r0c1'\] here"),
-        ({"task__blueprints": ["mlp"]}, r"blueprints: \['lora', 'mlp'\] in the checkpoint, \['mlp'\] here"),
-        ({"task__blueprints": ["mlp", "lora"]}, r"blueprints: \['lora', 'mlp'\] in the ch.*, \['mlp', 'lora'\] here"),
-        ({"observe_telemetry": False}, r"features: 61 \(.*, \.\.\.\) in the checkpoint, 41 \(.*, \.\.\.\) here"),
-        ({"ppo__hidden_dim": 9}, "hidden_dim: 8 in the checkpoint, 9 here"),
-        ({"ppo__head_dim": 9}, "head_dim: 8 in the checkpoint, 9 here"),
+        ({"task__slots": ["r0c1"]}, r"slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
+        ({"task__blueprints": ["mlp"]}, r"blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
+        ({"task__blueprints": ["mlp", "lora"]}, r"blueprints: \['lora', 'mlp'\] .*\['mlp', 'lora'\]"),
+        ({"observe_telemetry": False}, r"features: 61 \(.*, \.\.\.\) .*41 \(.*, \.\.\.\)"),
+        ({"ppo__hidden_dim": 9}, "hidden_dim: 8 .*9"),
+        ({"ppo__head_dim": 9}, "head_dim: 8 .*9"),
     ],
     ids=str,
 )
@@ -184,7 +184,7 @@ def test_another_layout_is_refused_with_both_side_by_side(learned, saved, change
     with pytest.raises(CheckpointMismatchError, match=row) as refused:
         load_agent(saved, agent, layout)
     assert "size mismatch" in str(refused.value)
-    assert "or train a new policy" in str(refused.value)
+    assert "docs/checkpoints.md" in str(refused.value)
     assert differing(state_of(agent), before) == set()
 
 
@@ -267,9 +267,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_taken(learned, history,
     damage(history.folder / runfolder.CHECKPOINTS / "round-000003.safetensors", how)
     agent, again = reopen(learned, history)
     assert again.resume(agent) == agent.updates == 2
-    assert capsys.readouterr().err == (
-        "esper: checkpoint round-000003.safetensors is damaged or missing; trying the one before.\n"
-    )
+    assert re.fullmatch("esper: .*round-000003.safetensors .*\n", capsys.readouterr().err)
     assert [row["round"] for row in events_of(history.folder)] == [1, 2]
 
 
@@ -307,9 +305,9 @@ def test_if_none_is_whole_it_is_an_error_that_names_the_folder(learned, history,
         damage(history.folder / runfolder.CHECKPOINTS / name, "cut")
     agent, again = reopen(learned, history)
     before = state_of(agent)
-    with pytest.raises(SaveError, match=rf"no checkpoint in {history.folder} is whole; restore one from a copy"):
+    with pytest.raises(SaveError, match=f"checkpoint .*{history.folder}"):
         again.resume(agent)
-    assert capsys.readouterr().err.count("is damaged or missing") == 2
+    assert capsys.readouterr().err.count("esper: checkpoint round-") == 2
     assert differing(state_of(agent), before) == set()
 
 
@@ -320,7 +318,7 @@ def test_a_manifest_of_something_else_is_refused(learned, history, entry):
     for changed in ({"checkpoints": [entry]}, {"best": entry}):
         runfolder.write_json(history.folder / runfolder.MANIFEST, manifest | changed)
         agent, again = reopen(learned, history)
-        with pytest.raises(SaveError, match="is not that of an esper ppo; choose another --out"):
+        with pytest.raises(SaveError, match=r"esper ppo.*--out"):
             again.resume(agent)
 
 

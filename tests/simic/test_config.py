@@ -10,7 +10,7 @@ from esper.simic.config import anneal
 
 
 def test_an_unknown_setting_is_refused_by_name():
-    with pytest.raises(ValidationError, match=r"gama\s+Extra inputs are not permitted"):
+    with pytest.raises(ValidationError, match=r"gama\s+Extra"):
         PPOConfig(gama=0.9)
 
 
@@ -70,7 +70,7 @@ def test_a_setting_out_of_its_range_is_refused(wrong):
 @pytest.mark.parametrize("wrong", [{"lr": 1e-5}, {"lr_floor": 0.1}, {"entropy": 0.0}, {"entropy_floor": 0.5}], ids=str)
 def test_a_floor_above_where_the_line_begins_is_refused(wrong):
     name = next(iter(wrong)).removesuffix("_floor")
-    with pytest.raises(ValidationError, match=rf"{name}_floor is .*, above {name} .*; it has to be at most that"):
+    with pytest.raises(ValidationError, match=rf"{name}_floor is .* {name} "):
         PPOConfig(**wrong)
 
 

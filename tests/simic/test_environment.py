@@ -42,7 +42,7 @@ every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task
 
 
 def live_by_hand(task, seed, script, twin):
-    """The same episode without an environment: op, tick, train, measure; the reading and the facts after each decision."""
+    """The same episode without an environment: op, tick, train, measure; reading and facts after each decision."""
     population = Population(task, [seed])
     run = population.runs[0]
     population.train_epoch()
@@ -235,7 +235,7 @@ def test_a_legal_action_is_never_refused(twins):
 def test_an_index_outside_the_space_is_an_error(twins):
     env = grow(POINTS, 1, twins)
     env.reset(seed=0)
-    with pytest.raises(SettingError, match="blueprint index 3 is outside"):
+    with pytest.raises(SettingError, match="blueprint index 3"):
         env.step(np.array([(OP_GERMINATE, 0, 3, 0)]))
 
 
@@ -305,10 +305,10 @@ def test_the_pool_of_a_run_comes_from_its_seed():
     ("task", "count", "seeds"), [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, epochs=1), 1, [1])]
 )
 def test_an_environment_without_hosts_or_decisions_is_refused(task, count, seeds, twins):
-    with pytest.raises(SettingError, match="growth needs at least one host, one seed, and two epochs"):
+    with pytest.raises(SettingError, match=r"host.*seed.*epochs"):
         grow(task, count, twins, seeds=seeds)
 
 
 def test_an_unknown_reward_term_is_refused_at_once_with_the_nearest(twins):
-    with pytest.raises(UnknownNameError, match="Did you mean 'rent'"):
+    with pytest.raises(UnknownNameError, match=r"'rant'.*'rent'"):
         grow(POINTS, 1, twins, weights={"rant": 1.0})

@@ -80,7 +80,7 @@ def test_steps_are_counted_over_all_environments_together(total, decisions):
 
 @pytest.mark.parametrize("total", [0, -5, 2])
 def test_too_few_steps_are_refused(total):
-    with pytest.raises(SettingError, match=f"total_steps is {total}, but one step of 3 environments needs as many"):
+    with pytest.raises(SettingError, match=f"total_steps is {total}, .*3 environments"):
         learn(clocks(3), total, SMALL)
 
 
@@ -163,8 +163,8 @@ def test_choices_become_actions_as_the_environment_writes_them(space, choices, a
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        (Dict({"a": FLAT}), "observations of Dict are not supported. Known: Box, .*FlattenObservation"),
-        (Tuple((FLAT,)), "observations of Tuple are not supported"),
+        (Dict({"a": FLAT}), "observations .*Dict .*Box, .*FlattenObservation"),
+        (Tuple((FLAT,)), "observations .*Tuple"),
     ],
     ids=["dict", "tuple"],
 )
@@ -174,12 +174,12 @@ def test_observations_that_nobody_can_read_are_refused(space, words):
 
 
 def test_actions_that_are_not_choices_are_refused():
-    with pytest.raises(EnvironmentMismatchError, match=r"actions of Box are not supported.*MultiBinary"):
+    with pytest.raises(EnvironmentMismatchError, match=r"actions .*Box .*MultiBinary"):
         learn(any_env(FLAT, FLAT), 100, SMALL)
 
 
 def test_heads_that_do_not_fit_the_actions_are_refused():
-    with pytest.raises(EnvironmentMismatchError, match=r"heads of sizes \(2, 3\) do not fit actions of sizes \[3\]"):
+    with pytest.raises(EnvironmentMismatchError, match=r"heads .*\(2, 3\) .*\[3\]"):
         learn(clocks(2), 100, SMALL, spec=HeadSpec.independent([2, 3]))
 
 
@@ -223,7 +223,7 @@ def test_a_mask_may_come_per_head(agent):
 
 @pytest.mark.parametrize("shape", [(5,), (4, 4), (4, 6), (1, 5), (3, 5), (4, 1, 5), (0, 5)], ids=str)
 def test_a_mask_of_another_shape_is_refused(agent, shape):
-    with pytest.raises(MaskError, match=r"does not fit 4 environments with actions of sizes \(3, 2\).*\[4, 5\]"):
+    with pytest.raises(MaskError, match=r"4 environments .*\(3, 2\).*\[4, 5\]"):
         agent.act(OBSERVATIONS, np.ones(shape, bool))
 
 
@@ -262,5 +262,5 @@ def test_acting_does_not_learn(agent):
 
 
 def test_an_agent_without_an_environment_says_how_to_give_it_one(agent):
-    with pytest.raises(SettingError, match=r"without an environment's spaces.*codecs="):
+    with pytest.raises(SettingError, match=r"spaces.*codecs="):
         PPOAgent(agent.network).act(OBSERVATIONS)

@@ -103,14 +103,14 @@ def test_a_truncated_episode_is_worth_its_last_observation_seen_with_its_own_mem
     network = player.agent.network
     checked = 0
     for host in range(2):
-        epochs = []
+        rows = []
         for step in range(18):
             if rollout.starts[step, host]:
-                epochs = []
+                rows = []
             if rollout.valid[step, host]:
-                epochs.append(rollout.states[step, host].numpy())
+                rows.append(rollout.states[step, host].numpy())
             if rollout.truncated[step, host]:
-                expected = live_value(network, epochs, np.full(3, 50.0, np.float32))
+                expected = live_value(network, rows, np.full(3, 50.0, np.float32))
                 assert rollout.after_values[step, host].item() == pytest.approx(expected, abs=1e-5)
                 checked += 1
     assert checked >= 5
@@ -218,13 +218,13 @@ class Sometimes(Clock):
 @pytest.mark.parametrize(("at_reset", "word"), [(True, "no"), (False, "an")])
 def test_masks_that_come_and_go_are_refused(at_reset, word):
     env = SyncVectorEnv([lambda: Sometimes(0, at_reset)] * 2)
-    with pytest.raises(EnvironmentMismatchError, match=rf"environments \[0, 1\] have {word} action_mask.* or never"):
+    with pytest.raises(EnvironmentMismatchError, match=rf"\[0, 1\] .*{word} action_mask"):
         learn(env, 100, SMALL)
 
 
 def test_a_mask_of_only_some_environments_is_refused_by_their_numbers():
     env = SyncVectorEnv([lambda: Clock(0, masked=True), lambda: Clock(1)])
-    with pytest.raises(EnvironmentMismatchError, match=r"environments \[1\] have no action_mask"):
+    with pytest.raises(EnvironmentMismatchError, match=r"\[1\] .*action_mask"):
         learn(env, 100, SMALL)
 
 
@@ -269,10 +269,10 @@ def test_masks_may_come_per_head_with_a_row_for_every_earlier_choice(mode):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (np.ones((2, 4), bool), r"head 'place' has shape \(2, 4\); it must be \[2, 3\] or \[2, 2, 3\]"),
-        (np.ones((1, 2, 3), bool), r"head 'place' has shape \(1, 2, 3\)"),
-        (np.ones((2, 3, 3), bool), r"head 'place' has shape \(2, 3, 3\)"),
-        (None, "no mask for head 'place'"),
+        (np.ones((2, 4), bool), r"'place' .*\(2, 4\); .*\[2, 3\] or \[2, 2, 3\]"),
+        (np.ones((1, 2, 3), bool), r"'place' .*\(1, 2, 3\)"),
+        (np.ones((2, 3, 3), bool), r"'place' .*\(2, 3, 3\)"),
+        (None, "mask .*'place'"),
     ],
 )
 def test_a_mask_per_head_that_does_not_fit_is_refused(place, words):

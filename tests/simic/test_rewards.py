@@ -159,7 +159,7 @@ def test_nothing_lasts(change):
 
 @st.composite
 def episodes(draw):
-    """An episode of a host that waits: its readings beside its twin's, from an equal start, with some fossils or none."""
+    """An episode of a host that waits: its readings beside its twin's, from an equal start, with or without fossils."""
     length = draw(st.integers(3, 8))
     rows = [draw(st.tuples(accuracies, accuracies, losses, losses)) for _ in range(length)]
     start = draw(accuracies), draw(losses)
@@ -186,11 +186,11 @@ def episodes(draw):
     ]
 
 
-def circle(epochs, start, end, size):
-    """The same readings with a seed that is planted at `start` and culled at `end`, or episodes to see the end."""
-    changed = list(epochs)
-    for place in range(start, min(end, len(epochs))):
-        fossils = epochs[place].params_share
+def circle(episode, start, end, size):
+    """The same readings with a seed that is planted at `start` and culled at `end`, or is still there at the end."""
+    changed = list(episode)
+    for place in range(start, min(end, len(episode))):
+        fossils = episode[place].params_share
         changed[place] = replace(
             changed[place],
             op=OP_GERMINATE if place == start else OP_WAIT,
@@ -198,31 +198,31 @@ def circle(epochs, start, end, size):
             flops_share=fossils + size,
             kept_share=fossils / (fossils + size),
         )
-    if end < len(epochs):
+    if end < len(episode):
         changed[end] = replace(changed[end], op=OP_CULL)
     return changed
 
 
-def total(epochs, family):
-    return sum(REWARDS[family](facts) for facts in epochs)
+def total(episode, family):
+    return sum(REWARDS[family](facts) for facts in episode)
 
 
 @every_family
 @given(episodes(), st.integers(0, 6), st.integers(1, 6), st.floats(0.01, 5))
-def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(family, epochs, start, length, size):
-    assume(start < len(epochs))
-    assert total(circle(epochs, start, start + length, size), family) < total(epochs, family)
+def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(family, episode, start, length, size):
+    assume(start < len(episode))
+    assert total(circle(episode, start, start + length, size), family) < total(episode, family)
 
 
 # -- telescoping, bounds, scale ----------------------------------------------------------------------------------------
 
 
 @given(episodes())
-def test_what_is_won_beyond_the_twin_adds_up_to_the_final_lead(epochs):
-    last = epochs[-1]
-    assert sum(map(accuracy_beyond_twin, epochs)) == pytest.approx(last.accuracy - last.twin_accuracy, abs=1e-12)
+def test_what_is_won_beyond_the_twin_adds_up_to_the_final_lead(episode):
+    last = episode[-1]
+    assert sum(map(accuracy_beyond_twin, episode)) == pytest.approx(last.accuracy - last.twin_accuracy, abs=1e-12)
     lead = (last.twin_loss - last.loss) / last.loss_unit
-    assert sum(map(loss_beyond_twin, epochs)) == pytest.approx(max(-BOUND, min(BOUND, lead)), abs=1e-12)
+    assert sum(map(loss_beyond_twin, episode)) == pytest.approx(max(-BOUND, min(BOUND, lead)), abs=1e-12)
 
 
 anything = st.floats(-1e300, 1e300)
@@ -313,25 +313,25 @@ def test_a_family_with_some_weights_changed(family):
 
 
 def test_an_unknown_family_is_told_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown reward family 'contributions'\. Did you mean 'contribution'"):
+    with pytest.raises(UnknownNameError, match=r"family 'contributions'.*'contribution'"):
         weights_of("contributions")
 
 
 @pytest.mark.parametrize(
     ("term", "hint"),
-    [("lasting_los", "Did you mean 'lasting_loss'"), ("accuracy_beyond_twin", "Known: breakdown, churn")],
+    [("lasting_los", "'lasting_loss'"), ("accuracy_beyond_twin", "breakdown, churn")],
 )
 def test_a_term_that_the_family_does_not_have_is_refused(term, hint):
-    with pytest.raises(UnknownNameError, match=rf"reward term of family 'loss' '{term}'\..* {hint}"):
+    with pytest.raises(UnknownNameError, match=rf"family 'loss' '{term}'.* {hint}"):
         weights_of("loss", {term: 1.0})
 
 
 def test_an_unknown_term_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown reward term 'chrun'\. Did you mean 'churn'"):
+    with pytest.raises(UnknownNameError, match=r"reward term 'chrun'.*'churn'"):
         check_weights({"chrun": 1.0})
 
 
 @pytest.mark.parametrize("weight", [-0.01, math.nan, math.inf])
 def test_a_weight_that_would_turn_a_price_into_a_prize_is_refused(weight):
-    with pytest.raises(SettingError, match=r"the weight of reward term 'rent' is .*; it must be 0 or more"):
+    with pytest.raises(SettingError, match=r"reward term 'rent' is .* 0"):
         weights_of("contribution", {"rent": weight})

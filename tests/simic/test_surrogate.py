@@ -5,10 +5,10 @@ import pytest
 
 from esper.simic import PPOConfig, learn
 from esper.tamiyo import make_policy
-from simic.surrogate import LIFE, SPEC, Host, SurrogateGrowth, facts, mean_return
+from simic.surrogate import EPOCHS, SPEC, Host, SurrogateGrowth, facts, mean_return
 
 HOSTS, ROUNDS = 64, 24
-CONFIG = PPOConfig(horizon=LIFE, minibatches=4, hidden_dim=64, head_dim=32, entropy=0.02)
+CONFIG = PPOConfig(horizon=EPOCHS, minibatches=4, hidden_dim=64, head_dim=32, entropy=0.02)
 
 
 def by_rule(name):
@@ -44,7 +44,7 @@ def test_a_trained_policy_beats_random_and_the_heuristic_by_far(seed):
     records = []
     agent = learn(
         SurrogateGrowth(HOSTS),
-        ROUNDS * HOSTS * LIFE,
+        ROUNDS * HOSTS * EPOCHS,
         CONFIG,
         seed,
         spec=SPEC,

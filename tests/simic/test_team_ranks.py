@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -180,10 +181,13 @@ def test_a_mistake_of_one_rank_is_raised_on_all(tmp_path):
     def live(team):
         return told_by(team, lambda: None)
 
-    other = (SettingError, "rank 1 could not go on: the disk is full.")
     ended = run_ranks(tmp_path, 3, in_team(live))
     assert_ended_well(ended)
-    assert [rank.value for rank in ended] == [other, (SaveError, "the disk is full."), other]
+    first, own, last = (rank.value for rank in ended)
+    assert own == (SaveError, "the disk is full.")
+    assert first == last
+    assert first[0] is SettingError
+    assert re.match("rank 1 .*: the disk is full.", first[1])
 
 
 def test_a_mistake_before_an_inner_block_is_raised_on_all_too(tmp_path):
@@ -196,7 +200,9 @@ def test_a_mistake_before_an_inner_block_is_raised_on_all_too(tmp_path):
 
     ended = run_ranks(tmp_path, 2, in_team(live))
     assert_ended_well(ended)
-    assert ended[0].value == ["rank 1 could not go on: the disk is full.", "the disk is full."]
+    other, own = ended[0].value
+    assert own == "the disk is full."
+    assert re.match("rank 1 .*: the disk is full.", other)
 
 
 # -- what is refused at the start --------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def esper_ranks(tmp_path, size, arguments, prepare=lambda rank: None, **options)
 
 def test_ranks_with_other_settings_are_refused_and_the_difference_is_named(tmp_path):
     ended = esper_ranks(tmp_path, 2, lambda rank: command(tmp_path / "run", ppo__lr=0.02 + 0.01 * rank))
-    assert_one_line(ended, "ranks disagree on ppo.lr: rank 0 has 0.02, rank 1 has 0.03.")
+    assert_one_line(ended, "ppo.lr: rank 0 .*0.02, rank 1 .*0.03")
     assert not (tmp_path / "run").exists()
 
 
@@ -223,20 +229,20 @@ def test_ranks_with_other_code_are_refused(tmp_path):
         running.code_digest = lambda: f"digest of {rank}"
 
     ended = esper_ranks(tmp_path, 2, lambda rank: command(tmp_path / "run"), prepare)
-    assert_one_line(ended, "ranks disagree on code: rank 0 has 'digest of 0', rank 1 has 'digest of 1'.")
+    assert_one_line(ended, "code: rank 0 .*'digest of 0', rank 1 .*'digest of 1'")
 
 
 def test_more_ranks_than_hosts_are_refused(tmp_path):
     ended = esper_ranks(tmp_path, 3, lambda rank: command(tmp_path / "run"))
-    assert_one_line(ended, "2 hosts cannot be dealt to 3 ranks; start fewer, or raise --hosts.")
+    assert_one_line(ended, "2 hosts .*3 ranks.*--hosts")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("places", "text"),
     [
-        (["--devices", "cpu", "cpu"], "leave --device and --devices out"),
-        (["--set", 'devices=["cpu", "cpu"]'], "a rank has one device"),
+        (["--devices", "cpu", "cpu"], "--device .*--devices"),
+        (["--set", 'devices=["cpu", "cpu"]'], "rank .*one device"),
     ],
 )
 def test_devices_under_torchrun_are_refused(places, text, tmp_path):
@@ -251,7 +257,7 @@ def test_a_taken_port_is_one_clear_line(tmp_path):
         taken.listen()
         place = {"WORLD_SIZE": "2", "MASTER_PORT": str(taken.getsockname()[1])}
         ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), environments={0: place})
-    assert_one_line(ended, f"rank 0 cannot join the others at 127.0.0.1:{place['MASTER_PORT']}")
+    assert_one_line(ended, f"rank 0 .*127.0.0.1:{place['MASTER_PORT']}")
     assert "free port" in ended[0].said
 
 
@@ -261,7 +267,7 @@ def test_an_address_where_nobody_is_is_one_clear_line(tmp_path):
 
     place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": str(free_port())}
     ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), prepare, environments={0: place})
-    assert_one_line(ended, "rank 1 cannot join the others at 127.0.0.1")
+    assert_one_line(ended, "rank 1 .*127.0.0.1")
     assert "--master-addr" in ended[0].said
 
 
@@ -283,7 +289,7 @@ def fail_to_replace(name):
 @pytest.mark.parametrize("name", ["round-000002.safetensors", runfolder.MANIFEST, runfolder.CONFIG])
 def test_a_disk_that_fails_while_rank_0_saves_ends_all_with_one_line(name, tmp_path):
     ended = train_ranks(tmp_path / "run", 2, prepare=lambda rank: fail_to_replace(name) if not rank else None)
-    assert_one_line(ended, f"{name}: No space left")
+    assert_one_line(ended, f"{name}: No space")
 
 
 def test_a_disk_that_fails_while_one_rank_keeps_twins_ends_all_with_one_line(tmp_path):
@@ -292,7 +298,7 @@ def test_a_disk_that_fails_while_one_rank_keeps_twins_ends_all_with_one_line(tmp
             twins._write = lambda path, readings: fail_to_replace(path.name) or os.replace(path, path)
 
     ended = train_ranks(tmp_path / "run", 2, prepare=prepare)
-    assert_one_line(ended, "keep the twins")
+    assert_one_line(ended, "twins")
 
 
 def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path):

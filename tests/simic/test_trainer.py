@@ -376,7 +376,7 @@ def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, as
         asks.append(None)
         return len(asks) == config.task.epochs + asked  # twins live first
 
-    with pytest.raises(InterruptedTraining, match=f"stopped after {rounds} whole rounds") as stop:
+    with pytest.raises(InterruptedTraining, match=f"{rounds} whole rounds") as stop:
         train(config, should_stop=should_stop)
     assert (stop.value.rounds, len(steps)) == (rounds, epochs)
     assert len(events_of(config.out, "RoundFinished")) == rounds
@@ -391,7 +391,7 @@ def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
     assert (seen, agent.updates, events_of(config.out)) == ([], 3, before)
 
 
-def test_the_policy_episodes_where_it_is_told_to(tmp_path, monkeypatch):
+def test_the_policy_runs_where_it_is_told_to(tmp_path, monkeypatch):
     config = tiny(tmp_path)
     env = build_environment(config)
     monkeypatch.setattr(trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")])

@@ -45,13 +45,13 @@ def refusal(values):
     ],
 )
 def test_an_unknown_key_at_any_depth_is_refused_with_the_nearest_known_one(values, key, nearest):
-    assert refusal(values) == f"here: unknown key {key!r}. Did you mean {nearest!r}?"
+    assert re.fullmatch(f"here: .*{key!r}.*{nearest!r}.*", refusal(values))
 
 
 def test_a_key_like_no_other_is_refused_with_the_keys_of_its_section():
     text = refusal({"telemetry": {"zzzzzzzzz": 1}})
     known = "telemetry.level, telemetry.escalation_rounds, telemetry.track"
-    assert text == f"here: unknown key 'telemetry.zzzzzzzzz'. Known: {known}."
+    assert re.fullmatch(f"here: .*'telemetry.zzzzzzzzz'.*{known}.", text)
     assert refusal({"zzz": 1}).endswith("task, reward, ppo, telemetry.")
 
 
@@ -59,17 +59,17 @@ def test_a_key_like_no_other_is_refused_with_the_keys_of_its_section():
 def test_a_typo_in_any_key_is_refused_and_the_key_is_offered(key, data):
     place = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
     mistyped = key[:place] + "q" + key[place:]
-    with pytest.raises(SettingError, match=r"unknown key") as refused:
+    with pytest.raises(SettingError, match=f"'{mistyped}'") as refused:
         TrainingConfig().with_changes([(mistyped, 1)], "here")
-    offered = re.search(r"Did you mean '(.*)'\?", str(refused.value))
+    offered = re.search(r"'([^']*)'\?", str(refused.value))
     assert offered or len(key) < 4
     if offered and len(key) > 6:
         assert offered[1] == key
 
 
 def test_a_reward_term_is_a_key_too():
-    assert "Did you mean 'rent'?" in refusal({"reward": {"weights": {"rnt": 1.0}}})
-    assert "loss_beyond_twin" not in refusal({"reward": {"weights": {"loss_beyond_twin": 1.0}}}).split("Known")[1]
+    assert re.search("'rnt'.*'rent'", refusal({"reward": {"weights": {"rnt": 1.0}}}))
+    assert "loss_beyond_twin" not in refusal({"reward": {"weights": {"loss_beyond_twin": 1.0}}}).split("twin'", 1)[1]
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -78,48 +78,48 @@ def test_a_reward_term_is_a_key_too():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("rounds", "12", 'rounds is "12": input should be a valid integer'),
-        ("rounds", True, "rounds is true: input should be a valid integer"),
-        ("rounds", 2.0, "rounds is 2.0: input should be a valid integer"),
-        ("rounds", None, "rounds is null: input should be a valid integer"),
-        ("rounds", 0, "rounds is 0: input should be greater than or equal to 1"),
+        ("rounds", "12", 'rounds is "12".*integer'),
+        ("rounds", True, "rounds is true.*integer"),
+        ("rounds", 2.0, "rounds is 2.0.*integer"),
+        ("rounds", None, "rounds is null.*integer"),
+        ("rounds", 0, "rounds is 0.* 1"),
         ("rounds", math.nan, "rounds is NaN"),
-        ("hosts", -3, "hosts is -3: input should be greater than or equal to 1"),
+        ("hosts", -3, "hosts is -3.* 1"),
         ("host_pool", 0, "host_pool is 0"),
         ("seed", -1, "seed is -1"),
         ("threads", 0, "threads is 0"),
         ("keep_checkpoints", 0, "keep_checkpoints is 0"),
-        ("deterministic", 1, "deterministic is 1: input should be a valid boolean"),
+        ("deterministic", 1, "deterministic is 1.*boolean"),
         ("deterministic", "yes", 'deterministic is "yes"'),
         ("observe_telemetry", None, "observe_telemetry is null"),
-        ("out", 3, "out is 3: input should be a valid string"),
-        ("devices", "cpu", 'devices is "cpu": input should be a valid array'),
+        ("out", 3, "out is 3.*string"),
+        ("devices", "cpu", 'devices is "cpu".*array'),
         ("devices", [], r"devices is \[\]"),
-        ("devices", [1], r"devices.0 is 1: input should be a valid string$"),
-        ("amp", "fp8", "amp is \"fp8\": input should be 'off', 'bf16' or 'fp16'"),
-        ("executor", "fast", "executor is \"fast\": input should be 'auto', 'eager' or 'graphed'"),
-        ("task", "blobs", 'task is "blobs": input should be an object'),
-        ("ppo", [1], r"ppo is \[1\]: input should be an object"),
+        ("devices", [1], r"devices.0 is 1.*string$"),
+        ("amp", "fp8", "amp is \"fp8\".*'off', 'bf16' or 'fp16'"),
+        ("executor", "fast", "executor is \"fast\".*'auto', 'eager' or 'graphed'"),
+        ("task", "blobs", 'task is "blobs".*object'),
+        ("ppo", [1], r"ppo is \[1\].*object"),
         ("task.name", 3, "task.name is 3"),
-        ("task.epochs", 1, "task.epochs is 1: input should be greater than or equal to 2"),
+        ("task.epochs", 1, "task.epochs is 1.* 2"),
         ("task.epoch_examples", -64, "task.epoch_examples is -64"),
         ("task.held_out", 1, "task.held_out is 1"),
         ("task.batch", 0, "task.batch is 0"),
-        ("task.budget", 1.0, "task.budget is 1.0: input should be greater than 1"),
+        ("task.budget", 1.0, "task.budget is 1.0.* 1"),
         ("task.max_seeds", -1, "task.max_seeds is -1"),
         ("task.blueprints", [], r"task.blueprints is \[\]"),
         ("task.slots", ["r0c0", 7], "task.slots.1 is 7"),
         ("reward.family", "profit", "reward.family is"),
-        ("reward.weights", {"rent": math.nan}, "reward.weights.rent is NaN: input should be a finite number"),
+        ("reward.weights", {"rent": math.nan}, "reward.weights.rent is NaN.*finite"),
         ("reward.weights", {"rent": "much"}, 'reward.weights.rent is "much"'),
         ("telemetry.level", "loud", "'off', 'minimal', 'normal' or 'debug'"),
         ("telemetry.escalation_rounds", 0, "telemetry.escalation_rounds is 0"),
-        ("ppo.lr", math.nan, "ppo.lr is NaN: input should be a finite number"),
+        ("ppo.lr", math.nan, "ppo.lr is NaN.*finite"),
         ("ppo.lr", math.inf, "ppo.lr is Infinity"),
         ("ppo.epochs", -1, "ppo.epochs is -1"),
-        ("task.budget", 1e308, "input should be less than or equal to 1000000"),
-        ("ppo.hidden_dim", 10**11, "input should be less than or equal to 16384"),
-        ("time_limit", 0, "time_limit is 0: input should be greater than 0"),
+        ("task.budget", 1e308, "task.budget is .* 1000000"),
+        ("ppo.hidden_dim", 10**11, "ppo.hidden_dim is .* 16384"),
+        ("time_limit", 0, "time_limit is 0.* 0"),
     ],
     ids=str,
 )
@@ -133,26 +133,26 @@ def test_a_wrong_value_is_refused_by_key_value_and_rule(key, value, words):
 def test_several_mistakes_are_told_together():
     text = refusal({"rounds": 0, "hots": 2, "ppo": {"clip": 3.0}})
     assert text.count(";") == 2
-    for part in ("rounds is 0", "ppo.clip is 3.0", "unknown key 'hots'. Did you mean 'hosts'?"):
+    for part in ("rounds is 0", "ppo.clip is 3.0", "'hots'", "'hosts'"):
         assert part in text
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"task": {"name": "digit"}}, "unknown task 'digit'. Did you mean 'digits'?"),
-        ({"reward": {"weights": {"rent": -1.0}}}, "weight of reward term 'rent' is -1.0; it must be 0 or more"),
-        ({"ppo": {"lr": 1e-5}}, "here: ppo: lr_floor is 0.0001, above lr 1e-05; it has to be at most that."),
-        ({"ppo": {"compile": "inducter"}}, "unknown backend of torch.compile 'inducter'. Did you mean 'inductor'?"),
-        ({"amp": "fp16"}, "amp fp16 needs CUDA devices; on a CPU use bf16 or off."),
-        ({"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"}, "amp fp16 runs on the eager executor only"),
-        ({"executor": "graphed"}, "executor graphed needs CUDA devices; on a CPU choose executor eager or auto."),
-        ({"executor": "graphed", "devices": ["cuda:0", "cpu"]}, "executor graphed needs CUDA devices"),
+        ({"task": {"name": "digit"}}, "task 'digit'.*'digits'"),
+        ({"reward": {"weights": {"rent": -1.0}}}, "reward term 'rent' is -1.0.* 0"),
+        ({"ppo": {"lr": 1e-5}}, "here: ppo: lr_floor is 0.0001, .*lr 1e-05"),
+        ({"ppo": {"compile": "inducter"}}, "torch.compile 'inducter'.*'inductor'"),
+        ({"amp": "fp16"}, "amp fp16 .*CUDA .*bf16"),
+        ({"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"}, "amp fp16 .*eager"),
+        ({"executor": "graphed"}, "executor graphed .*CUDA .*eager"),
+        ({"executor": "graphed", "devices": ["cuda:0", "cpu"]}, "executor graphed .*CUDA"),
     ],
     ids=str,
 )
 def test_names_and_combinations_that_cannot_be_are_refused(values, words):
-    assert words in refusal(values)
+    assert re.search(words, refusal(values))
 
 
 @pytest.mark.parametrize(
@@ -176,34 +176,34 @@ def test_what_is_possible_is_taken(values):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is not JSON"),
-        ("", "is not JSON"),
-        ("rounds: 3", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[1, 2]", "holds a list; it must be an object"),
-        ("3", "holds a int; it must be an object"),
-        ("null", "must be an object"),
+        ("{", "JSON"),
+        ("", "JSON"),
+        ("rounds: 3", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[1, 2]", "list.*object"),
+        ("3", "int.*object"),
+        ("null", "None.*object"),
         ('{"rounds": NaN}', "rounds is NaN"),
-        ('{"rounds": 3, "hots": 2}', "Did you mean 'hosts'?"),
+        ('{"rounds": 3, "hots": 2}', "'hots'.*'hosts'"),
     ],
     ids=lambda text: text[:20],
 )
 def test_a_file_that_is_no_configuration_is_refused_by_its_name(tmp_path, text, words):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(SettingError, match=re.escape(words)) as refused:
+    with pytest.raises(SettingError, match=words) as refused:
         TrainingConfig.from_json_path(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_or_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"cannot read the configuration .*gone.json: No such file"):
+    with pytest.raises(SettingError, match=r"gone\.json: No such file"):
         TrainingConfig.from_json_path(tmp_path / "gone.json")
-    with pytest.raises(SettingError, match="Is a directory"):
+    with pytest.raises(SettingError, match="directory"):
         TrainingConfig.from_json_path(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingError, match="is not JSON"):
+    with pytest.raises(SettingError, match="JSON"):
         TrainingConfig.from_json_path(tmp_path / "binary.json")
 
 
@@ -236,7 +236,7 @@ def test_the_presets_are_the_ones_that_were_asked_for():
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown preset 'cifar'\. Did you mean 'cifar10'\?"):
+    with pytest.raises(UnknownNameError, match=r"preset 'cifar'.*'cifar10'"):
         TrainingConfig.from_preset("cifar")
 
 
@@ -263,7 +263,7 @@ def test_a_setting_is_a_key_and_json_where_it_can_be(text, expected):
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "", "rounds 3"])
 def test_a_setting_without_key_or_sign_is_refused(text):
-    with pytest.raises(SettingError, match=r"is not KEY=VALUE; write it like --set ppo\.lr=3e-4"):
+    with pytest.raises(SettingError, match=r"KEY=VALUE.*--set ppo\.lr=3e-4"):
         read_setting(text)
 
 
@@ -286,20 +286,20 @@ def test_a_later_change_wins():
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("rounds.more", "unknown key 'rounds.more'. Did you mean 'rounds'?"),
-        ("ppo.lr.peak", "unknown key 'ppo.lr.peak'. Did you mean 'ppo.lr'?"),
-        ("optimiser.lr", "unknown key 'optimiser.lr'."),
-        ("ppo.", "unknown key 'ppo.'."),
+        ("rounds.more", "'rounds.more'.*'rounds'"),
+        ("ppo.lr.peak", "'ppo.lr.peak'.*'ppo.lr'"),
+        ("optimiser.lr", "'optimiser.lr'"),
+        ("ppo.", "'ppo.'"),
     ],
 )
 def test_a_change_of_what_is_no_key_is_refused_by_its_source(key, words):
     with pytest.raises(SettingError) as refused:
         TrainingConfig().with_changes([(key, 1)], "the command line")
-    assert str(refused.value).startswith(f"the command line: {words}")
+    assert re.match(f"the command line: .*{words}", str(refused.value))
 
 
 def test_changes_are_checked_like_everything_else():
-    with pytest.raises(SettingError, match="amp fp16 needs CUDA"):
+    with pytest.raises(SettingError, match=r"amp fp16 .*CUDA"):
         TrainingConfig().with_changes([("amp", "fp16")], "here")
 
 

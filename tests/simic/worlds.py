@@ -21,7 +21,7 @@ class Clock(gym.Env):
 
     Args:
         ends: "terminated" or "truncated".
-        masked: whether info has an action mask, a different one at every step; the last one of an episode allows nothing.
+        masked: whether info has an action mask, another at every step; the last one of an episode allows nothing.
         penalty: paid, with a termination, when action 1 is taken first; 0.1 is paid otherwise.
         last: what the final observation is filled with, if anything.
     """

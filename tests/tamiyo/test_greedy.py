@@ -24,13 +24,13 @@ BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
 WAIT = (0, 0, 0, 0)
 
 
-def ground_of(horizon=None, **limits):
+def facts_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
     return HostFacts(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
-GROUND = ground_of()
+FACTS = facts_of()
 
 
 def scored(*scores, **given):
@@ -40,9 +40,9 @@ def scored(*scores, **given):
 
 
 def choose(reports, *, rule=None, epoch=0, costs=None):
-    rule = rule or Greedy(GROUND)
-    costs = GROUND.costs if costs is None else costs
-    masks = compute_action_masks(build_slot_states(reports), 0, None, space=GROUND.space, costs=costs)
+    rule = rule or Greedy(FACTS)
+    costs = FACTS.costs if costs is None else costs
+    masks = compute_action_masks(build_slot_states(reports), 0, None, space=FACTS.space, costs=costs)
     return rule.choose(masks, reports, {"epoch": epoch, "host": 0})[0]
 
 
@@ -81,19 +81,19 @@ def test_where_nothing_can_be_planted_it_waits_without_asking_for_scores():
 
 
 def test_a_sham_is_never_planted():
-    only_sham = {key: cost for key, cost in GROUND.costs.items() if key[1] == "sham"}
+    only_sham = {key: cost for key, cost in FACTS.costs.items() if key[1] == "sham"}
     assert choose(scored(0.1, 0.2, 0.3), costs=only_sham) == WAIT
 
 
 def test_a_slot_for_which_only_a_sham_is_left_does_not_compete():
-    costs = {key: cost for key, cost in GROUND.costs.items() if key[0] != "r0c2" or key[1] == "sham"}
+    costs = {key: cost for key, cost in FACTS.costs.items() if key[0] != "r0c2" or key[1] == "sham"}
     assert choose(scored(0.1, 0.2, 0.9), costs=costs)[:2] == (OP_GERMINATE, 1)
 
 
 @pytest.mark.parametrize("share", [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.5}, {"share": 1.0}])
 def test_what_is_planted_is_what_the_heuristic_would_plant_there(share):
     for room in range(30, 3000, 30):
-        facts = replace(GROUND, host_params=1000, budget=1000 + room)
+        facts = replace(FACTS, host_params=1000, budget=1000 + room)
         reports = scored(0.1, 0.2, 0.9)
         greedy, heuristic = (
             rule.choose(masks_of(reports), reports, {"epoch": 0, "host": 0})[0]
@@ -103,17 +103,17 @@ def test_what_is_planted_is_what_the_heuristic_would_plant_there(share):
 
 
 def masks_of(reports):
-    return compute_action_masks(build_slot_states(reports), 0, None, space=GROUND.space, costs=GROUND.costs)
+    return compute_action_masks(build_slot_states(reports), 0, None, space=FACTS.space, costs=FACTS.costs)
 
 
 def test_only_the_first_part_of_a_known_episode_is_for_planting():
-    rule = Greedy(ground_of(horizon=10), planting_part=0.4)
+    rule = Greedy(facts_of(horizon=10), planting_part=0.4)
     planted = [choose(scored(0.1, 0.2, 0.3), rule=rule, epoch=epoch) != WAIT for epoch in range(10)]
     assert planted == [True] * 4 + [False] * 6
 
 
 def test_after_its_part_of_episode_it_asks_for_no_scores():
-    rule = Greedy(ground_of(horizon=10))
+    rule = Greedy(facts_of(horizon=10))
     assert choose(scored(None, None, None), rule=rule, epoch=9) == WAIT
 
 
@@ -146,14 +146,14 @@ def test_an_unclear_or_harmful_seed_is_left_alone_and_planting_goes_on(mean):
 
 @pytest.mark.parametrize("nothing", [None, math.nan])
 def test_a_missing_score_is_an_error_that_names_the_slots_and_a_way_out(nothing):
-    with pytest.raises(MeasurementError, match=r"no greedy score for r0c0, r0c2\. .*choose another policy"):
+    with pytest.raises(MeasurementError, match=r"greedy .*r0c0, r0c2\."):
         choose(scored(nothing, 0.3, nothing))
 
 
 def test_among_the_rules_only_greedy_reads_scores():
-    assert [name for name in RULES if make_policy(name, GROUND).reads_scores] == ["greedy"]
-    assert RulePolicy(Greedy(GROUND, share=0.3)).reads_scores
-    assert not RulePolicy(Heuristic(GROUND)).reads_scores
+    assert [name for name in RULES if make_policy(name, FACTS).reads_scores] == ["greedy"]
+    assert RulePolicy(Greedy(FACTS, share=0.3)).reads_scores
+    assert not RulePolicy(Heuristic(FACTS)).reads_scores
 
 
 # -- whole episodes in populations -------------------------------------------------------------------------------------

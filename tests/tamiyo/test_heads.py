@@ -58,19 +58,19 @@ def test_foreign_actions_are_independent_heads_that_are_always_used():
 @pytest.mark.parametrize(
     ("heads", "chained", "reason"),
     [
-        ((), False, "at least one"),
+        ((), False, "head"),
         ((Head("a", 2), Head("a", 3)), False, "all different"),
-        ((Head("a", 2), Head("b", 2, mask_by="a")), False, "'b' depends on earlier choices.*chained"),
-        ((Head("a", 2), Head("b", 2, used_by=(1,))), False, "'b' depends on earlier choices.*chained"),
-        ((Head("a", 2, mask_by="b"), Head("b", 2)), True, "'a' is masked by 'b', which is not an earlier head"),
-        ((Head("a", 2), Head("b", 2, mask_by="c")), True, "'b' is masked by 'c', which is not an earlier head"),
-        ((Head("a", 2, used_by=(0,)),), True, "'a', the first head, which is itself always used"),
-        ((Head("a", 2), Head("b", 2, used_by=(1, 2))), True, r"'b' is used by \(1, 2\).* 2 choices of 'a'"),
-        ((Head("a", 2), Head("b", 2, used_by=())), True, "one or more of the 2 choices"),
+        ((Head("a", 2), Head("b", 2, mask_by="a")), False, "'b' .*chained"),
+        ((Head("a", 2), Head("b", 2, used_by=(1,))), False, "'b' .*chained"),
+        ((Head("a", 2, mask_by="b"), Head("b", 2)), True, "'a' .*masked .*'b'"),
+        ((Head("a", 2), Head("b", 2, mask_by="c")), True, "'b' .*masked .*'c'"),
+        ((Head("a", 2, used_by=(0,)),), True, "'a'.*first head"),
+        ((Head("a", 2), Head("b", 2, used_by=(1, 2))), True, r"'b' .*\(1, 2\).* 2 .*'a'"),
+        ((Head("a", 2), Head("b", 2, used_by=())), True, r"'b' .*\(\).* 2 .*'a'"),
         (
             (Head("a", 3), Head("b", 2, used_by=(1,)), Head("c", 2, used_by=(1, 2))),
             True,
-            r"'c' is used by \(1, 2\), but 'b' before it by \(1,\) only",
+            r"'c' .*\(1, 2\).*'b' .*\(1,\)",
         ),
         ((Head("a", 3), Head("b", 2, used_by=(1,)), Head("c", 2)), True, "put 'c' first"),
     ],
@@ -81,5 +81,5 @@ def test_a_contradiction_is_refused_with_its_reason(heads, chained, reason):
 
 
 def test_growth_with_fewer_ops_than_its_heads_use_is_refused():
-    with pytest.raises(SettingError, match=r"'slot' is used by .* of the 3 choices of 'op'"):
+    with pytest.raises(SettingError, match=r"'slot' .* 3 .*'op'"):
         HeadSpec.growth(3, num_ops=3)

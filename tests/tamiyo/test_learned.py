@@ -1,4 +1,4 @@
-"""The network as a policy: the same interface as a rule, legal in whole episodes, and its memory handed back and forth."""
+"""The network as a policy: the interface of a rule, legal in whole episodes, its memory handed back and forth."""
 
 import copy
 
@@ -76,11 +76,11 @@ def test_it_plays_where_a_rule_plays():
     """One loop serves both: only the way to build the policy differs."""
     hosts = Watched(TASKS["vectors"], [1])
     model = hosts.population.runs[0].model
-    for policy in (make_policy("heuristic", ground_of(model)), NetworkPolicy(hosts.network(), deterministic=False)):
+    for policy in (make_policy("heuristic", facts_of(model)), NetworkPolicy(hosts.network(), deterministic=False)):
         assert len(hosts.live(policy, 3)) == 3
 
 
-def ground_of(model):
+def facts_of(model):
     return HostFacts(model.space, model.costs, model.host_params, model.budget)
 
 
@@ -243,14 +243,14 @@ def test_drawing_twice_from_the_same_state_gives_different_draws(watched):
 
 def test_a_loop_without_observations_is_refused(watched):
     hosts, _, masks = watched
-    with pytest.raises(SettingError, match=r"a learned policy needs observations \[N, F\]"):
+    with pytest.raises(SettingError, match=r"observations \[N, F\]"):
         NetworkPolicy(hosts.network()).decide(None, masks, None, None)
 
 
 def test_observations_of_another_width_are_refused_with_both_widths_and_where_to_look(watched):
     hosts, _, masks = watched
     short, _ = Watched(TASKS["vectors"], SEEDS).train(use_telemetry=False)
-    with pytest.raises(SettingError, match=r"are \(3, 41\).*trained on 61 features; .*docs/checkpoints\.md"):
+    with pytest.raises(SettingError, match=r"\(3, 41\).*61 features.*docs/checkpoints\.md"):
         NetworkPolicy(hosts.network()).decide(short, masks, None, None)
 
 

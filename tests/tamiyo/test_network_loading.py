@@ -1,5 +1,6 @@
 """Weights go back into a network of the same shape; any other is refused, unharmed, with the reason and the way out."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,8 @@ def test_weights_for_another_number_of_slots_are_refused_with_reason_and_way_out
         build(wanted).load_state_dict(build(trained).state_dict(), strict=strict)
     said = str(refused.value)
     assert said.startswith("size mismatch: ")
-    assert f"policy_heads.slot.2.weight is ({trained}, 16) in the weights and ({wanted}, 16) here" in said
-    assert "one number of slots" in said
-    assert "train a new policy" in said
+    assert re.search(rf"policy_heads\.slot\.2\.weight .*\({trained}, 16\) .*\({wanted}, 16\)", said)
+    assert "docs/checkpoints.md" in said
 
 
 def test_the_refusal_points_to_a_page_that_exists():
@@ -50,12 +50,12 @@ def test_the_refusal_points_to_a_page_that_exists():
     ],
 )
 def test_weights_of_another_size_are_refused_by_name(sizes, name):
-    with pytest.raises(CheckpointMismatchError, match=f"size mismatch: .*{name} is "):
+    with pytest.raises(CheckpointMismatchError, match=f"size mismatch: .*{name} "):
         build().load_state_dict(build(**sizes).state_dict())
 
 
 def test_weights_for_observations_without_telemetry_do_not_fit_those_with_it():
-    with pytest.raises(CheckpointMismatchError, match=r"encoder.0.weight is \(128, 50\).*\(128, 80\) here.*layout"):
+    with pytest.raises(CheckpointMismatchError, match=r"encoder\.0\.weight .*\(128, 50\).*\(128, 80\)"):
         FactoredRecurrentActorCritic(80, 3).load_state_dict(FactoredRecurrentActorCritic(50, 3).state_dict())
 
 

@@ -1,5 +1,7 @@
 """Rules by name: settings in the name reach the rule, mistakes are told, and plans wait for hosts that were away."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -10,47 +12,46 @@ from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import Greedy, Heuristic, Random, RulePolicy, Schedule, is_rule, make_policy, read_rule
 from esper.tamiyo.masks import only_waiting
 from esper.trials.growing import GrowConfig
-from tamiyo.test_rules import GROUND, WAIT, masks_for, reports_of
+from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
 
 
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("heuristic", Heuristic(GROUND)),
-        ("heuristic:share=0.5", Heuristic(GROUND, share=0.5)),
-        ("heuristic:attempts=4:planting_part=1", Heuristic(GROUND, attempts=4, planting_part=1.0)),
-        ("greedy:share=0.25", Greedy(GROUND, share=0.25)),
-        ("schedule:epochs=2+5:blueprint_id=norm", Schedule(GROUND, epochs=(2, 5), blueprint_id="norm")),
-        ("random:seed=7:epochs=3", Random(GROUND, epochs=(3,), seed=7)),
+        ("heuristic", Heuristic(FACTS)),
+        ("heuristic:share=0.5", Heuristic(FACTS, share=0.5)),
+        ("heuristic:attempts=4:planting_part=1", Heuristic(FACTS, attempts=4, planting_part=1.0)),
+        ("greedy:share=0.25", Greedy(FACTS, share=0.25)),
+        ("schedule:epochs=2+5:blueprint_id=norm", Schedule(FACTS, epochs=(2, 5), blueprint_id="norm")),
+        ("random:seed=7:epochs=3", Random(FACTS, epochs=(3,), seed=7)),
         (
             "schedule:epochs=0+5:places=r0c1.norm+r0c0.conv_light",
-            Schedule(GROUND, epochs=(0, 5), places=("r0c1.norm", "r0c0.conv_light")),
+            Schedule(FACTS, epochs=(0, 5), places=("r0c1.norm", "r0c0.conv_light")),
         ),
     ],
 )
 def test_settings_in_a_name_reach_the_rule(name, rule):
     assert is_rule(name)
-    assert make_policy(name, GROUND) == RulePolicy(rule)
+    assert make_policy(name, FACTS) == RulePolicy(rule)
 
 
 MISTAKES = {
-    "heuristik:share=0.5": "unknown policy 'heuristik:share=0.5'.",
-    "heuristic:shared=0.5": "unknown setting of heuristic 'shared'. Did you mean 'share'? "
-    "Known: attempts, planting_part, share. Write heuristic:KEY=VALUE:KEY=VALUE.",
-    "heuristic:ground=1": "unknown setting of heuristic 'ground'.",
-    "heuristic:": "unknown setting of heuristic ''.",
-    "greedy:reads_scores=0": "unknown setting of greedy 'reads_scores'.",
-    "never:share=1": "unknown setting of never 'share'. Known: none.",
-    "heuristic:share": "share of heuristic is '': input should be a valid number",
-    "heuristic:share=0": "share of heuristic is '0': input should be greater than 0.",
-    "heuristic:share=nan": "share of heuristic is 'nan': input should be",
-    "heuristic:attempts=1.5": "attempts of heuristic is '1.5': input should be a valid integer",
-    "greedy:planting_part=1.01": "planting_part of greedy is '1.01': input should be less than or equal to 1.",
-    "schedule:epochs=": "epochs of schedule is '': input should be a valid integer",
-    "schedule:epochs=1+-2": "epochs of schedule is '1+-2': input should be greater than or equal to 0.",
-    "schedule:places=r0c1": "places of schedule is 'r0c1': string should match pattern",
-    "random:seed=-1": "seed of random is '-1': input should be greater than or equal to 0.",
+    "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*attempts, planting_part, share.*:KEY=VALUE:KEY=VALUE",
+    "heuristic:facts=1": "heuristic 'facts'",
+    "heuristic:": "heuristic ''",
+    "greedy:reads_scores=0": "greedy 'reads_scores'",
+    "never:share=1": "never 'share'.* none",
+    "heuristic:share": "share of heuristic is ''.*number",
+    "heuristic:share=0": "share of heuristic is '0'.* 0",
+    "heuristic:share=nan": "share of heuristic is 'nan'",
+    "heuristic:attempts=1.5": "attempts of heuristic is '1.5'.*integer",
+    "greedy:planting_part=1.01": "planting_part of greedy is '1.01'.* 1",
+    "schedule:epochs=": "epochs of schedule is ''.*integer",
+    "schedule:epochs=1+-2": r"epochs of schedule is '1\+-2'.* 0",
+    "schedule:places=r0c1": "places of schedule is 'r0c1'.*pattern",
+    "random:seed=-1": "seed of random is '-1'.* 0",
 }
 
 
@@ -58,25 +59,25 @@ MISTAKES = {
 def test_a_mistake_in_a_name_is_told_with_the_rule(name):
     with pytest.raises(EsperError) as refusal:
         read_rule(name)
-    assert str(refusal.value).startswith(MISTAKES[name])
+    assert re.search(MISTAKES[name], str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("schedule:epochs=1+2:places=r0c1.norm", "a schedule has 2 epochs and 1 places; give as many."),
-        ("schedule:epochs=1:places=r0c7.norm", "unknown slot 'r0c7'."),
-        ("schedule:epochs=1:places=r0c1.nrom", "unknown blueprint 'nrom'. Did you mean 'norm'?"),
+        ("schedule:epochs=1+2:places=r0c1.norm", "2 epochs .*1 places"),
+        ("schedule:epochs=1:places=r0c7.norm", "slot 'r0c7'"),
+        ("schedule:epochs=1:places=r0c1.nrom", "blueprint 'nrom'.*'norm'"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_network_is_refused(name, words):
     with pytest.raises(EsperError) as refusal:
-        make_policy(name, GROUND)
-    assert str(refusal.value).startswith(words)
+        make_policy(name, FACTS)
+    assert re.search(words, str(refusal.value))
 
 
-PLAN = Schedule(GROUND, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))
+PLAN = Schedule(FACTS, epochs=(3, 1, 3), places=("r0c0.norm", "r0c1.conv_light", "r0c0.conv_light"))
 
 
 def plays(rule, changes):
@@ -85,10 +86,10 @@ def plays(rule, changes):
     for epoch in range(9):
         now = changes.get(epoch, now)
         reports = reports_of(**now)
-        masks = {head: np.stack([mask]) for head, mask in masks_for(GROUND, reports).items()}
+        masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
         actions, memory = policy.decide(None, masks, [reports], memory)
         op, slot, blueprint, _ = actions[0].tolist()
-        planted |= {epoch: f"r0c{slot}.{GROUND.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
+        planted |= {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
         planted |= {epoch: f"keep r0c{slot}"} if op == OP_FOSSILIZE else {}
     return planted
 
@@ -113,7 +114,7 @@ def test_a_file_is_no_rule():
 
 
 def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
-    with pytest.raises(EsperError, match="attempts of heuristic is '0'"):
+    with pytest.raises(EsperError, match="heuristic is '0'"):
         GrowConfig.of({"policy": "heuristic:attempts=0", "out": str(tmp_path / "run")})
 
 
@@ -124,14 +125,14 @@ def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):
     assert (loaded.policy.rule.share, loaded.policy_name) == (0.3, "heuristic:share=0.3")
 
 
-@pytest.mark.parametrize("rule", [Schedule(GROUND, epochs=(1, 2, 4)), Random(GROUND, epochs=(1, 2, 4))], ids=str)
+@pytest.mark.parametrize("rule", [Schedule(FACTS, epochs=(1, 2, 4)), Random(FACTS, epochs=(1, 2, 4))], ids=str)
 @pytest.mark.parametrize(
     ("away", "planted"), [([], [1, 2, 4]), ([0], [2, 3, 5]), ([1, 2], [3, 4, 6]), ([2], [1, 3, 5]), ([3], [1, 2, 5])]
 )
 def test_a_plan_waits_where_nothing_can_be_done(rule, away, planted):
     """As when the governor has brought the host back: otherwise a control may miss its only chances to plant."""
     reports, policy, memory, chosen = reports_of(), RulePolicy(rule), None, []
-    masks = {head: np.stack([mask]) for head, mask in masks_for(GROUND, reports).items()}
+    masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
     for epoch in range(8):
         now = only_waiting(masks) if epoch in away else masks
         actions, memory = policy.decide(None, now, [reports], memory)

@@ -33,18 +33,18 @@ BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
 WAIT = (0, 0, 0, 0)
 
 
-def ground_of(horizon=None, **limits):
+def facts_of(horizon=None, **limits):
     host = build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=BLUEPRINTS, **limits)
     return HostFacts(model.space, model.costs, model.host_params, model.budget, horizon)
 
 
-GROUND = ground_of()
+FACTS = facts_of()
 
 
 @pytest.fixture
 def facts():
-    return GROUND
+    return FACTS
 
 
 def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0, score=1.0):
@@ -72,7 +72,7 @@ def choose(rule, facts, reports=None):
     return rule.choose(masks_for(facts, reports), reports, {"epoch": 1, "host": 0})[0]
 
 
-def episodes(rule, facts, epochs, reports=None):
+def choices_of(rule, facts, epochs, reports=None):
     """The choices of one host over many epochs in which the slots never change."""
     reports = reports or reports_of()
     masks = {head: mask[None] for head, mask in masks_for(facts, reports).items()}
@@ -87,22 +87,22 @@ def episodes(rule, facts, epochs, reports=None):
 
 
 def test_never_waits_whatever_is_possible(facts):
-    assert episodes(Never(), facts, 30) == [WAIT] * 30
+    assert choices_of(Never(), facts, 30) == [WAIT] * 30
 
 
 def test_the_schedule_plants_at_its_epochs_and_at_no_other(facts):
-    choices = episodes(Schedule(facts, epochs=(2, 5)), facts, 8)
+    choices = choices_of(Schedule(facts, epochs=(2, 5)), facts, 8)
     assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [2, 5]
 
 
 def test_the_schedule_takes_slots_in_turn_and_the_first_blueprint_that_fits(facts):
-    planted = [c for c in episodes(Schedule(facts, epochs=range(5)), facts, 5) if c != WAIT]
+    planted = [c for c in choices_of(Schedule(facts, epochs=range(5)), facts, 5) if c != WAIT]
     assert planted == [(OP_GERMINATE, slot, 1, 0) for slot in (0, 1, 2, 0, 1)]
 
 
 def test_the_schedule_passes_over_a_slot_that_is_taken(facts):
     reports = reports_of(r0c1={"stage": SeedStage.BLENDING})
-    planted = episodes(Schedule(facts, epochs=range(3)), facts, 3, reports)
+    planted = choices_of(Schedule(facts, epochs=range(3)), facts, 3, reports)
     assert [slot for _, slot, *_ in planted] == [0, 2, 0]
 
 
@@ -111,12 +111,12 @@ def test_the_schedule_plants_the_blueprint_it_was_told(facts):
 
 
 def test_a_schedule_of_an_unknown_blueprint_is_refused(facts):
-    with pytest.raises(UnknownNameError, match="Did you mean 'norm'"):
+    with pytest.raises(UnknownNameError, match=r"'nrom'.*'norm'"):
         Schedule(facts, blueprint_id="nrom")
 
 
 def test_random_plants_at_the_schedules_times(facts):
-    choices = episodes(Random(facts, epochs=(1, 4)), facts, 6)
+    choices = choices_of(Random(facts, epochs=(1, 4)), facts, 6)
     assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [1, 4]
 
 
@@ -143,7 +143,7 @@ def test_controls_keep_what_has_proven_itself_as_the_heuristic_does(rule, facts)
 
 
 def test_random_is_the_same_twice(facts):
-    runs = [episodes(Random(facts, epochs=range(9), seed=4), facts, 9) for _ in range(2)]
+    runs = [choices_of(Random(facts, epochs=range(9), seed=4), facts, 9) for _ in range(2)]
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 3
 
@@ -175,7 +175,7 @@ def test_what_a_rule_remembers_fits_into_json(facts, name):
 
 
 def test_an_unknown_policy_shows_the_nearest(facts):
-    with pytest.raises(UnknownNameError, match="Did you mean 'random'"):
+    with pytest.raises(UnknownNameError, match=r"'randon'.*'random'"):
         make_policy("randon", facts)
 
 
@@ -201,7 +201,7 @@ def price(facts, slot, blueprint):
 
 
 def test_the_heuristic_plants_the_largest_blueprint_within_its_share():
-    facts = ground_of(budget=100_000)
+    facts = facts_of(budget=100_000)
     costs = {name: price(facts, 2, name) for name in ("conv_light", "conv_small", "norm")}
     assert costs["conv_light"] > costs["conv_small"] > costs["norm"]
     for share, expected in ((1.0, "conv_light"), (0.0, "norm")):
@@ -214,8 +214,8 @@ def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, 
     small = price(facts, 2, "conv_small")
     least = 1000 + live + math.ceil(small / 0.75)
     reports = reports_of(r0c0={"stage": SeedStage.BLENDING, "params": live})
-    grounds = [HostFacts(facts.space, facts.costs, 1000, budget) for budget in (least, least - 1)]
-    chosen = [g.space.blueprint_ids[choose(Heuristic(g), g, reports)[2]] for g in grounds]
+    limits = [HostFacts(facts.space, facts.costs, 1000, budget) for budget in (least, least - 1)]
+    chosen = [own.space.blueprint_ids[choose(Heuristic(own), own, reports)[2]] for own in limits]
     assert chosen == ["conv_small", "norm"]
 
 
@@ -227,8 +227,8 @@ def test_the_heuristic_never_plants_a_sham(facts):
 
 
 def test_in_a_known_episode_only_the_first_part_is_for_planting():
-    facts = ground_of(horizon=10)
-    choices = episodes(Heuristic(facts, planting_part=0.4), facts, 10)
+    facts = facts_of(horizon=10)
+    choices = choices_of(Heuristic(facts, planting_part=0.4), facts, 10)
     assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
 
 
@@ -285,7 +285,7 @@ def test_equally_sure_seeds_are_kept_from_the_first_slot_on(facts, kind, sure):
 @pytest.mark.parametrize("mean", [0.1, 0.05, 0.0, -0.05, -0.3, None])
 def test_a_seed_without_a_clear_gain_is_neither_kept_nor_culled(facts, kind, mean):
     reports = reports_of(**dict.fromkeys(ALL, on_probation(mean)))
-    assert episodes(kind(facts), facts, 6, reports) == [WAIT] * 6
+    assert choices_of(kind(facts), facts, 6, reports) == [WAIT] * 6
 
 
 @both
@@ -308,8 +308,8 @@ def test_keeping_comes_before_planting_and_harm_does_not(facts, kind):
 
 @both
 def test_when_the_time_for_planting_is_over_seeds_are_still_kept(kind):
-    facts = ground_of(horizon=4)
-    assert episodes(kind(facts), facts, 4, reports_of(r0c1=on_probation(0.3)))[-1] == (OP_FOSSILIZE, 1, 0, 0)
+    facts = facts_of(horizon=4)
+    assert choices_of(kind(facts), facts, 4, reports_of(r0c1=on_probation(0.3)))[-1] == (OP_FOSSILIZE, 1, 0, 0)
 
 
 @both
@@ -332,7 +332,7 @@ def test_whatever_the_evidence_the_surest_proven_seed_is_kept_and_no_seed_is_cul
         sureness = -1.0 if mean is None else mean / max(error, 1e-12)
         if stage is SeedStage.PROBATIONARY and sureness > best:
             best, expected = sureness, slot
-    op, slot, *_ = choose(kind(GROUND), GROUND, reports_of(**lived))
+    op, slot, *_ = choose(kind(FACTS), FACTS, reports_of(**lived))
     assert (slot if op == OP_FOSSILIZE else None) == expected
     assert op != OP_CULL
 
@@ -341,19 +341,19 @@ def test_whatever_the_evidence_the_surest_proven_seed_is_kept_and_no_seed_is_cul
 
 
 def test_sham_plants_nothing_but_shams_at_the_scripts_times(facts):
-    choices = episodes(Sham(facts, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), facts, 5)
+    choices = choices_of(Sham(facts, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), facts, 5)
     sham = facts.space.blueprint_index("sham")
     assert choices == [WAIT, (OP_GERMINATE, 2, sham, 0), WAIT, (OP_GERMINATE, 0, sham, 0), WAIT]
 
 
 def test_sham_passes_over_what_has_ended_by_itself(facts):
-    assert episodes(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (OP_GERMINATE, 1)
+    assert choices_of(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (OP_GERMINATE, 1)
 
 
 def test_sham_without_its_blueprint_is_refused():
     host = build_cnn_host(blocks=1, base_channels=4, in_channels=1, image_size=8, classes=3)
     model = MorphogeneticModel(host, blueprints=["norm"])
-    with pytest.raises(UnknownNameError, match="Add it for this arm"):
+    with pytest.raises(UnknownNameError, match="blueprint 'sham'"):
         Sham(HostFacts(model.space, model.costs, model.host_params), [])
 
 

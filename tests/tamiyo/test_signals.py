@@ -103,7 +103,7 @@ def test_a_slot_without_a_report_is_refused_by_name():
     reports = reports_of()
     del reports["r0c0"], reports["r0c2"]
     tracker = SignalTracker(THREE, 1.0)
-    with pytest.raises(SettingError, match=r"no report for slots r0c0, r0c2; pass the reports of every enabled slot"):
+    with pytest.raises(SettingError, match=r"report .*r0c0, r0c2"):
         tracker.update(epoch_signals(), reports)
     assert tracker.tracked is None
 
@@ -117,17 +117,17 @@ def test_only_enabled_slots_are_kept_in_numeric_order():
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])
 def test_a_loss_scale_that_is_not_above_zero_is_refused(scale):
-    with pytest.raises(SettingError, match=r"loss_scale must be above 0, got .*; give the loss of random guessing"):
+    with pytest.raises(SettingError, match=r"loss_scale .* 0"):
         SignalTracker(THREE, scale)
 
 
 # -- any readings ------------------------------------------------------------------------------------------------------
 
 READING = st.none() | st.floats(0, 10) | st.sampled_from([math.nan, math.inf])
-LIVES = st.lists(st.tuples(READING, READING, READING, READING), max_size=12)
+EPISODES = st.lists(st.tuples(READING, READING, READING, READING), max_size=12)
 
 
-def as_epochs(epochs):
+def signals_of(epochs):
     return [
         epoch_signals(loss, accuracy, train_loss=train, train_accuracy=right, progress=index / 12)
         for index, (loss, accuracy, train, right) in enumerate(epochs)
@@ -144,9 +144,9 @@ def plateau_of(losses, scale):
     return len(losses) - 1 - better[-1] if losses else 0
 
 
-@given(LIVES, st.sampled_from([0.5, 2.3]))
+@given(EPISODES, st.sampled_from([0.5, 2.3]))
 def test_any_episode_is_followed_as_a_slow_reference_would(epochs, scale):
-    tracked = tracker_after(*as_epochs(epochs), scale=scale).tracked
+    tracked = tracker_after(*signals_of(epochs), scale=scale).tracked
     if not epochs:
         assert tracked is None
         return
@@ -158,9 +158,9 @@ def test_any_episode_is_followed_as_a_slow_reference_would(epochs, scale):
     assert tracked.plateau_epochs == plateau_of(losses, scale)
 
 
-@given(LIVES, st.data())
+@given(EPISODES, st.data())
 def test_a_saved_tracker_goes_on_as_if_nothing_had_happened(epochs, data):
-    epochs = as_epochs(epochs)
+    epochs = signals_of(epochs)
     cut = data.draw(st.integers(0, len(epochs)))
     saved = json.loads(json.dumps(tracker_after(*epochs[:cut]).state(), allow_nan=False))
     resumed = SignalTracker(THREE, 1.0).load(saved)

@@ -1,4 +1,4 @@
-"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham growth without effect."""
+"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham without effect."""
 
 import copy
 
@@ -12,7 +12,7 @@ from esper.leyline import StageLengths
 from esper.tamiyo import Heuristic, RulePolicy, Sham, script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged
 
-LIFE = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
+STAGES = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
 
 
 def draw(seed):
@@ -79,11 +79,11 @@ def stages(garden, slot):
 
 
 @every_host
-def test_the_heuristic_leads_seeds_through_whole_episodes(host, data):
+def test_the_heuristic_leads_seeds_through_all_stages(host, data):
     garden = grow(host(), data, "heuristic", 16, budget=20_000)
-    episodes = ["-".join(stages(garden, slot)) for slot in garden.model.slot_config.slot_ids]
-    assert any("-".join(LIFE) in epochs for epochs in episodes)
-    assert garden.model.fossilized_seeds == "-".join(episodes).count("FOSSILIZED")
+    paths = ["-".join(stages(garden, slot)) for slot in garden.model.slot_config.slot_ids]
+    assert any("-".join(STAGES) in path for path in paths)
+    assert garden.model.fossilized_seeds == "-".join(paths).count("FOSSILIZED")
 
 
 @every_host

@@ -89,14 +89,14 @@ def test_off_stays_off_and_debug_has_nothing_to_gain(level):
 
 @pytest.mark.parametrize("rounds", [0, -1, 2.0, "3", True, None])
 def test_rounds_that_are_no_number_of_rounds_are_refused(rounds):
-    with pytest.raises(SettingError, match=r"escalation_rounds is .*, but must be a whole number of rounds, 1 or more"):
+    with pytest.raises(SettingError, match=r"escalation_rounds is .* 1"):
         TelemetryConfig(escalation_rounds=rounds)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2.0, "3", False])
 def test_a_refused_escalation_has_not_begun(rounds):
     config = TelemetryConfig()
-    with pytest.raises(SettingError, match=r"^rounds is .*1 or more"):
+    with pytest.raises(SettingError, match=r"^rounds is .* 1"):
         config.escalate_temporarily(rounds)
     assert config.level is NORMAL
     assert config.escalate_temporarily()
@@ -104,7 +104,7 @@ def test_a_refused_escalation_has_not_begun(rounds):
 
 @pytest.mark.parametrize("level", ["loud", 2, None, ""])
 def test_an_unknown_level_is_refused_with_the_known_ones(level):
-    with pytest.raises(SettingError, match="must be a TelemetryLevel or one of off, minimal, normal, debug"):
+    with pytest.raises(SettingError, match="off, minimal, normal, debug"):
         TelemetryConfig(level)
 
 

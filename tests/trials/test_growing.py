@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from epoch_records import grown_epoch
 from esper.kasmina.hosts import build_cnn_host
-from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError, SettingError
+from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.checkpoints import read_checkpoint
@@ -132,9 +132,9 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
 @pytest.mark.parametrize(
     ("changes", "saved", "here"),
     [
-        ({"task__slots": ["r0c1"]}, f"slots: {SLOTS} in the checkpoint", "['r0c1'] here"),
-        ({"task__blueprints": ["mlp"]}, f"blueprints: {BLUEPRINTS} in the checkpoint", "['mlp'] here"),
-        ({"task__name": "pictures"}, f"blueprints: {BLUEPRINTS} in the checkpoint", "'depthwise'"),
+        ({"task__slots": ["r0c1"]}, f"slots: {SLOTS} ", "['r0c1'] "),
+        ({"task__blueprints": ["mlp"]}, f"blueprints: {BLUEPRINTS} ", "['mlp'] "),
+        ({"task__name": "pictures"}, f"blueprints: {BLUEPRINTS} ", "'depthwise'"),
     ],
     ids=["slots", "blueprints", "task"],
 )
@@ -152,13 +152,13 @@ def test_a_policy_that_saw_other_features_is_refused(checkpoint, tmp_path):
     tensors, plain = read_checkpoint(checkpoint)
     plain["layout"]["features"][0] = "mood"
     (tmp_path / "old.safetensors").write_bytes(save(tensors, {"esper": json.dumps(plain)}))
-    with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.* in the checkpoint, .*progress.* here"):
+    with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.*progress"):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "old.safetensors")))
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("not a policy")
-    with pytest.raises(SaveError, match="not a checkpoint of a growth policy"):
+    with pytest.raises(SaveError, match=r"notes\.txt .*checkpoint"):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "notes.txt")))
 
 
@@ -227,7 +227,7 @@ def test_counterfactuals_of_enabled_slots_are_those_of_the_same_slots_among_all(
 
 @pytest.mark.parametrize("slots", [["r0c5"], ["r0c0", "r1c0"]])
 def test_an_unknown_slot_is_refused(slots, tmp_path):
-    with pytest.raises(EsperError, match=rf"unknown slot '{slots[-1]}'.* Known: r0c0, r0c1"):
+    with pytest.raises(EsperError, match=rf"slot '{slots[-1]}'.* r0c0, r0c1"):
         grow(configured(tmp_path, task__slots=slots))
 
 
@@ -311,7 +311,7 @@ def test_asking_to_stop_in_the_last_epoch_comes_too_late(tmp_path):
 
 
 def test_a_stop_says_how_many_epochs_are_saved(tmp_path):
-    with pytest.raises(StoppedGrowing, match="stopped after 3 epochs"):
+    with pytest.raises(StoppedGrowing, match="3 epochs"):
         grow(configured(tmp_path), should_stop=asked_at(3))
 
 
@@ -321,7 +321,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
 
     with monkeypatch.context() as full:
         full.setattr(growing, "export_network", fail)
-        with pytest.raises(SaveError, match=r"cannot write the networks: .*No space left.*--resume"):
+        with pytest.raises(SaveError, match=r"networks: .*No space.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)
     grow(configured(tmp_path / "whole"))
@@ -334,14 +334,14 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"polcy": "never"}, "unknown key 'polcy'. Did you mean 'policy'?"),
-        ({"task": {"nme": "blobs"}}, "unknown key 'task.nme'. Did you mean 'task.name'?"),
+        ({"polcy": "never"}, "'polcy'.*'policy'"),
+        ({"task": {"nme": "blobs"}}, "'task.nme'.*'task.name'"),
         ({"hosts": 0}, "hosts is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"amp": "fp8"}, 'amp is "fp8"'),
-        ({"policy": "heuristik"}, "unknown policy 'heuristik'. Did you mean 'heuristic'?"),
-        ({"policy": "runs"}, "Or name a checkpoint file of `esper ppo`."),
-        ({"task": {"name": "blob"}}, "unknown task 'blob'. Did you mean 'blobs'?"),
+        ({"policy": "heuristik"}, "policy 'heuristik'.*'heuristic'"),
+        ({"policy": "runs"}, "policy 'runs'.*`esper ppo`"),
+        ({"task": {"name": "blob"}}, "task 'blob'.*'blobs'"),
         ({"task": {"budget": 1.0}}, "task.budget is 1.0"),
         ({"task": {"held_out": 1}}, "task.held_out is 1"),
         ({"task": {"epochs": 1}, "hosts": "many"}, "; hosts is"),
@@ -349,9 +349,8 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
     ids=str,
 )
 def test_a_mistake_is_named_with_the_way_out(values, words):
-    with pytest.raises((SettingError, EsperError)) as refusal:
+    with pytest.raises(EsperError, match=words) as refusal:
         GrowConfig.of(values)
-    assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

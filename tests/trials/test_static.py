@@ -207,15 +207,13 @@ def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_pa
 
     monkeypatch.setattr(comparing, "run_entries", one_breaks)
     config = configured(tmp_path, policies=["never", "random"], task__epochs=2)
-    with pytest.raises(
-        MeasurementError, match=r"random at learning rate x 1 .* no number \(host seeds 1\)\. Begin anew"
-    ):
+    with pytest.raises(MeasurementError, match=r"random .*\(host seeds 1\)"):
         compare(config)
     assert [path.name for path in (tmp_path / comparing.ARMS).iterdir()] == ["never-1.json"]
 
 
 def test_a_setting_that_this_network_refuses_is_told_before_any_arm_runs(tmp_path):
     config = configured(tmp_path, policies=["never", "schedule:blueprint_id=nope"])
-    with logged() as log, pytest.raises(UnknownNameError, match="unknown blueprint 'nope'"):
+    with logged() as log, pytest.raises(UnknownNameError, match="blueprint 'nope'"):
         compare(config)
     assert log.sizes == []

@@ -190,7 +190,7 @@ def _taught(view: RunView, run: str, task: str) -> Arm:
 
 
 def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
-    """Accuracy per policy, and by how much it is over `never` on the same host seeds, or over each episode's own twin."""
+    """Accuracy per policy, and its lead over `never` on the same host seeds, or over each episode's own twin."""
     joined: dict[str, Arm] = {}
     for arm in arms:
         whole = joined.setdefault(arm.own, replace(arm, accuracy={}, params=[]))

@@ -177,7 +177,7 @@ def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: int | N
 
 
 def _first_needed(file: BinaryIO, offset: int) -> int:
-    """Where to begin to look at episodes, 0 is everywhere: of those before, neither the view nor its log has anything."""
+    """Where to begin to look at episodes, 0 for everywhere: neither the view nor its log needs those before."""
     size = os.fstat(file.fileno()).st_size
     window = WORTH_SKIPPING
     while window <= min(size - offset, _LARGEST_WINDOW):

@@ -1,4 +1,4 @@
-"""One place in a network where seeds grow: forward pass and modules. Rules of the lifecycle are in `leyline.lifecycle`."""
+"""One place in a network where seeds grow: forward pass and modules. The rules are in `leyline.lifecycle`."""
 
 from typing import Any
 

@@ -143,7 +143,7 @@ class Player:
             self.hidden = self.agent.restart(self.hidden, self.begins)
 
     def _final_values(self, info: dict[str, Any], truncated: NDArray[np.bool_]) -> Tensor:
-        """Values of the last observations of truncated episodes, seen with the memory of those episodes; NaN elsewhere."""
+        """Values of the last observations of truncated episodes, seen with their own memory; NaN elsewhere."""
         found = torch.full((self.env.num_envs,), torch.nan)
         if truncated.any():
             shown = np.array(self.states.numpy())

@@ -31,7 +31,7 @@ class Rows:
 class Rollout:
     """Storage for T steps of N environments.
 
-    A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that some
+    A row is one environment; `starts` marks the steps at which an episode begins. A filler step (the reset that some
     environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
     """
 

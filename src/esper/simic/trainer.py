@@ -184,7 +184,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
-    """The random numbers of a round's decisions, [T, N, heads, widest]: each episode has its own, wherever it is played."""
+    """The random numbers of a round's decisions, [T, N, heads, widest]: every episode has its own, wherever it runs."""
     episodes = [number * rollout.total + env.first + host for host in range(env.num_envs)]
     shape = (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
     drawn = [

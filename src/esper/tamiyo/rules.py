@@ -197,7 +197,7 @@ class Heuristic:
     left to the end of probation.
     Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
     largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
-    A slot that lost `attempts` seeds is left alone. Where the length of the episode is known, only its first part is for
+    A slot that lost `attempts` seeds is left alone. Where the episode's length is known, only its first part is for
     planting: a seed needs time and a high learning rate.
     """
 
@@ -240,8 +240,8 @@ class Heuristic:
 class Greedy:
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
-    What is kept, which blueprint and which part of the episode is for planting are as in `Heuristic`. Equal scores: the later
-    slot.
+    What is kept, which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the
+    later slot.
     """
 
     facts: HostFacts
