@@ -1,18 +1,21 @@
 """A trained model gets K more epochs: grown, sham-grown, or kept training, all at one learning-rate plan."""
 
-import argparse
 import copy
 import json
 import math
 from pathlib import Path
 
 import torch
+import typer
 
 import esper
-from esper.kasmina import build_cnn_host
-from esper.runtime.data import load_digits, load_fashion_mnist
-from esper.runtime.training import held_out_losses, score, train_epoch
+from esper.runtime.tasks import cross_entropy_scores, get_task
 from esper.tamiyo import replay
+
+
+def measure(model, split, rows=...):  # the loss of each example, and whether its answer is right
+    inputs, labels = split.gather(rows)
+    return cross_entropy_scores(model(inputs), labels)
 
 
 def train(garden, data, epochs, seed):
@@ -21,28 +24,30 @@ def train(garden, data, epochs, seed):
     garden.attach(optimizer, plan)  # constant for half of the epochs, then down along a cosine
     order = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        train_epoch(garden.model, optimizer, data.train, 128, order)
+        for rows in torch.randperm(len(data.train), generator=order).split(128):
+            optimizer.zero_grad()
+            measure(garden.model.train(), data.train, rows)[0].mean().backward()
+            optimizer.step()
         plan.step()
-        garden.step(lambda: held_out_losses(garden.model, data.validation))
-    return garden.harvest()
+        garden.step(torch.no_grad()(lambda: measure(garden.model, data.validation)[0]))
+    plain = garden.harvest().eval()
+    return plain, float(torch.no_grad()(measure)(plain, data.test.open_for_final_report())[1].mean())
 
 
-def main(fashion_mnist, device, first_seed, seeds, before, more, budget):
-    data = (load_fashion_mnist(Path(fashion_mnist)) if fashion_mnist else load_digits()).to(device)
-    (_, channels, size, _), test, rows = data.train.inputs.shape, data.test.open_for_final_report(), []
+def main(fashion_mnist="", device="cpu", first_seed=0, seeds=2, before=20, more=10, budget=3.0):
+    task = get_task("fashion_mnist" if fashion_mnist else "digits")  # --fashion-mnist takes the folder of the files
+    data, rows = task.load(Path(fashion_mnist)).to(device), []
     for seed in range(first_seed, first_seed + seeds):
         torch.manual_seed(seed)
-        host = build_cnn_host(blocks=2 if size < 16 else 3, in_channels=channels, image_size=size).to(device)
-        wrap = {"slots": "sites.*", "example": data.train.example(), "budget": budget}
-        trained, events = train(esper.grow(host, **wrap, policy="never"), data, before, seed), []
-        row = {"seed": seed, "trained": score(trained, test)[0]}
-        for arm in ("heuristic", "sham", "never"):
-            policy, blueprints = (replay(events), ["sham"]) if arm == "sham" else (arm, None)
-            wrap |= {"settings": esper.GrowthSettings(seed=seed, epochs=more, scale_at_birth=1.0)}
+        wrap, row = {"slots": "sites.*", "example": data.train.example(), "budget": budget}, {"seed": seed}
+        garden = esper.grow(task.build_host().to(device), **wrap, policy="never")
+        trained, row["trained"] = train(garden, data, before, seed)
+        wrap["settings"] = esper.GrowthSettings(seed=seed, epochs=more, scale_at_birth=1.0)
+        for arm in ("heuristic", "sham", "never"):  # sham replays what the heuristic did
+            policy, blueprints = (replay(garden.history), ["sham"]) if arm == "sham" else (arm, None)
             garden = esper.grow(copy.deepcopy(trained), **wrap, policy=policy, blueprints=blueprints)
-            plain = train(garden, data, more, 1000 + seed)
-            events = events or garden.history
-            row |= {arm: score(plain, test)[0], f"{arm}_parameters": sum(p.numel() for p in plain.parameters())}
+            plain, row[arm] = train(garden, data, more, 1000 + seed)
+            row[f"{arm}_parameters"] = sum(parameter.numel() for parameter in plain.parameters())
         rows.append(row)
         print(json.dumps(row), flush=True)
     for arm in ("sham", "never"):
@@ -51,9 +56,4 @@ def main(fashion_mnist, device, first_seed, seeds, before, more, budget):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)  # --fashion-mnist takes the folder of the official files
-    defaults = {"fashion-mnist": "", "device": "cpu", "first-seed": 0, "seeds": 2}
-    defaults |= {"before": 20, "more": 10, "budget": 3.0}
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
-    main(**vars(parser.parse_args()))
+    typer.run(main)

@@ -305,7 +305,7 @@ def fetch_data(
     name: Annotated[str, typer.Argument(help="Name of a data set; `esper tasks` lists them.", show_default=False)],
     data_root: DataRoot = None,
 ) -> None:
-    """Download a data set from its official address, going on where an earlier call ended."""
+    """Download a data set from its official address. What already exists is checked and kept."""
     from esper.runtime.fetch import fetch
 
     console = Console()

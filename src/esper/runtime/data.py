@@ -96,17 +96,14 @@ def load_fashion_mnist(root: Path | None) -> Splits:
 
 def load_cifar10(root: Path | None) -> Splits:
     """CIFAR-10 from its official Python batches under `root`/cifar-10-batches-py."""
-    names = [f"data_batch_{number}" for number in range(1, 6)]
-    batches = [_read_batch(_require(root, f"cifar-10-batches-py/{name}", "cifar10")) for name in (*names, "test_batch")]
-    splits = [
-        TensorSplit(torch.from_numpy(images), torch.from_numpy(labels), scale=1 / 255 / 0.25, shift=-0.475 / 0.25)
-        for images, labels in (_join(batches[:5]), batches[5])
-    ]
-    return Splits(*carve(splits[0]), SealedSplit(splits[1]))
+    train = _read_batches(root, *(f"data_batch_{number}" for number in range(1, 6)))
+    return Splits(*carve(train), SealedSplit(_read_batches(root, "test_batch")))
 
 
-def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+def _read_batches(root: Path | None, *names: str) -> TensorSplit:
+    batches = [_read_batch(_require(root, f"cifar-10-batches-py/{name}", "cifar10")) for name in names]
+    images, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*batches, strict=True))
+    return TensorSplit(images, labels, scale=1 / 255 / 0.25, shift=-0.475 / 0.25)
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -140,13 +137,13 @@ def _check_labels(labels: np.ndarray, classes: int, what: str) -> None:
 
 def _require(root: Path | None, name: str, data_set: str) -> Path:
     """The path of a file of a data set; a missing one is an error that says how to get it."""
+    if root is not None and (root / name).is_file():
+        return root / name
     where = "no data folder was named" if root is None else f"{root / name} is not there"
-    if root is None or not (root / name).is_file():
-        raise DataError(
-            f"{where}. Put the official file at DATA/{name} and name DATA with --data-root or ESPER_DATA, "
-            f"or run: esper data fetch {data_set} --data-root DATA."
-        )
-    return root / name
+    raise DataError(
+        f"{where}. Put the official file at DATA/{name} and name DATA with --data-root or ESPER_DATA, "
+        f"or run: esper data fetch {data_set} --data-root DATA."
+    )
 
 
 def _read_idx(root: Path | None, name: str, magic: int, size: int) -> np.ndarray:

@@ -1,21 +1,24 @@
 """Downloads of official data sets into the layouts that `data` reads. Reading and splitting them happens there."""
 
 import gzip
-import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from esper.leyline.errors import DataError, UnknownNameError
-from esper.runtime.transfer import UnreachableError, transfer
+
+_TIMEOUT = 30.0
+"""Seconds without a byte after which a server counts as gone."""
+_RETRIES = 2
+"""Further attempts, from the start, after a download that failed."""
 
 Progress = Callable[[str, int, int | None], None]
-"""(file, bytes that are here, bytes in all where the server says so)"""
+"""(file, bytes that have arrived, bytes in all where the server says so)"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def fetch(
     sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES,
     progress: Progress = lambda file, here, total: None,
 ) -> list[str]:
-    """Bring a data set into `root`, resuming what an earlier call began; says of each file what became of it."""
+    """Bring a data set into `root`; says of each file what became of it."""
     if name in ALWAYS_THERE:
         return [f"{name} needs no fetching: {ALWAYS_THERE[name]}."]
     if name not in sources:
@@ -91,15 +94,25 @@ def fetch(
     if root is None:
         raise DataError(f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA.")
     try:
-        with _disk_errors(root):
-            return [note for file in sources[name] for note in _bring(file, root, progress)]
-    except UnreachableError as problem:
-        missing = [file for file in sources[name] if not _is_there(file, root)]
+        import pooch
+        from requests import RequestException
+    except ImportError as problem:
+        raise DataError("fetching needs pooch. Install it: pip install 'esper-lite[data]'.") from problem
+    pooch.get_logger().setLevel("ERROR")
+    try:
+        return [note for file in sources[name] for note in _bring(file, root, progress)]
+    except RequestException as problem:
+        missing = [file for file in sources[name] if not _exists(file, root)]
         places = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
         unpacked = " (this command unpacks it)" if any(file.members for file in missing) else ""
         raise DataError(
             f"{name} was not fetched: {problem}. Run the command again when there is a network, or fetch elsewhere and "
             f"copy: {places}{unpacked}."
+        ) from problem
+    except OSError as problem:
+        raise DataError(
+            f"cannot read or write {problem.filename or root}: {problem.strerror or problem}. Free disk space or name "
+            "another folder with --data-root."
         ) from problem
 
 
@@ -107,75 +120,81 @@ def is_fetched(name: str, root: Path | None) -> bool:
     """Whether every file of the data set is in its place; the content is not read."""
     if name in ALWAYS_THERE:
         return True
-    return name in SOURCES and root is not None and all(_is_there(file, root) for file in SOURCES[name])
+    return name in SOURCES and root is not None and all(_exists(file, root) for file in SOURCES[name])
 
 
-def _is_there(file: RemoteFile, root: Path) -> bool:
+def _exists(file: RemoteFile, root: Path) -> bool:
     return all((root / path).is_file() for path in file.members or (file.path,))
 
 
-@contextmanager
-def _disk_errors(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise DataError(
-            f"cannot read or write {problem.filename or root}: {problem.strerror or problem}. Make room or name "
-            "another folder with --data-root; the same command goes on from what has arrived."
-        ) from problem
-
-
 def _bring(file: RemoteFile, root: Path, progress: Progress) -> list[str]:
-    """One file, and what is in it if it is an archive; whatever is there and right is not touched."""
+    """One file, and what is in it if it is an archive; what already exists is checked, and never overwritten."""
     notes = [_keep(root / path, checksum) for path, checksum in file.members.items() if (root / path).exists()]
     if notes and len(notes) == len(file.members):
         return notes
     target = root / file.path
-    was_there = target.exists()
-    notes.append(_keep(target, file.checksum) if was_there else _download(file, target, progress))
+    existed = target.exists()
+    notes.append(_keep(target, file.checksum) if existed else _download(file, target, progress))
     if file.members:
         notes.append(_unpack(target, root, file.members))
-        if not was_there:
+        if not existed:
             target.unlink()
     return notes
 
 
 def _keep(path: Path, checksum: str | None) -> str:
-    """What is there stays, if it is what it should be; it is never overwritten."""
-    if checksum is None:
-        return f"{path} was there; no checksum is published, so its content is unverified."
-    if (found := _digest(path, checksum)) != checksum:
+    if checksum and not _is_right(path, checksum):
         raise DataError(
-            f"{path} is there, but its checksum is {found} and the official file's is {checksum}. "
-            "Move it away to fetch the official one."
+            f"{path} already exists, but its checksum is not the official {checksum}. Move it away to fetch the "
+            "official file."
         )
-    return f"{path} was there; its checksum is right."
+    return f"{path} already exists; {_known_by(checksum)}."
 
 
-def _digest(path: Path, like: str) -> str:
-    algorithm = like.partition(":")[0]
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return f"{algorithm}:{digest.hexdigest()}"
+def _is_right(path: Path, checksum: str) -> bool:
+    from pooch import file_hash
+
+    algorithm, _, digits = checksum.partition(":")
+    return file_hash(path, algorithm) == digits
+
+
+def _known_by(checksum: str | None) -> str:
+    return "its checksum is right" if checksum else "no checksum is published, so its content is unverified"
+
+
+class _Bar:
+    """A progress bar as pooch wants it; pooch counts whole chunks, and at the end the total again."""
+
+    def __init__(self, show: Callable[[int, int | None], None]):
+        self.show, self.here, self.total = show, 0, 0
+
+    def update(self, count: int) -> None:
+        self.here += count
+        self.show(min(self.here, self.total or self.here), self.total or None)
+
+    def reset(self) -> None:
+        pass
+
+    close = reset
 
 
 def _download(file: RemoteFile, target: Path, progress: Progress) -> str:
-    """Into `target`.part, checked, then renamed: a file under its own name is complete."""
-    part = target.with_name(target.name + ".part")
-    total = transfer(file.url, part, lambda here, total: progress(target.name, here, total))
-    if file.checksum is None:
-        size = "the size that the server announced" if total is not None else "and the server announced no size"
-        known_by = f"{size}; no checksum is published, so its content is unverified"
-    elif (found := _digest(part, file.checksum)) == file.checksum:
-        known_by = "its checksum is right"
-    else:
-        part.unlink()
-        raise DataError(
-            f"{file.url} sent a file with checksum {found}, but the official one's is {file.checksum}; it was removed. "
-            f"Run the command again to start over, or put the official file at {target}."
-        )
-    part.replace(target)
-    return f"{target} fetched: {target.stat().st_size:,} bytes, {known_by}."
+    """Into a temporary file, checked, then renamed: a file under its own name is complete."""
+    import pooch
+
+    def attempt(*call: Any) -> None:
+        bar = _Bar(lambda here, total: progress(target.name, here, total))
+        plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
+        pooch.HTTPDownloader(bar, chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain)(*call)
+
+    folder = pooch.create(target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False)
+    folder.registry[target.name], folder.urls[target.name] = file.checksum, file.url
+    try:
+        folder.fetch(target.name, downloader=attempt)
+    except ValueError as problem:
+        raise DataError(f"{file.url}: {problem} Run the command again, or put the file at {target}.") from problem
+    target.chmod(target.parent.stat().st_mode & 0o666)  # a temporary file is its owner's alone
+    return f"{target} fetched: {target.stat().st_size:,} bytes, {_known_by(file.checksum)}."
 
 
 def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
@@ -183,12 +202,12 @@ def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
     with TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(aside, filter="data")
+                tar.extractall(aside, filter="data")  # refuses what would be written, or linked to, outside
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
             raise DataError(f"{archive} was refused, and nothing of it is kept: {problem}.") from problem
         for path, checksum in members.items():
             unpacked = Path(aside) / path
-            if not unpacked.is_file() or _digest(unpacked, checksum) != checksum:
+            if not unpacked.is_file() or not _is_right(unpacked, checksum):
                 raise DataError(f"{archive} does not hold the official {path}; move it away and run the command again.")
         for path in members:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
