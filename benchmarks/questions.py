@@ -90,7 +90,7 @@ QUESTIONS = {
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "tuning-cifar10": {
-        "asks": "Which settings of the heuristic suit episodes as in the preset? Validation chooses, on seeds for that.",
+        "asks": "Which settings of the heuristic suit the preset's episodes? Validation chooses, on seeds for that.",
         "task": {"name": "cifar10", **SHORT},
         "first_seed": 2000,
         "policies": [
@@ -117,7 +117,7 @@ QUESTIONS = {
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "controller-fashion_mnist": {
-        "asks": "The same policy, and the same plan, on Fashion-MNIST, which they never saw; episodes as in its training.",
+        "asks": "The same policy and plan on Fashion-MNIST, which they never saw; episodes as in its training.",
         "task": {"name": "fashion_mnist", **SHORT},
         "first_seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],

@@ -52,8 +52,8 @@ measurements included; **final-whole** the same for pretraining and growth toget
 scale at which the task's seeds are born. A grown network is scored as it is taken home ("harvested"): seeds that are
 still on probation are left out.
 
-FLOPs are per episode, measuring and policy included, pretraining not. Seconds are the wall clock of hosts that lived side
-by side, divided by their number: on a GPU arms share a population, so their seconds say nothing about each other.
+FLOPs are per episode, measuring and policy included, pretraining not. Seconds are the wall clock of hosts that trained
+side by side, divided by their number: on a GPU arms share a population, so their seconds say nothing about each other.
 CIFAR-10 here means its images after JPEG compression. The governor brings a host back to its last good epoch when its
 loss explodes. Where a remark says that steps could differ by one example, an epoch's minibatches differed in size by
 one image; they no longer do, and arms that were measured later are from after that change.
@@ -69,9 +69,9 @@ grown run's FLOPs from random weights in as many epochs, and reaches every targe
 
 
 CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10_begin_h200.json`, `ppo_cifar10_h200.json`,
-`ppo_cifar10_bf16_h200.json`; 32 hosts a round, episodes of 30 epochs of 3,125 images, one H200): lead over the twins, the
-same hosts never grown, at the end of an episode, while actions are drawn, mean and range of five rounds each. Rounds 1 to
-16 (4 processes), 17 to 60 and 61 to 80 (8 processes, the last with hosts in bf16) are three calls of
+`ppo_cifar10_bf16_h200.json`; 32 hosts a round, episodes of 30 epochs of 3,125 images, one H200): lead over the twins,
+the same hosts never grown, at the end of an episode, while actions are drawn, mean and range of five rounds each.
+Rounds 1 to 16 (4 processes), 17 to 60 and 61 to 80 (8 processes, the last with hosts in bf16) are three calls of
 benchmarks/training.py; each planned learning rate and entropy bonus anew, up to its last round."""
 CURVE_PICTURE = "controller_curve.svg"
 

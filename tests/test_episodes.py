@@ -1,4 +1,4 @@
-"""The one loop: environment, comparison and garden play the same episode, and nobody builds action objects on the way."""
+"""The one loop: environment, comparison and garden play the same episode, without any action objects."""
 
 from dataclasses import replace
 

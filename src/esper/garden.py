@@ -125,7 +125,7 @@ class Garden:
         facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         if not isinstance(policy, str) and not callable(policy):
-            raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of the ground.")
+            raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
             raise SettingError(

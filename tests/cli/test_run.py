@@ -137,7 +137,7 @@ def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(who
     assert 1 < epochs < EPOCHS
     last = said.splitlines()[-1]
     assert re.search(f" {epochs} epochs .*--out {out} --resume$", last)
-    assert {event["epoch"] for event in events_of(out)} == set(range(epochs))
+    assert {event["epoch"] for event in events_of(out)} == set(range(1, epochs + 1))
     code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
     assert (code, err) == (0, "")
     assert_same_run(out, whole[0])

@@ -87,8 +87,8 @@ def test_an_episode_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_pat
     folder = grow_run(tmp_path / "run")
     episode = read(folder).view.episodes[0]
     assert [(span["slot"], span["fate"], span["end"]) for span in episode_data(episode)["spans"]] == [
-        ("r0c0", "FOSSILIZED", 4),
-        ("r0c1", "CULLED", 5),
+        ("r0c0", "FOSSILIZED", 3),
+        ("r0c1", "CULLED", 4),
     ]
     assert episode_data(episode)["spans"][0]["verdicts"][-1]["gate"] == "END"
     monkeypatch.setattr(payload, "MOST_SPANS", 1)

@@ -50,7 +50,7 @@ FAULTS = [
         "leyline/legality.py",
         "if _refuse_place(view.reports[slot_id], view) is not None:",
         "if view.max_seeds == 0:",
-        "tamiyo/test_masks_in_populations.py::test_no_action_drawn_through_a_networks_conditional_masks_is_refused_by_a_population[vectors]",
+        "tamiyo/test_masks_in_populations.py::test_no_action_drawn_through_conditional_masks_is_refused_by_a_population[vectors]",
     ),
     Fault(
         "a seed looks at the future",
@@ -192,7 +192,7 @@ FAULTS = [
         "runtime/storing.py",
         "    restore_optimizer(run.model, run.link, loaded.optimizer)\n",
         "    assert callable(restore_optimizer)\n",
-        "runtime/test_storing.py::test_a_host_that_is_stored_and_read_back_after_every_epoch_has_the_same_episode[adamw]",
+        "runtime/test_storing.py::test_a_host_read_back_after_every_epoch_has_the_same_episode[adamw]",
     ),
     Fault(
         "a resumed policy has seen nothing yet",

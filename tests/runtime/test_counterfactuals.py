@@ -160,7 +160,7 @@ def test_an_epochs_reading_is_the_mean_over_its_examples():
     assert (reading.epoch, reading.held_out_loss) == (0, None)
 
 
-def test_the_greedy_score_is_the_slope_along_the_best_linear_map_of_equal_weights():
+def test_the_greedy_score_is_the_slope_along_the_best_map_of_equal_weights():
     """A map W added at a slot changes the loss by gradient : W features, so the best W of +1 and -1 has this slope."""
     population = Population(BLOBS, [1])
     run = population.runs[0]

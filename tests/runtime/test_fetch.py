@@ -117,14 +117,14 @@ def test_a_transfer_that_broke_off_is_started_again(server, tmp_path, known):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_transfer_that_breaks_off_every_time_leaves_nothing(server, tmp_path, known):
     server.breaks_off_at = [300_000] * 9
-    with pytest.raises(DataError, match=r"text was not fetched: .*300000 bytes read.*copy"):
+    with pytest.raises(DataError, match=r"text .*300000 .*copy"):
         fetch("text", tmp_path, sources=one_text(server, known))
     assert files_in(tmp_path) == []
 
 
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     server.content["/text"] = TEXT[:-1] + b"!"
-    with pytest.raises(DataError, match=r"/text: .*expected sha256:\w+ but got \w+.*put the file at .*text.txt"):
+    with pytest.raises(DataError, match=r"/text: .*sha256:\w+ .*text.txt"):
         fetch("text", tmp_path, sources=one_text(server))
     assert files_in(tmp_path) == []
 
@@ -149,7 +149,7 @@ def test_what_exists_and_is_another_file_is_never_overwritten(server, tmp_path):
     mine = tmp_path / "texts/text.txt"
     mine.parent.mkdir()
     mine.write_bytes(b"my own notes")
-    with pytest.raises(DataError, match=r"text.txt already exists, but its checksum is .*Move it away"):
+    with pytest.raises(DataError, match=r"text.txt .*checksum"):
         fetch("text", tmp_path, sources=one_text(server))
     assert (mine.read_bytes(), server.asked) == (b"my own notes", [])
 
@@ -206,7 +206,7 @@ def test_an_unpacked_archive_is_not_fetched_again_until_a_file_is_missing(server
 @pytest.mark.parametrize("name", ["../evil", "batches/../../evil"])
 def test_an_archive_that_reaches_out_of_its_folder_is_refused(server, tmp_path, name):
     root = tmp_path / "deep" / "root"
-    with pytest.raises(DataError, match="was refused, and nothing of it is kept"):
+    with pytest.raises(DataError, match="refused"):
         fetch("batches", root, sources=one_archive(server, pack(MEMBERS | {name: b"evil"})))
     assert files_in(tmp_path) == ["deep/root/batches.tar.gz"]
 
@@ -218,7 +218,7 @@ def test_an_archive_that_links_out_of_its_folder_is_refused(server, tmp_path, ki
     (tmp_path / "secret").write_bytes(MEMBERS["batches/one"])
     link = tarfile.TarInfo("batches/one")
     link.type, link.linkname = kind, goal
-    with pytest.raises(DataError, match="was refused, and nothing of it is kept"):
+    with pytest.raises(DataError, match="refused"):
         fetch("batches", root, sources=one_archive(server, pack({"batches/two": MEMBERS["batches/two"]}, link)))
     assert files_in(tmp_path) == ["root/batches.tar.gz", "secret"]
 
@@ -252,7 +252,7 @@ def test_without_a_network_every_missing_file_is_named_with_its_address_and_plac
     sources = {"pair": tuple(RemoteFile(f"{gone}/{name}", f"pair/{name}") for name in ("one", "two", "three"))}
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair/one").write_bytes(b"1")
-    with pytest.raises(DataError, match=r"pair was not fetched: .*refused.*fetch elsewhere and copy") as refusal:
+    with pytest.raises(DataError, match=r"pair .*refused.*copy") as refusal:
         fetch("pair", tmp_path, sources=sources)
     message = str(refusal.value)
     for name in ("two", "three"):
@@ -263,7 +263,7 @@ def test_without_a_network_every_missing_file_is_named_with_its_address_and_plac
 
 def test_a_name_that_no_server_has_is_one_line(tmp_path):
     sources = {"text": (RemoteFile("http://esper.invalid/text", "texts/text.txt"),)}
-    with pytest.raises(DataError, match=r"text was not fetched: .*esper.invalid") as refusal:
+    with pytest.raises(DataError, match=r"text .*esper.invalid") as refusal:
         fetch("text", tmp_path / "new", sources=sources)
     assert "\n" not in str(refusal.value)
     assert files_in(tmp_path) == []
@@ -296,7 +296,7 @@ def test_a_file_that_the_server_does_not_have_is_named(server, tmp_path):
 
 def test_a_root_that_cannot_be_written_is_an_error_that_names_it(server, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match=r"cannot read or write .*file.*--data-root"):
+    with pytest.raises(DataError, match=r"file.*--data-root"):
         fetch("text", tmp_path / "file", sources=one_text(server))
 
 
@@ -305,14 +305,14 @@ def test_a_forbidden_folder_is_an_error_that_names_it(server, tmp_path, monkeypa
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("os.makedirs", refuse)
-    with pytest.raises(DataError, match=r"cannot read or write .*Permission denied.*texts.*--data-root"):
+    with pytest.raises(DataError, match=r"Permission denied.*texts.*--data-root"):
         fetch("text", tmp_path, sources=one_text(server))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_an_error_that_says_so(server, tmp_path, monkeypatch):
     monkeypatch.setattr("pooch.core.temporary_file", lambda path: nullcontext("/dev/full"))
-    with pytest.raises(DataError, match=r"No space left on device. Free disk space"):
+    with pytest.raises(DataError, match=r"No space .*disk"):
         fetch("text", tmp_path, sources=one_text(server))
     assert files_in(tmp_path) == []
 
@@ -331,7 +331,7 @@ def test_what_is_always_there_says_so(name):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown data set 'fashion'. Did you mean 'fashion_mnist'\?"):
+    with pytest.raises(UnknownNameError, match=r"'fashion'.*'fashion_mnist'\?"):
         fetch("fashion", None)
 
 
@@ -363,7 +363,7 @@ def test_files_go_where_the_reader_looks_for_them(name, tmp_path):
     """The reader asks for one file after the other; each it asks for is one that fetching would have put there."""
     wanted = {path for file in SOURCES[name] for path in file.members or (file.path,)}
     assert not is_fetched(name, tmp_path)
-    with pytest.raises(DataError, match="is not there") as refusal:
+    with pytest.raises(DataError, match="--data-root|ESPER_DATA") as refusal:
         TASKS[name].load(tmp_path)
     assert str(refusal.value).split(" is not there")[0].removeprefix(f"{tmp_path}/") in wanted
     for path in wanted:

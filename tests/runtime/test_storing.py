@@ -116,7 +116,7 @@ def restored(task, folder, **options):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_host_that_is_stored_and_read_back_after_every_epoch_has_the_same_episode(case, tmp_path):
+def test_a_host_read_back_after_every_epoch_has_the_same_episode(case, tmp_path):
     """Before and after germinating, incubating, blending, fossilizing, culling, in embargo."""
     task, script = CASES[case]
     straight, broken_up = Population(task, SEEDS), Population(task, SEEDS)

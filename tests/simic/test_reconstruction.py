@@ -231,7 +231,7 @@ def stats_of(network):
     return bytes_of(network.observation_stats), bytes_of(network.return_stats)
 
 
-def test_statistics_stand_still_from_the_first_act_to_the_last_minibatch_and_change_once_after():
+def test_statistics_stand_still_until_the_last_minibatch_and_change_once_after():
     env = clocks(3, NEXT_STEP, [4, 6, None])
     agent = agent_for(env)
     network, seen, changes = agent.network, [], []

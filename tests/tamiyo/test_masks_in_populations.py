@@ -55,7 +55,7 @@ def test_no_action_drawn_from_the_masks_is_refused_by_a_population(task, limits,
 @pytest.mark.parametrize("task", TASKS)
 @settings(max_examples=3)
 @given(limits=LIMITS, seed=st.integers(0, 10**6))
-def test_no_action_drawn_through_a_networks_conditional_masks_is_refused_by_a_population(task, limits, seed):
+def test_no_action_drawn_through_conditional_masks_is_refused_by_a_population(task, limits, seed):
     hosts = Watched(limited(task, *limits), [3, 4])
     play(hosts, NetworkPolicy(hosts.network(seed % 7), deterministic=False, seed=seed), 7)
 

@@ -184,7 +184,7 @@ def make_decider(
     arm: str | Callable[[HostFacts], Policy],
     use_telemetry: bool = True,
 ) -> Decider:
-    """The policy of one host, by name or built for its ground, with nothing remembered yet."""
+    """The policy of one host, by name or built for its facts, with nothing remembered yet."""
     run = episodes.population.runs[host]
     model = run.model
     facts = HostFacts(model.space, model.costs, model.host_params, model.budget, run.task.epochs, run.seed)
