@@ -3,8 +3,8 @@
     python benchmarks/dashboard.py --out benchmarks/results/dashboard.json
 
 Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400 hosts, the worst
-case: all of it is one episode, and nothing can be skipped. About two events of seeds per epoch beside the epoch's own. Each opening is a
-process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
+case: all of it is one episode, and nothing can be skipped. About two events of seeds per epoch beside the epoch's own.
+Each opening is a process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
 """
 
 import argparse

@@ -117,7 +117,8 @@ def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
 
 
 @pytest.mark.parametrize("kind", ["ppo", "grow"])
-def test_epochs_are_those_of_the_events_in_either_kind_of_run(kind, epoch=4):
+def test_epochs_are_those_of_the_events_in_either_kind_of_run(kind):
+    epoch = 4
     birth = moved(4, "DORMANT", "GERMINATED", 0.0)
     view = view_of(judged(4, "G0"), birth, measured(4, 0.5, 0.5), HostRolledBack(0, 4, "NaN"), kind=kind)
     (span,) = view.episodes[0].spans
