@@ -1,4 +1,4 @@
-"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham growth without effect."""
+"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham without effect."""
 
 import copy
 

@@ -1,7 +1,7 @@
 """The learner: acts with a recurrent policy and improves it by PPO on rollouts. Knows heads, masks and rewards only."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,14 @@ from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
-from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
 from esper.simic.team import Team
 from esper.simic.update_record import MinibatchTrace, summarise
 from esper.tamiyo.cases import openings
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
+
+if TYPE_CHECKING:  # it is built on the agent
+    from esper.simic.any_env import ActionCodec, Mask, ObservationCodec
 
 KL_SLACK = 1.5
 """An update stops at this multiple of the target divergence."""
@@ -37,7 +39,7 @@ class PPOAgent:
         config: PPOSettings | None = None,
         *,
         seed: int = 0,
-        codecs: tuple[ObservationCodec, ActionCodec] | None = None,
+        codecs: "tuple[ObservationCodec, ActionCodec] | None" = None,
         team: Team | None = None,
     ):
         self.team = team or Team()
@@ -58,7 +60,7 @@ class PPOAgent:
     def act(
         self,
         obs: Any,
-        mask: Mask = None,
+        mask: "Mask" = None,
         state: Hidden | None = None,
         deterministic: bool = True,
     ) -> tuple[Any, Hidden]:

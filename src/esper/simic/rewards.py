@@ -66,7 +66,7 @@ def churn(facts: StepFacts) -> float:
 
 
 def lasting_accuracy(facts: StepFacts) -> float:
-    """At the end of an episode: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
+    """At an episode's end: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
     lead = facts.accuracy - facts.twin_accuracy
     return facts.kept_share * max(0.0, lead) if facts.is_last and not facts.is_lost else 0.0
 

@@ -31,8 +31,8 @@ class Rows:
 class Rollout:
     """Storage for T steps of N environments.
 
-    A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that some
-    environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
+    A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that
+    some environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
     """
 
     def __init__(
