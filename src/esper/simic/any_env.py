@@ -74,6 +74,8 @@ class Player:
             )
         assert agent.codecs is not None
         self.env, self.agent = env, agent
+        self.pieces = -(-agent.config.minibatches // env.num_envs)
+        """parts of a row: as few as give every minibatch one, so that memory is learned over as many steps as can be"""
         self.observations, self.actions = agent.codecs
         self.resets_at_once = mode is AutoresetMode.SAME_STEP
         obs, info = env.reset(seed=seed)
@@ -111,7 +113,9 @@ class Player:
     def _storage(self, steps: int) -> Rollout:
         if self._rollout is None or self._rollout.steps != steps:
             shapes = {name: tuple(mask.shape[1:]) for name, mask in self.masks.items()}
-            self._rollout = Rollout(steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes)
+            self._rollout = Rollout(
+                steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes, pieces=self.pieces
+            )
         return self._rollout
 
     @torch.no_grad()
@@ -120,6 +124,7 @@ class Player:
         rollout = self._storage(steps)
         rollout.begin(self.hidden)
         for _ in range(steps):
+            rollout.keep_state(self.hidden)
             self._step(rollout)
         rollout.finish(self.agent.network.look(self.states, self.hidden), self.hidden)
         return rollout
