@@ -39,7 +39,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from esper.simic import PPOAgent, PPOConfig, learn
-from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.tamiyo.network import RecurrentActorCritic
 
 OUR_ENVS = 8

@@ -93,12 +93,12 @@ def test_limits_are_settings(healthy):
 # -- the worst ratios --------------------------------------------------------------------------------------------------
 
 
-def found(changes, hosts=(4, 7, 9), **settings):
+def found(changes, hosts=(4, 7, 9), begins=(0, 0, 0), **settings):
     """What is found in ratios [2 heads, 3 rows, 5 steps] that are 1 but for `changes`."""
     log_ratios = torch.zeros(2, len(hosts), 5)
     for place, ratio in changes.items():
         log_ratios[place] = math.log(ratio) if ratio > 0 else math.nan
-    return RatioExplosionDiagnostic.of(log_ratios, torch.tensor(hosts), NAMES, **settings)
+    return RatioExplosionDiagnostic.of(log_ratios, torch.tensor(hosts), torch.tensor(begins), NAMES, **settings)
 
 
 def places(diagnostic):

@@ -8,7 +8,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from esper.leyline.errors import EnvironmentMismatchError, MaskError
 from esper.simic import learn
-from esper.simic.learning import Player
+from esper.simic.any_env import Player
 from esper.tamiyo.heads import Head, HeadSpec
 from simic.worlds import NEXT_STEP, SAME_STEP, SMALL, Clock, agent_for, bytes_of, clocks, codecs_of, player_for
 

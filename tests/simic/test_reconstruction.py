@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.simic import AnomalyDetector, Rollout
-from esper.simic.learning import Player
+from esper.simic.any_env import Player
 from esper.tamiyo.heads import HeadSpec
 from simic.worlds import (
     NEXT_STEP,

@@ -136,7 +136,7 @@ def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
     agent = growth_agent(SMALL.model_copy(update={"epochs": 3, "max_grad_norm": 0.3, **changes}), seed=3)
     rollout = growth_rollout(agent, steps=6, count=4, seed=3)
     other = copy.deepcopy(agent)
-    slow = SlowLearner(agent, rollout, [rows for _ in range(3) for rows in other._deal(4)])
+    slow = SlowLearner(agent, rollout, [rows for _ in range(3) for rows in other._assign(4)])
     slow.run()
     stale = slow.stale()
     record = agent.update(rollout)

@@ -177,7 +177,7 @@ def test_ranks_share_the_gpus_that_there_are(gpus, place, monkeypatch):
 
 
 def test_a_rank_that_saw_no_rows_has_no_worst_decision():
-    found = RatioExplosionDiagnostic.of(torch.zeros(2, 0, 3), torch.zeros(0, dtype=torch.long), ["op", "slot"])
+    found = RatioExplosionDiagnostic.of(torch.zeros(2, 0, 3), *torch.zeros(2, 0, dtype=torch.long), ["op", "slot"])
     assert (found.worst, found.count) == ((), 0)
 
 
@@ -197,7 +197,9 @@ def left_behind(ratios):
     """The trace of one row of decisions by one head, with these ratios."""
     changes, one = torch.tensor(ratios).log()[None, None], torch.zeros(1)
     used = torch.ones_like(changes, dtype=torch.bool)
-    return MinibatchTrace(torch.tensor([0]), changes, used, used[0], one, one, one[0], one[0], one[0])
+    return MinibatchTrace(
+        torch.tensor([0]), torch.tensor([0]), changes, used, used[0], one, one, one[0], one[0], one[0]
+    )
 
 
 def test_each_ratio_that_was_looked_at_counts_once_whatever_a_rank_has_come_to():

@@ -94,10 +94,10 @@ def waiting_rollout(agent, possible=tuple(range(NUM_OPS))):
 
 def gradients(agent, rollout, weight):
     index = torch.arange(rollout.count)
-    rows, flat = rollout.rows(index), torch.zeros(rollout.count, rollout.steps)
+    flat = torch.zeros(rollout.count, rollout.steps)
     agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
     is_relevant, is_open, counts = agent._look_through(rollout)
-    agent._step(rows, index, HeadSteps(is_relevant, is_open, Counts.of(counts)), flat, flat, weight)
+    agent._step(rollout, index, HeadSteps(is_relevant, is_open, Counts.of(counts)), flat, flat, weight)
     return {name: value.grad for name, value in agent.network.named_parameters() if value.grad is not None}
 
 
@@ -132,12 +132,12 @@ def test_every_pass_sees_the_same_normalised_advantages_and_the_same_old_values(
     monkeypatch.setattr(agent_module, "policy_loss", spy)
     value_calls, value_spy = watched(agent, "value_loss")
     monkeypatch.setattr(agent_module, "value_loss", value_spy)
-    dealt, deal = [], agent._deal
-    agent._deal = lambda *rows: dealt.extend(parts := deal(*rows)) or parts
+    assigned, assign = [], agent._assign
+    agent._assign = lambda *rows: assigned.extend(parts := assign(*rows)) or parts
     agent.update(rollout)
     expected = (raw - raw.mean()) / raw.std(unbiased=False)
-    assert len(dealt) == len(policy_calls) == 6
-    for index, policy, value in zip(dealt, policy_calls, value_calls, strict=True):
+    assert len(assigned) == len(policy_calls) == 6
+    for index, policy, value in zip(assigned, policy_calls, value_calls, strict=True):
         torch.testing.assert_close(policy[2], expected[:, index].T)
         assert torch.equal(value[1], old["values"][:, index].T)
         assert torch.equal(value[2], returns[:, index].T)
@@ -205,8 +205,8 @@ def test_the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update(place
     """Minibatches of two rows; the rows of the one at `place` are spoilt, so exactly `place` steps are taken."""
     config = settings(minibatches=3, epochs=5, lr=1e-6, lr_floor=0.0, target_kl=0.1)
     agent = growth_agent(config)
-    dealt = copy.deepcopy(agent)._deal(6)
-    rollout = shifted_rollout(agent, dealt[place])
+    assigned = copy.deepcopy(agent)._assign(6)
+    rollout = shifted_rollout(agent, assigned[place])
     steps = []
     agent.optimizer.register_step_post_hook(lambda *_: steps.append(bytes_of(agent.network)))
     agent.network.update_return_stats = lambda returns, pool: None
@@ -246,14 +246,14 @@ def test_without_a_limit_all_passes_are_made(target):
 )
 def test_rows_are_dealt_into_as_many_parts_as_there_are_minibatches_each_row_once(rows, parts, sizes):
     agent = growth_agent(settings(minibatches=parts))
-    dealt = agent._deal(rows)
-    assert sorted(map(len, dealt), reverse=True) == sizes
-    assert sorted(torch.cat(dealt).tolist()) == list(range(rows))
+    assigned = agent._assign(rows)
+    assert sorted(map(len, assigned), reverse=True) == sizes
+    assert sorted(torch.cat(assigned).tolist()) == list(range(rows))
 
 
 def test_rows_are_dealt_anew_in_every_pass():
     agent = growth_agent(settings(minibatches=1))
-    assert len({tuple(agent._deal(8)[0].tolist()) for _ in range(5)}) == 5
+    assert len({tuple(agent._assign(8)[0].tolist()) for _ in range(5)}) == 5
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------

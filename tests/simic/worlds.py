@@ -7,8 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.simic import PPOAgent, PPOConfig, Rollout
-from esper.simic.learning import Player
-from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.any_env import ActionCodec, ObservationCodec, Player
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
@@ -21,7 +20,7 @@ class Clock(gym.Env):
 
     Args:
         ends: "terminated" or "truncated".
-        masked: whether info has an action mask, another at every step; the last one of an episode allows nothing.
+        masked: whether info has an action mask, another one at every step; the last one of an episode allows nothing.
         penalty: paid, with a termination, when action 1 is taken first; 0.1 is paid otherwise.
         last: what the final observation is filled with, if anything.
     """

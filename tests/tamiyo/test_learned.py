@@ -1,4 +1,4 @@
-"""The network as a policy: the interface of a rule, legal in whole episodes, its memory handed back and forth."""
+"""The network as a policy: the same interface as a rule, legal in whole episodes, its memory handed back and forth."""
 
 import copy
 

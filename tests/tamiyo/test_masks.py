@@ -20,6 +20,13 @@ def masks_of(max_seeds=None, total=0, **states):
     return compute_action_masks({**DORMANT, **states}, total, max_seeds)
 
 
+def test_a_slot_without_a_state_is_an_empty_one():
+    nothing, empty = masks_of(r0c1=None), masks_of()
+    assert all(np.array_equal(nothing[head], mask) for head, mask in empty.items())
+    assert nothing["slot"][OP_GERMINATE].all()
+    assert not nothing["op"][OP_CULL]
+
+
 def ops(masks):
     return np.flatnonzero(masks["op"]).tolist()
 

@@ -102,12 +102,12 @@ def test_negative_logits_do_not_lead_to_a_masked_choice(deterministic):
 # -- nothing allowed ---------------------------------------------------------------------------------------------------
 
 
-def test_a_host_without_any_choice_is_refused_by_host_head_and_epoch():
+def test_a_host_without_any_choice_is_refused_by_host_and_head():
     net, masks = build(), joint_masks(4)
     masks["op"][:] = torch.arange(4) == OP_CULL
     masks["slot"][2, OP_CULL] = False
-    with pytest.raises(MaskError, match="host 2, head 'slot', epoch 12: "):
-        net.choose(torch.randn(4, STATE_DIM), None, masks, epoch=12)
+    with pytest.raises(MaskError, match="host 2, head 'slot': "):
+        net.choose(torch.randn(4, STATE_DIM), None, masks)
 
 
 @pytest.mark.parametrize("way", ["forward", "get_action"])

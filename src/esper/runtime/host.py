@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ class HostRun:
         self.optimizer = build_optimizer(task, self.model, device)
         self.link = self.model.attach(self.optimizer, follows_rates=False)
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
-        self._primed: dict[nn.Module | None, int] = {}
+        self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
         count = len(splits.train)
@@ -103,7 +104,7 @@ class HostRun:
         """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
         number = self._primed.get
         return self.model, *(
-            (s.seed, number(s.seed), s.is_in_output, s.state.alpha > 0, *((f, number(f)) for f in s.fossils))
+            (s.seed, s.seed and number(s.seed), s.is_in_output, s.state.alpha > 0, *((f, number(f)) for f in s.fossils))
             for s in self.slots
         )
 

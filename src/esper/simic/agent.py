@@ -1,7 +1,7 @@
 """The learner: acts with a recurrent policy and improves it by PPO on rollouts. Knows heads, masks and rewards only."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,14 @@ from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
-from esper.simic.spaces import ActionCodec, Mask, ObservationCodec
 from esper.simic.team import Team
 from esper.simic.update_record import MinibatchTrace, summarise
 from esper.tamiyo.cases import openings
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
+
+if TYPE_CHECKING:  # it is built on the agent
+    from esper.simic.any_env import ActionCodec, Mask, ObservationCodec
 
 KL_SLACK = 1.5
 """An update stops at this multiple of the target divergence."""
@@ -37,7 +39,7 @@ class PPOAgent:
         config: PPOSettings | None = None,
         *,
         seed: int = 0,
-        codecs: tuple[ObservationCodec, ActionCodec] | None = None,
+        codecs: "tuple[ObservationCodec, ActionCodec] | None" = None,
         team: Team | None = None,
     ):
         self.team = team or Team()
@@ -58,7 +60,7 @@ class PPOAgent:
     def act(
         self,
         obs: Any,
-        mask: Mask = None,
+        mask: "Mask" = None,
         state: Hidden | None = None,
         deterministic: bool = True,
     ) -> tuple[Any, Hidden]:
@@ -135,35 +137,35 @@ class PPOAgent:
         traces: list[MinibatchTrace] = []
         is_relevant, is_open, counts = self._look_through(rollout)
         for epoch in range(self.config.epochs):
-            for part in self._deal(rollout.total):
-                index = part - rollout.first
-                index = index[(index >= 0) & (index < rollout.count)]  # of each minibatch, the rows that are here
+            for part in self._assign(rollout.total * rollout.per_row):
+                index = part - rollout.first * rollout.per_row
+                index = index[(index >= 0) & (index < len(is_relevant[0]))]  # of each minibatch, what is here
                 steps = HeadSteps(is_relevant[:, index], is_open[:, index], Counts.of(counts[:, part]))
-                own = advantages[:, index].T, returns[:, index].T
-                traces.append(self._step(rollout.rows(index), index, steps, *own, weight))
+                own = rollout.cut(advantages, index), rollout.cut(returns, index)
+                traces.append(self._step(rollout, index, steps, *own, weight))
                 if traces[-1].gradient_norm is None:
                     return traces, epoch
         return traces, None
 
     def _look_through(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each head took part and where it had a choice, here; and the counts of every row of all processes."""
-        rows = rollout.rows(torch.arange(rollout.count, device=self.device))
+        """Where each head took part and where it had a choice, here; and the counts of every piece of all processes."""
+        rows = rollout.rows(torch.arange(rollout.count * rollout.per_row, device=self.device))
         is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
         is_open = openings(self.network.spec, rows.masks, rows.valid)
         own = Counts.by_row(is_relevant, rows.valid, is_open)
-        counts = own.new_zeros(len(own), rollout.total)
-        counts[:, rollout.first : rollout.first + rollout.count] = own
+        counts = own.new_zeros(len(own), rollout.total * rollout.per_row)
+        counts[:, rollout.first * rollout.per_row :][:, : len(own[0])] = own
         return is_relevant, is_open, self.team.sum(counts)
 
-    def _deal(self, total: int) -> list[Tensor]:
-        """All processes' rows in a fresh order, in `minibatches` parts."""
+    def _assign(self, total: int) -> list[Tensor]:
+        """All processes' pieces in a fresh order, in `minibatches` parts."""
         order = torch.randperm(total, generator=self.shuffles).to(self.device)
         return list(order.tensor_split(min(self.config.minibatches, total)))
 
     def _step(
-        self, rows: Rows, index: Tensor, steps: HeadSteps, advantages: Tensor, returns: Tensor, weight: float
+        self, rollout: Rollout, index: Tensor, steps: HeadSteps, advantages: Tensor, returns: Tensor, weight: float
     ) -> MinibatchTrace:
-        config, counts, relevant = self.config, steps.counts, steps.is_relevant
+        config, counts, relevant, rows = self.config, steps.counts, steps.is_relevant, rollout.rows(index)
         new, values, entropy = self._judge(rows)
         old = rows.log_probs.movedim(-1, 0)
         policy = policy_loss(new, old, advantages, relevant, rows.valid, config.clip, config.clip_mode, counts)
@@ -172,7 +174,8 @@ class PPOAgent:
         entropies = mean_entropy(entropy, steps.is_open, rows.valid, counts.open)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
-            rows=index,
+            rows=index // rollout.per_row,
+            begins=rollout.begins(index),
             log_ratios=policy.log_ratios,
             is_relevant=relevant,
             valid=rows.valid,
@@ -213,16 +216,22 @@ class PPOAgent:
     def _stale_state_error(self, rollout: Rollout) -> float:
         """Mean squared difference between the states that episodes go on with and what the changed network would have.
 
-        0 where no episode goes on beyond the rollout, as in growth, whose rows are whole episodes.
+        Looks at the ends of all pieces. 0 where no episode goes on, as in growth, whose rows are whole episodes.
         """
         assert rollout.hidden is not None
         assert rollout.end_hidden is not None
-        goes_on = rollout.valid[-1] & ~rollout.ended[-1]
+        lasts = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece), rollout.steps - 1]
+        goes_on = (rollout.valid & ~rollout.ended)[lasts]
         if not bool(goes_on.any()):
             return 0.0
-        rows = rollout.rows(goes_on.nonzero().squeeze(1))
-        fresh = self.network.follow(rows.states, rows.hidden, rows.starts)[0]
-        return float((fresh - rollout.end_hidden[0][:, goes_on]).square().mean())
+        (kept, cell), each = rollout.hidden, rollout.per_row
+        later = [*(kept[:, number::each] for number in range(1, each)), rollout.end_hidden[0]]
+        found, fresh = [], (kept[:, ::each].contiguous(), cell[:, ::each].contiguous())
+        for last, is_on, stored in zip(lasts, goes_on, later, strict=True):
+            now = slice(last // rollout.piece * rollout.piece, last + 1)
+            fresh = self.network.follow(rollout.states[now].transpose(0, 1), fresh, rollout.starts[now].T)
+            found.append((fresh[0] - stored)[:, is_on])
+        return float(torch.cat(found, 1).square().mean())
 
 
 def _finite(rows: Tensor) -> Tensor:

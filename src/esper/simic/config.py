@@ -15,7 +15,7 @@ class PPOSettings(BaseModel):
     epochs: int = Field(10, ge=1)
     """passes over one rollout"""
     minibatches: int = Field(8, ge=1)
-    """parts that the rows of a rollout are dealt into; a row is never cut"""
+    """parts that the rows of a rollout are assigned to; growth never cuts a row"""
     gamma: float = Field(0.99, gt=0, le=1)
     """discount of later rewards"""
     gae_lambda: float = Field(0.95, ge=0, le=1)

@@ -44,8 +44,10 @@ class RatioExplosionDiagnostic:
     """entries outside the bounds, all heads and all passes"""
 
     @classmethod
-    def of(cls, log_ratios: Tensor, hosts: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5) -> Self:
-        """Look through log-ratios [heads, R, T] of the rows `hosts`; NaN counts as worst of all.
+    def of(
+        cls, log_ratios: Tensor, hosts: Tensor, begins: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5
+    ) -> Self:
+        """Look through log-ratios [heads, R, T] of `hosts`, each from the step `begins` on; NaN counts as worst of all.
 
         A decision that is outside only as a whole is named by the head that moved most. Rows may come once per pass;
         each choice is named once, at its worst.
@@ -60,10 +62,10 @@ class RatioExplosionDiagnostic:
         worst: dict[tuple[int, int, int], WorstRatio] = {}
         for place in order:
             head, row, step = place // (rows * steps), place // steps % rows, place % steps
-            key = (int(hosts[row]), step, head)
+            key = (int(hosts[row]), int(begins[row]) + step, head)
             if outside[head, row, step] and key not in worst and len(worst) < top:
                 ratio = float(log_ratios[head, row, step].clamp(-80, 80).exp())
-                worst[key] = WorstRatio(key[0], step, names[head], ratio)
+                worst[key] = WorstRatio(*key[:2], names[head], ratio)
         return cls(tuple(worst.values()), int(outside.sum()))
 
 
@@ -98,7 +100,7 @@ class UpdateRecord:
     skipped_steps: int
     """steps left out because of gradients that were not finite"""
     stale_state_error: float
-    """mean squared difference, after the last step, between stored and recomputed state at later row starts"""
+    """mean squared difference, after the last step, between stored and recomputed state where episodes go on"""
     lr: float
     entropy_weight: float
     decisions: int

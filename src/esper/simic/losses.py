@@ -19,7 +19,6 @@ class PolicyLoss:
     """[heads]"""
     log_ratios: Tensor
     """without gradient; 0 where a head is not used"""
-    is_relevant: Tensor
     kl: Tensor
     """joint divergence over valid steps, by the k3 estimator"""
 
@@ -92,7 +91,7 @@ def policy_loss(
         surrogate = torch.where(is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
         per_head = surrogate.sum((1, 2)) / counts.relevant
     kl = k3(joint.detach(), valid, counts.valid)
-    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), is_relevant, kl)
+    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), kl)
 
 
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:

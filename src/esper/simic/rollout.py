@@ -15,7 +15,7 @@ from esper.tamiyo.recurrence import Hidden
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a rollout, batch first: [R, T, ...]."""
+    """Some pieces of a rollout, batch first: [R, T, ...]."""
 
     states: Tensor
     choices: PerHead
@@ -31,8 +31,12 @@ class Rows:
 class Rollout:
     """Storage for T steps of N environments.
 
-    A row is one environment; `starts` marks the steps at which an episode begins. A filler step (the reset that some
-    environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
+    A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that
+    some environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
+
+    Args:
+        pieces: how many parts each row is learned from in, at most; each has the state before it. They are numbered
+            along the first row, then along the second.
     """
 
     def __init__(
@@ -46,8 +50,12 @@ class Rollout:
         *,
         dtype: torch.dtype = torch.float32,
         place: tuple[int, int] | None = None,
+        pieces: int = 1,
     ):
         self.spec, self.steps, self.count = spec, steps, count
+        self.piece = -(-steps // pieces)
+        """steps of a piece; the last one of a row may be shorter"""
+        self.per_row = -(-steps // self.piece)
         self.first, self.total = place or (0, count)
         """where these rows stand among those of all processes"""
         heads, shape, like = len(spec.heads), (steps, count), torch.zeros((), device=device, dtype=dtype)
@@ -70,8 +78,19 @@ class Rollout:
 
     def begin(self, hidden: Hidden) -> None:
         """Start over with the state that each row has before its first step."""
-        self.hidden = (hidden[0].clone(), hidden[1].clone())
+        # NaN, so that a state which nobody keeps is noticed
+        empty = (torch.full_like(state, torch.nan).repeat_interleave(self.per_row, 1) for state in hidden)
+        self.hidden = (next(empty), next(empty))
         self.length = 0
+        self.keep_state(hidden)
+
+    def keep_state(self, hidden: Hidden) -> None:
+        """Keep the state before the next step if a piece begins there."""
+        assert self.hidden is not None
+        number, inside = divmod(self.length, self.piece)
+        if not inside:
+            for kept, now in zip(self.hidden, hidden, strict=True):
+                kept[:, number :: self.per_row] = now
 
     def add_decision(
         self,
@@ -131,18 +150,28 @@ class Rollout:
         choices = {name: self.choices[..., place] for place, name in enumerate(self.spec.names)}
         return [int(count) for count in relevant_steps(self.spec, choices, self.valid).sum((1, 2))]
 
+    def begins(self, index: Tensor) -> Tensor:
+        """The first step of each of these pieces."""
+        return index % self.per_row * self.piece
+
+    def cut(self, stored: Tensor, index: Tensor) -> Tensor:
+        """These pieces of numbers [T, N, ...], batch first. A short last piece goes on with its last step."""
+        steps = self.begins(index) + torch.arange(self.piece, device=index.device)[:, None]
+        return stored[steps.clamp(max=self.steps - 1), index // self.per_row].transpose(0, 1)
+
     def rows(self, index: Tensor) -> Rows:
-        """Whole rows, batch first."""
+        """Pieces, which are whole rows where these are not cut. What a short one goes on with is not valid."""
         assert self.hidden is not None
-        choices = self.choices[:, index].transpose(0, 1)
+        choices, valid = self.cut(self.choices, index), self.cut(self.valid, index)
+        lengths = (self.steps - self.begins(index)).clamp(max=self.piece)
         return Rows(
-            states=self.states[:, index].transpose(0, 1),
+            states=self.cut(self.states, index),
             choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
-            log_probs=self.log_probs[:, index].transpose(0, 1),
-            values=self.values[:, index].transpose(0, 1),
-            valid=self.valid[:, index].transpose(0, 1),
-            starts=self.starts[:, index].transpose(0, 1),
-            masks={name: mask[:, index].transpose(0, 1) for name, mask in self.masks.items()},
+            log_probs=self.cut(self.log_probs, index),
+            values=self.cut(self.values, index),
+            valid=valid & (torch.arange(self.piece, device=index.device) < lengths[:, None]),
+            starts=self.cut(self.starts, index),
+            masks={name: self.cut(mask, index) for name, mask in self.masks.items()},
             hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
         )
 

@@ -22,6 +22,8 @@ class MinibatchTrace:
     """What one minibatch left behind, still on the device; log-ratios and relevance are [heads, R, T]."""
 
     rows: Tensor
+    begins: Tensor
+    """the step of its row that each piece begins with"""
     log_ratios: Tensor
     is_relevant: Tensor
     valid: Tensor
@@ -110,7 +112,9 @@ def summarise_own(
     """The record of the rows that are here."""
     log_ratios = torch.cat([trace.log_ratios for trace in traces], 1)  # [heads, rows of all passes, T]
     relevant = torch.cat([trace.is_relevant for trace in traces], 1)
-    valid = torch.cat([trace.valid for trace in traces])
+    valid, rows, begins = (
+        torch.cat([getattr(trace, name) for trace in traces]) for name in ("valid", "rows", "begins")
+    )
     joint = _ratios(log_ratios.sum(0))[valid]
     losses = torch.stack([trace.head_losses.expand(len(names)) for trace in traces]).mean(0).tolist()
     entropies = torch.stack([trace.entropies for trace in traces]).mean(0).tolist()
@@ -136,7 +140,7 @@ def summarise_own(
         gradient_norm=float(torch.stack(finite).mean()) if finite else 0.0,
         steps=len(finite),
         skipped_steps=len(norms) - len(finite),
-        explosion=RatioExplosionDiagnostic.of(log_ratios, torch.cat([trace.rows for trace in traces]), names),
+        explosion=RatioExplosionDiagnostic.of(log_ratios, rows, begins, names),
         **known,
     )
 
@@ -144,7 +148,7 @@ def summarise_own(
 def _first_worst(trace: MinibatchTrace, names: Sequence[str]) -> WorstRatio | None:
     if not len(trace.rows):
         return None
-    return next(iter(RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, names, 1.0).worst), None)
+    return next(iter(RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, trace.begins, names, 1.0).worst), None)
 
 
 def _ratios(log_ratios: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Choosing among what is possible: log-probabilities, sampling and entropy under a mask. No network, no growth."""
 
 import math
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -65,15 +65,14 @@ class MaskedCategorical:
 
     Args:
         head: name of the choice, for the error that a row without any valid entry gets.
-        epoch: the decision's number, for the same error.
     """
 
-    def __init__(self, logits: Tensor, mask: Tensor | None = None, *, head: str = "action", epoch: int | None = None):
+    def __init__(self, logits: Tensor, mask: Tensor | None = None, *, head: str = "action"):
         if mask is not None:
             mask = mask.expand(logits.shape)
             possible = mask.any(-1)
             if not bool(possible.all()):
-                refuse_empty(possible, head, epoch)
+                _refuse_empty(possible, head)
         self.mask = mask
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(logits, mask)
@@ -96,15 +95,12 @@ class MaskedCategorical:
         """Between 0 (certain, or no choice) and 1 (even over what is valid)."""
         return normalised_entropy(self.log_probs, self.mask)
 
-    def entropy_nats(self) -> Tensor:
-        return entropy_of(self.log_probs)
 
-
-def refuse_empty(possible: Tensor, head: str, epoch: int | None) -> Any:
+def _refuse_empty(possible: Tensor, head: str) -> NoReturn:
     """Raise for the first row in which nothing is possible."""
     where = (~possible).nonzero()[0].tolist()
     host = where[0] if where else 0
-    moment = f", epoch {epoch}" if epoch is not None else (f", step {where[1]}" if len(where) > 1 else "")
+    moment = f", step {where[1]}" if len(where) > 1 else ""
     raise MaskError(
         f"host {host}, head {head!r}{moment}: the mask allows nothing. Every row needs at least one possible choice; "
         "a head that is not used has index 0 as its only one."

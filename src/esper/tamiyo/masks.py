@@ -41,7 +41,7 @@ def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskS
 
 
 def compute_action_masks(
-    slot_states: Mapping[str, MaskSeedInfo],
+    slot_states: Mapping[str, MaskSeedInfo | None],
     total_seeds: int,
     max_seeds: int | None,
     *,
@@ -50,19 +50,15 @@ def compute_action_masks(
     budget: int | None = None,
     costs: Mapping[tuple[str, str, str], int] | None = None,
 ) -> Masks:
-    """The masks of one host from bare facts. Without a price list every blueprint fits everywhere and is free."""
+    """The masks of one host from bare facts; None is an empty slot. Without a price list every blueprint fits, free."""
     if costs is None:
         names = [name for name in space.blueprint_ids if name is not None]
         costs = {(s, name, blend): 0 for s in space.slots.slot_ids for name in names for blend in space.blends}
-    reports = {
-        slot_id: SeedStateReport(
-            slot_id,
-            info.stage,
-            seed_age_epochs=info.seed_age_epochs,
-            metrics=SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None),
-        )
-        for slot_id, info in slot_states.items()
-    }
+    reports = {}
+    for slot_id, state in slot_states.items():
+        info = state or MaskSeedInfo(SeedStage.DORMANT)
+        metrics = SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None)
+        reports[slot_id] = SeedStateReport(slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics)
     return masks_for(GrowthView(space, reports, total_seeds, max_seeds, params_used, budget, costs))
 
 

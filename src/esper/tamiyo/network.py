@@ -149,7 +149,6 @@ class RecurrentActorCritic(nn.Module):
         masks: MaskSet,
         deterministic: bool = False,
         generator: torch.Generator | None = None,
-        epoch: int | None = None,
         noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
         """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0.
@@ -167,7 +166,7 @@ class RecurrentActorCritic(nn.Module):
         for place, head in enumerate(self.spec.heads):
             mask = self._row(head, masks.get(head.name), choices, features)
             is_used = self._is_used(head, choices)
-            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name, epoch=epoch)
+            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name)
             own = None if noise is None else noise[..., place, : head.size]
             choice = drawn.mode() if deterministic else drawn.sample(generator, own)
             log_prob = drawn.log_prob(choice)

@@ -1,4 +1,4 @@
-"""An LSTM over rows in which episodes begin and end. Each piece is a sequence of its own; all run at once."""
+"""An LSTM over rows in which episodes begin and end. Each part of an episode is a sequence of its own, all at once."""
 
 import torch
 from torch import Tensor, nn

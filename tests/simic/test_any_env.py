@@ -9,7 +9,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from esper.leyline.errors import EnvironmentMismatchError, MaskError, SettingError
 from esper.simic import PPOAgent, PPOConfig, learn
-from esper.simic.spaces import ActionCodec, ObservationCodec
+from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.tamiyo.heads import HeadSpec
 from simic.worlds import NEXT_STEP, SAME_STEP, SMALL, agent_for, bytes_of, clocks
 
