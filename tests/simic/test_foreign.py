@@ -38,6 +38,18 @@ def test_an_identity_is_learned_in_1200_steps(make):
     assert mean_return(agent, envs_of(lambda: make(4), seed=2)) > 90
 
 
+def test_one_environment_teaches_four_masked_heads_in_two_passes():
+    """Mean of three random seeds: 77. With whole rows, where each pass is one step of the optimiser, it is 54."""
+
+    def make():
+        return InvalidActionEnvMultiDiscrete(dims=[3, 3, 3, 3], n_invalid_actions=4)
+
+    config = PPOConfig(gamma=0.4, epochs=2)
+    agents = [learn(envs_of(make, 1, seed), 1024, config, seed) for seed in range(3)]
+    found = [mean_return(agent, envs_of(make, 20, seed=10_000), masked=True) for agent in agents]
+    assert np.mean(found) > 66
+
+
 ONE_VALID = [
     lambda: InvalidActionEnvDiscrete(dim=20, n_invalid_actions=19),
     lambda: InvalidActionEnvMultiDiscrete(dims=[2, 3], n_invalid_actions=3),
