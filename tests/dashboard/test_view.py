@@ -117,7 +117,7 @@ def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
     assert span.stages == [("BLENDING", 4)]
 
 
-@pytest.mark.parametrize(("kind", "epoch"), [("ppo", 4), ("grow", 5)])
+@pytest.mark.parametrize(("kind", "epoch"), [("ppo", 4), ("run", 5)])
 def test_epochs_are_epochs_lived_in_either_kind_of_run(kind, epoch):
     birth = moved(4, "DORMANT", "GERMINATED", 0.0)
     view = view_of(judged(4, "G0"), birth, measured(4, 0.5, 0.5), HostRolledBack(0, 4, "NaN"), kind=kind)
@@ -167,9 +167,7 @@ def test_ops_of_a_rank_that_is_a_round_behind_do_not_count():
 def test_in_a_grow_run_an_epoch_without_an_action_is_a_wait():
     reading = (0.5, 0.5, 0.5, 438, 10)
     cull = ActionTaken(0, 1, "CULL", "r0c0", None, None)
-    view = view_of(
-        GrownEpoch(0, 0, *reading), cull, GrownEpoch(0, 1, *reading), GrownEpoch(0, 2, *reading), kind="grow"
-    )
+    view = view_of(GrownEpoch(0, 0, *reading), cull, GrownEpoch(0, 1, *reading), GrownEpoch(0, 2, *reading), kind="run")
     assert view.ops == {"WAIT": 2, "CULL": 1}
 
 

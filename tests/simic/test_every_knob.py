@@ -6,10 +6,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.cli import session as running
+from esper.cli import ppo as running
+from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
 from esper.runtime import population
-from esper.simic.training_config import leaves
+from esper.simic.config import TrainingConfig
 from simic.tiny_runs import checkpoints_in, events_of, tiny
 
 WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = "weights", "events", "files", "process", "refusal", "stopped"
@@ -83,7 +84,7 @@ TABLE = {
 
 
 def test_the_table_names_every_leaf_and_no_other():
-    assert set(TABLE) == set(leaves())
+    assert set(TABLE) == set(leaves(TrainingConfig))
 
 
 @pytest.mark.parametrize("key", TABLE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.cli import session as running
+from esper.cli import ppo as running
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.simic import agent as learner
 from esper.simic import twins
@@ -235,7 +235,7 @@ def test_more_ranks_than_hosts_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("places", "text"),
     [
-        (["--devices", "cpu", "cpu"], "leave --device and --devices out"),
+        (["--devices", "cpu", "cpu"], "leave --devices out"),
         (["--set", 'devices=["cpu", "cpu"]'], "a rank has one device"),
     ],
 )

@@ -150,7 +150,7 @@ class RunView:
             if not is_sound(record):
                 raise ValueError(kind)
             if of_host := OF_HOST.get(kind):
-                of_host(self, self._episode(record, rank), record, record["epoch"] + (self.kind == "grow"))
+                of_host(self, self._episode(record, rank), record, record["epoch"] + (self.kind == "run"))
             elif of_run := OF_RUN.get(kind):
                 of_run(self, record, rank)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
@@ -183,7 +183,7 @@ class RunView:
 
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))
-        shift = {"epoch": record["epoch"] + 1} if self.kind == "grow" and "epoch" in record else {}
+        shift = {"epoch": record["epoch"] + 1} if self.kind == "run" and "epoch" in record else {}
         try:
             text = str(from_record({**record, **shift}))
         except (EsperError, ArithmeticError):

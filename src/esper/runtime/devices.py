@@ -11,13 +11,15 @@ import torch
 from esper.leyline.errors import DeviceError
 
 
+def split_names(names: Sequence[str]) -> list[str]:
+    """Names of devices, written apart or in one text."""
+    return [part for text in names for part in re.split(r"[,\s]+", text) if part]
+
+
 def parse_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to be there."""
-    parts = [part for text in names for part in re.split(r"[,\s]+", text) if part]
-    if not parts:
-        raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
     devices = []
-    for name in parts:
+    for name in split_names(names):
         if name.startswith("mps"):
             raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
         try:
@@ -32,6 +34,8 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
             if device.index >= count:
                 raise DeviceError(f"device {name!r} is not there: this machine has {count} CUDA devices.")
         devices.append(device)
+    if not devices:
+        raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
     return devices
 
 

@@ -1,4 +1,4 @@
-"""What hosts are trained on: data, host, loss, and every default of an episode. A task is a value, the registry a dict."""
+"""What hosts are trained on: data, host, loss, defaults of an episode. A task is a value, the registry a dict."""
 
 import math
 from collections.abc import Callable
