@@ -196,7 +196,8 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "budget": 9.0,
         "max_seeds": 1,
         "slots": ["r0c1"],
-        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out")),
+        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out", "blends", "scale_at_birth")),
+        "lengths": dict.fromkeys(("training", "ramp", "probation", "embargo", "resetting")),
     }
     assert found == {
         "command": "run",

@@ -17,6 +17,9 @@ WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = "weights", "events", "files"
 LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
 """A learner that oversteps, so that there are anomalies."""
 
+LONGER = {"task__epochs": 8}
+"""Episodes in which slots open again."""
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -40,6 +43,13 @@ TABLE = {
     "task.max_seeds": Knob(1, PLAYS),
     "task.slots": Knob(["r0c1"], PLAYS),
     "task.blueprints": Knob(["lora"], PLAYS),
+    "task.blends": Knob(["gated"], PLAYS),
+    "task.scale_at_birth": Knob(0.1, PLAYS),
+    "task.lengths.training": Knob(1, PLAYS),
+    "task.lengths.ramp": Knob(3, PLAYS),
+    "task.lengths.probation": Knob(1, PLAYS, LONGER),
+    "task.lengths.embargo": Knob(0, PLAYS, LONGER),
+    "task.lengths.resetting": Knob(0, PLAYS, LONGER),
     "reward.family": Knob("loss", PLAYS),
     "reward.weights": Knob({"rent": 3.0}, PLAYS),
     "ppo.epochs": Knob(3, LEARNS),

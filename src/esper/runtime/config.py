@@ -12,6 +12,21 @@ from esper.runtime.tasks import Task, get_task
 from esper.telemetry.curve_export import TrackerName
 
 
+class LengthsConfig(Configuration):
+    """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the task alone."""
+
+    training: int | None = Field(None, ge=0)
+    """incubation before blending; 0 starts to blend at once"""
+    ramp: int | None = Field(None, ge=1)
+    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch"""
+    probation: int | None = Field(None, ge=1)
+    """measured contribution before a seed is kept or culled by its evidence"""
+    embargo: int | None = Field(None, ge=0)
+    """a slot stays closed after a cull"""
+    resetting: int | None = Field(None, ge=0)
+    """between embargo and the next chance"""
+
+
 class TaskConfig(Configuration):
     """What hosts are trained on; None leaves a default of the task alone."""
 
@@ -33,11 +48,19 @@ class TaskConfig(Configuration):
     """slots that are enabled: r0c0 r0c1"""
     blueprints: tuple[str, ...] | None = Field(None, min_length=1)
     """what may be planted"""
+    blends: tuple[str, ...] | None = Field(None, min_length=1)
+    """ways to blend that a policy may choose from: linear, sigmoid, gated"""
+    scale_at_birth: float | None = Field(None, ge=0)
+    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
+    lengths: LengthsConfig = LengthsConfig()
+    """epochs that each stage of a seed lasts"""
 
     def build(self) -> Task:
         """The task with what was changed."""
-        changed = {name: value for name, value in self if name != "name" and value is not None}
-        return replace(get_task(self.name), **changed)
+        task = get_task(self.name)
+        changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
+        lengths = {name: value for name, value in self.lengths if value is not None}
+        return replace(task, **changed, lengths=replace(task.lengths, **lengths))
 
 
 class TelemetrySettings(Configuration):

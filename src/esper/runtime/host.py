@@ -45,7 +45,11 @@ class HostRun:
         with own_randomness(seed):
             host = task.build_host()
         settings = GrowthSettings(
-            lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.epochs, seed=mix_seed(seed, 1)
+            lengths=task.lengths,
+            scale_at_birth=task.scale_at_birth,
+            blends=task.blends,
+            epochs=task.epochs,
+            seed=mix_seed(seed, 1),
         )
         host.to(device)
         example = splits.train.example()
