@@ -175,6 +175,7 @@ MISTAKES = {
     "no device": (["--devices", ","], "devices is []"),
     "not a device": (["--devices", "gpu0"], "'gpu0' is not a device"),
     "mps": (["--devices", "mps"], "device mps is not supported"),
+    "an idle device": (["--hosts", "1", "--devices", "cpu", "cpu"], "hosts is 1, but devices are cpu, cpu"),
     "preset and file": (["--preset", "digits", "--config-json", "x.json"], "--preset and --config-json both name a c"),
     "no file": (["--config-json", "gone.json"], "cannot read the configuration gone.json: No such file"),
     "broken file": (["--config-json", "broken.json"], "broken.json is not JSON"),

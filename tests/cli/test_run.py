@@ -283,6 +283,8 @@ def assert_refused(said, *words):
         ("--devices gpu", "'gpu' is not a device"),
         ("--devices cuda:99", "'cuda:99' is not there"),
         ("--devices mps", "mps is not supported"),
+        ("--devices cpu cpu cpu", "hosts is 2, but devices are cpu, cpu, cpu"),
+        ('--set devices=["cpu,cpu,cpu"]', "1 would stay idle"),
         ("--amp fp8", 'amp is "fp8"'),
         ("--amp fp16", "amp fp16 needs CUDA devices"),
         ("--executor fast", 'executor is "fast"'),

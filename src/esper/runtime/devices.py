@@ -8,12 +8,21 @@ from contextlib import contextmanager
 
 import torch
 
-from esper.leyline.errors import DeviceError
+from esper.leyline.errors import DeviceError, SettingError
 
 
 def split_names(names: Sequence[str]) -> list[str]:
     """Names of devices, written apart or in one text."""
     return [part for text in names for part in re.split(r"[,\s]+", text) if part]
+
+
+def refuse_idle(hosts: int, names: Sequence[str]) -> None:
+    """More devices than hosts would leave some of them idle."""
+    if hosts < len(devices := split_names(names)):
+        raise SettingError(
+            f"hosts is {hosts}, but devices are {', '.join(devices)}: {len(devices) - hosts} would stay idle. "
+            f"Raise hosts to {len(devices)} or more, or name fewer devices."
+        )
 
 
 def parse_devices(names: Sequence[str]) -> list[torch.device]:

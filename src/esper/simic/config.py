@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.devices import refuse_idle
 from esper.simic.rewards import weights_of
 
 
@@ -139,6 +140,7 @@ class TrainingConfig(HostsConfig):
 
     def check(self) -> None:
         super().check()
+        refuse_idle(self.hosts, self.devices)
         weights_of(self.reward.family, self.reward.weights)
         if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")

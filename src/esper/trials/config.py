@@ -8,6 +8,7 @@ from pydantic import Field
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.devices import refuse_idle
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 
 POLICY = "policy.safetensors"
@@ -28,6 +29,7 @@ class RunConfig(HostsConfig):
 
     def check(self) -> None:
         super().check()
+        refuse_idle(self.hosts, self.devices)
         _require_policy("policy", self.policy, self.out / POLICY)
 
     @property
