@@ -297,7 +297,11 @@ def assert_refused(said, *words):
         ("--budget nan", "task.budget"),
         ("--max-seeds 0", "task.max_seeds is 0"),
         ("--slots r0c9", "unknown slot 'r0c9'. Did you mean 'r0c1'?"),
-        ("--slots early", "'early'"),
+        (
+            "--slots early mid late",
+            "unknown slot or module 'early'. Known: blocks.0, blocks.0.0, blocks.1, blocks.1.0, head, r0c0, r0c1",
+        ),
+        ("--slots r0c0 late", "unknown slot 'late'. Known: r0c0, r0c1."),
         ("--task cifar10", "no data folder was named"),
     ],
 )

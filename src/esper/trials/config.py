@@ -8,7 +8,7 @@ from pydantic import Field
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import HostsConfig, TelemetrySettings
-from esper.runtime.devices import refuse_idle
+from esper.runtime.devices import refuse_idle, split_names
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 
 POLICY = "policy.safetensors"
@@ -69,7 +69,7 @@ class CompareConfig(HostsConfig):
 
     def check(self) -> None:
         super().check()
-        if len(self.devices) > 1:
+        if len(split_names(self.devices)) > 1:
             raise SettingError(f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one.")
         for policy in self.policies:
             _require_policy("arm", policy)
