@@ -61,7 +61,7 @@ def test_the_help_fits_on_one_screen_and_names_every_command_in_its_group(capsys
 @pytest.mark.parametrize("name", ["ppo", "run", "compare"])
 def test_options_have_the_help_of_their_fields_and_every_list_takes_spaces(name):
     module = import_module(f"esper.cli.{name}")
-    start = module.start(None)
+    start = module.CONFIG.start()
     for option, key in module.OPTIONS.items():
         parameter = options_of(name)[option]
         assert len(parameter.help) < 60, option

@@ -173,7 +173,7 @@ MISTAKES = {
     "--pretrain 2 --from runs/x": "--pretrain and --from both",
     "--rates fast": 'rates.0 is "fast": input should be a valid number',
     "--rates 1 0": "must be above 0",
-    "--rates nan": "finite number",
+    "--rates nan": "valid number",
     "--side-by-side 0": "side_by_side is 0",
     "--epochs 1": "task.epochs is 1",
     "--budget 1.01": "Raise the budget",

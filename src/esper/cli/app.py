@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress, TaskID
 from typer.core import TyperGroup
 
 from esper import __version__
@@ -208,8 +200,7 @@ def fetch_data(
 
     console = Console()
     bars: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    progress = Progress(*columns, TimeRemainingColumn(), console=console)
+    progress = Progress(console=console)
     with ExitStack() as open_bars:
 
         def show(file: str, here: int, total: int | None) -> None:

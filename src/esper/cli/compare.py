@@ -9,7 +9,7 @@ from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked
-from esper.cli.session import RESULTS, assemble, claimed, read_started, stop_on_signals, teller, with_task_of
+from esper.cli.session import RESULTS, assemble, claimed, read_started, stop_on_signals, teller
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SettingError
 from esper.simic.team import code_digest
@@ -20,6 +20,7 @@ from esper.trials.config import CompareConfig
 from esper.trials.running import NETWORKS
 from esper.trials.summary import summarise, to_csv
 
+CONFIG = CompareConfig
 OPTIONS = {
     "--policies": "policies",
     "--static": "static",
@@ -34,14 +35,9 @@ OPTIONS = {
 }
 
 
-def start(preset: str | None, task: object = None) -> CompareConfig:
-    """The defaults, or the hosts of a preset."""
-    return with_task_of(CompareConfig, preset)
-
-
 def play(asked: Asked) -> None:
     """Compare as the command line asks."""
-    config = assemble(asked, "compare", start, may_change=("data_root",))
+    config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
     results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:
         raise typer.Exit(130)

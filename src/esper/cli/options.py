@@ -6,12 +6,15 @@ from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
-from esper.leyline.configuration import Configuration, leaves, read_setting
+from esper.leyline.configuration import leaves, read_setting, read_value
+
+if TYPE_CHECKING:
+    from esper.runtime.config import HostsConfig
 
 HOSTS = {
     "--task": "task.name",
@@ -64,7 +67,7 @@ class Asked:
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command of `esper.cli.NAME`: its `OPTIONS`, the configuration `start` that has their defaults, and `play`.
+    """A command of `esper.cli.NAME`: its `OPTIONS`, the `CONFIG` that has their fields, and `play`.
 
     The module loads torch, so it is imported when somebody asks for the options, not when commands are listed.
     """
@@ -105,7 +108,7 @@ def join_lists(arguments: Sequence[str], lists: set[str]) -> list[str]:
 
 def _function(module: ModuleType) -> Callable[..., None]:
     """`module.play` behind a signature that has a parameter for every option."""
-    start: Configuration = module.start(None)
+    start: HostsConfig = module.CONFIG.start()
     keys: Mapping[str, str] = module.OPTIONS
     has_events = TRACKERS.keys() <= keys.keys()
     wiring = {name: parts for name, parts in _WIRING.items() if name != "--watch" or has_events}
@@ -145,7 +148,7 @@ def _name(option: str) -> str:
     return {"--from": "source"}.get(option, option.removeprefix("--").replace("-", "_"))
 
 
-def _option(start: Configuration, option: str, key: str) -> Parameter:
+def _option(start: "HostsConfig", option: str, key: str) -> Parameter:
     """One option as Typer reads it, from the field of its key."""
     if "=" in key:
         tracker = key.partition("=")[2]
@@ -175,17 +178,10 @@ def _kind(annotation: Any) -> Any:
     return annotation
 
 
-def _plain(start: Configuration, key: str, value: Any) -> Any:
+def _plain(start: "HostsConfig", key: str, value: Any) -> Any:
     """A value as the configuration takes it; what is not a number stays as it was written, and is refused there."""
     kind = _kind(leaves(type(start))[key].annotation)
     if get_origin(kind) is not tuple:
         return str(value) if isinstance(value, Path) else value
     parts = [part for text in value for part in text.split(",") if part]
-    return [_number(part) for part in parts] if get_args(kind)[0] is float else parts
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return [read_value(part) for part in parts] if get_args(kind)[0] is float else parts

@@ -14,10 +14,10 @@ from rich.console import Console
 from esper import __version__
 from esper.cli.console.progress import show_rounds
 from esper.cli.options import HOSTS, TRACKERS, Asked
-from esper.cli.session import assemble, stop_on_signals, watch_beside
+from esper.cli.session import assemble, stop_on_signals, teller, watch_beside
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
-from esper.simic.config import TrainingConfig, presets
+from esper.simic.config import TrainingConfig
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.telemetry import runfolder
@@ -26,12 +26,8 @@ from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import RankTimed
 from esper.telemetry.sink import JsonlSink
 
+CONFIG = TrainingConfig
 OPTIONS = {**HOSTS, "--hosts": "hosts", "--rounds": "rounds", "--reward-family": "reward.family", **TRACKERS}
-
-
-def start(preset: str | None, task: object = None) -> TrainingConfig:
-    """The named preset, or the task's own, or that of digits."""
-    return TrainingConfig.from_preset(preset or (task if isinstance(task, str) and task in presets() else "digits"))
 
 
 def play(asked: Asked) -> None:
@@ -41,7 +37,7 @@ def play(asked: Asked) -> None:
             raise SettingError("under torchrun every rank has a device of its own; leave --devices out.")
         if asked.watch or asked.as_json:
             raise SettingError("ranks share one terminal; leave --watch and --json out. Look with: esper watch RUN")
-    config = assemble(asked, "ppo", start)
+    config = assemble(asked, "ppo", TrainingConfig)
     if asked.watch:
         watch_beside(asked, config.out)
     if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
@@ -91,8 +87,8 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     team=team,
                 )
         except InterruptedTraining as stop:
-            done = f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume"
-            console.print(done, markup=False, highlight=False, soft_wrap=True)
+            again = f"esper ppo --out {config.out} --resume"
+            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {again}")
             return False
     return True
 
@@ -117,15 +113,15 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
 
 
 def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
-    console.print("configuration: " + json.dumps(values), markup=False, highlight=False, soft_wrap=True)
+    tell = teller(console)
+    tell("configuration: " + json.dumps(values))
     if team.size == 1:
-        places = describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
-        console.print(places, markup=False, highlight=False)
+        tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
         return
     shared = "; some share a GPU" if team.shares_gpu else ""
     ranks = zip(team.gather(str(team.device)), team.deal, strict=True)
     places = ", ".join(f"rank {rank} on {device}: {count}" for rank, (device, count) in enumerate(ranks))
-    console.print(f"hosts by rank: {places}{shared}", markup=False, highlight=False, soft_wrap=True)
+    tell(f"hosts by rank: {places}{shared}")
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:
@@ -134,8 +130,7 @@ def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Consol
         speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
-        line = f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        tell = teller(console)
+        tell(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")
         if list(deal) != [rank.hosts for rank in ranks]:
-            line = f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            tell(f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}")

@@ -22,7 +22,6 @@ from esper.cli.session import (
     stop_on_signals,
     teller,
     watch_beside,
-    with_task_of,
 )
 from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
@@ -34,17 +33,13 @@ from esper.telemetry.sink import JsonlSink
 from esper.trials.config import RunConfig
 from esper.trials.running import NETWORKS, StoppedRun, run_hosts
 
+CONFIG = RunConfig
 OPTIONS = {"--policy": "policy", "--hosts": "hosts", **HOSTS, **TRACKERS}
-
-
-def start(preset: str | None, task: object = None) -> RunConfig:
-    """The defaults, or the hosts of a preset."""
-    return with_task_of(RunConfig, preset)
 
 
 def play(asked: Asked) -> None:
     """Run the policy as the command line asks."""
-    config = assemble(asked, "run", start, may_change=("data_root", "telemetry.track"))
+    config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
     if asked.watch:
         watch_beside(asked, config.out)
     results = run_policy(config, asked.resume, Console(stderr=asked.as_json))

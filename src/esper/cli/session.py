@@ -2,42 +2,28 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
 from esper.cli.options import Asked
-from esper.leyline.configuration import Configuration, leaves, read_json
+from esper.leyline.configuration import leaves, read_json
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.config import HostsConfig
-from esper.simic.config import TrainingConfig
 from esper.telemetry import runfolder
 
 RESULTS = "results.json"
 _NOTES = ("command", "files", "code")
 """What a run folder's configuration holds beside the settings."""
 Config = TypeVar("Config", bound=HostsConfig)
-ConfigOf = TypeVar("ConfigOf", bound=HostsConfig, covariant=True)
 
 
-class Start(Protocol[ConfigOf]):
-    """The configuration that a command starts from, with a preset or without."""
-
-    def __call__(self, preset: str | None, task: object = None) -> ConfigOf: ...
-
-
-def with_task_of(model: type[Config], preset: str | None) -> Config:
-    """The defaults, with the hosts and episodes of a preset if one is named."""
-    task = None if preset is None else TrainingConfig.from_preset(preset).task.model_dump(mode="json")
-    return model.of({} if task is None else {"task": task})
-
-
-def assemble(asked: Asked, command: str, start: Start[Config], may_change: tuple[str, ...] | None = None) -> Config:
+def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
     """The effective configuration: preset or file (on resume: what the run was started with), then the changes.
 
     Args:
@@ -46,14 +32,13 @@ def assemble(asked: Asked, command: str, start: Start[Config], may_change: tuple
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     named = dict(asked.changes)
-    config = start(asked.preset, named.get("task.name"))
+    config = model.start(asked.preset, named.get("task.name"))
     if asked.file is not None:
-        config = type(config).of(_own(read_json(asked.file), command, asked.file), str(asked.file))
-    out = Path(str(named.get("out", config.out)))
-    saved = None
+        config = model.of(_settings(read_json(asked.file)), str(asked.file))
+    out, saved = Path(str(named.get("out", config.out))), None
     if asked.resume and runfolder.is_there(out / runfolder.CONFIG):
-        values = {**_own(read_started(out, command), command, out), "out": str(out)}
-        saved = type(config).of(values, str(out / runfolder.CONFIG))
+        values = _settings(read_started(out, command))
+        saved = model.of({**values, "out": str(out)}, str(out / runfolder.CONFIG))
         config = saved if asked.preset is None and asked.file is None else config
     if asked.changes:
         config = config.with_changes(asked.changes, "the command line")
@@ -62,29 +47,19 @@ def assemble(asked: Asked, command: str, start: Start[Config], may_change: tuple
     return config
 
 
-def _own(values: Any, command: str, path: Path) -> Any:
-    """The settings in what a run folder or a file of the user's says."""
-    if not isinstance(values, dict):
-        return values
-    if (other := values.get("command", command)) != command:
-        raise SettingError(f"{path} is of esper {other}, not of esper {command}.")
-    return {name: value for name, value in values.items() if name not in _NOTES}
+def _settings(values: Any) -> Any:
+    """What a run folder's configuration holds, without its notes."""
+    return {key: value for key, value in values.items() if key not in _NOTES} if isinstance(values, dict) else values
 
 
-def _refuse_other(config: Configuration, started: Configuration, may_change: tuple[str, ...]) -> None:
-    ours, theirs = (one.model_dump(mode="json") for one in (config, started))
+def _refuse_other(config: HostsConfig, started: HostsConfig, may_change: Sequence[str]) -> None:
     for key in leaves(type(config)):
-        if key not in may_change and (given := _at(ours, key)) != (before := _at(theirs, key)):
+        given, before = config.value(key), started.value(key)
+        if key not in may_change and given != before:
+            then, now = (json.dumps(value, default=str) for value in (before, given))
             raise SettingError(
-                f"the run was started with {key} {json.dumps(before)}, not {json.dumps(given)}. "
-                "Go on without changing it, or choose another --out."
+                f"the run was started with {key} {then}, not {now}. Go on without that, or choose another --out."
             )
-
-
-def _at(values: Any, key: str) -> Any:
-    for name in key.split("."):
-        values = values[name]
-    return values
 
 
 def read_started(run: Path, command: str) -> dict[str, Any]:

@@ -70,14 +70,19 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_setting(text: str) -> tuple[str, Any]:
-    """`key=value` from the command line; the value is JSON where it can be, else a string."""
+    """`key=value` from the command line."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise SettingError(f"--set {text!r} is not KEY=VALUE; write it like --set task.epochs=30.")
+    return key, read_value(value)
+
+
+def read_value(text: str) -> Any:
+    """JSON where it can be, else the text itself."""
     try:
-        return key, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return key, value
+        return text
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:

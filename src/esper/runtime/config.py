@@ -94,6 +94,11 @@ class HostsConfig(Configuration):
     deterministic: bool = False
     """only kernels that give the same result twice"""
 
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """What a command starts from: the defaults, or as much of a preset as it takes."""
+        raise NotImplementedError
+
     def settled(self) -> Self:
         """The same with what follows from other fields written out."""
         return self

@@ -138,6 +138,11 @@ class TrainingConfig(HostsConfig):
             raise UnknownNameError("preset", name, known)
         return cls.of(json.loads((files("esper.simic") / "presets" / f"{name}.json").read_text()), f"preset {name}")
 
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """The named preset, or the task's own, or that of digits."""
+        return cls.from_preset(preset or (task if isinstance(task, str) and task in presets() else "digits"))
+
     def check(self) -> None:
         super().check()
         refuse_idle(self.hosts, self.devices)

@@ -9,13 +9,23 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
+from esper.simic.config import TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 
 
-class RunConfig(HostsConfig):
+class TrialConfig(HostsConfig):
+    """What a run of a policy and a comparison have in common."""
+
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """The defaults, with the hosts and episodes of a preset if one is named."""
+        return cls.of({} if preset is None else {"task": TrainingConfig.from_preset(preset).task.model_dump()})
+
+
+class RunConfig(TrialConfig):
     """One run of a policy."""
 
     policy: str = "heuristic"
@@ -43,7 +53,7 @@ class RunConfig(HostsConfig):
         return self.model_copy(update={"task": settled})
 
 
-class CompareConfig(HostsConfig):
+class CompareConfig(TrialConfig):
     """One comparison."""
 
     policies: tuple[str, ...] = ("never", "sham", "random", "heuristic")
