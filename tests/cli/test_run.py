@@ -226,41 +226,6 @@ def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, 
     assert {event["slot"] for event in events_of(run, "StageChanged")} == {"r0c0", "r0c2"}
 
 
-def test_an_option_that_contradicts_what_a_run_was_started_with_is_refused_by_name(capsys, tmp_path, whole):
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    for options, words in (
-        (["--hosts", "5"], "started with hosts 2, not 5"),
-        (["--preset", "digits"], 'started with task.name "blobs", not "digits"'),
-        (["--set", "task.batch=8"], "started with task.batch null, not 8"),
-    ):
-        assert_refused(call(capsys, "run", *options, "--out", str(run), "--resume"), words)
-    assert_same_run(run, whole[0])
-
-
-def test_a_resumed_run_is_the_one_that_was_started(capsys, monkeypatch, tmp_path, whole):
-    """Options that say the same again, and where the data is, do no harm."""
-    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "data"))
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    assert call(capsys, *command(run, "--resume"), "--data-root", str(tmp_path / "other"))[0] == 0
-    assert_same_run(run, whole[0])
-
-
-def test_the_results_are_printed_as_json(capsys, tmp_path, whole):
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    code, out, _ = call(capsys, "run", "--out", str(run), "--resume", "--json")
-    assert (code, [row["seed"] for row in json.loads(out)]) == (0, [0, 1])
-
-
-def test_settings_presets_and_files_reach_the_run(capsys, monkeypatch, tmp_path):
-    taken = []
-    monkeypatch.setattr("esper.cli.run.run_policy", lambda config, *rest: taken.append(config))
-    (tmp_path / "mine.json").write_text('{"hosts": 3, "task": {"name": "blobs"}}')
-    call(capsys, "run", "--preset", "digits", "--set", "task.batch=8", "--set", "telemetry.level=debug")
-    call(capsys, "run", "--config-json", str(tmp_path / "mine.json"), "--epochs", "5")
-    assert (taken[0].task.epoch_examples, taken[0].task.batch, taken[0].telemetry.level) == (512, 8, "debug")
-    assert (taken[1].hosts, taken[1].task.name, taken[1].task.epochs) == (3, "blobs", 5)
-
-
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 

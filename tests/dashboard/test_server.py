@@ -19,7 +19,7 @@ from esper.dashboard.web import HEADERS, build_app
 from esper.leyline.errors import SaveError, SettingError
 
 TOKEN = "a-token-of-more-than-16-letters"
-EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/run", "/api/runs/grow/episode", "/api/compare?run=grow")
+EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow", "/api/runs/grow/episode", "/api/compare?run=grow")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_every_answer_has_the_strict_headers(client, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/runs/run"])
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/runs/grow"])
 def test_there_is_nothing_to_change(client, method, path):
     assert client.request(method, path).status_code == 405
 
@@ -177,7 +177,7 @@ def test_a_link_inside_of_a_run_is_not_followed(client, runs, tmp_path):
     assert client.get("/api/runs/odd").status_code == 404
     (runs / "grow" / "events-1.jsonl").symlink_to(secret / "events-0.jsonl")
     before = len((runs / "grow" / "events-0.jsonl").read_text().splitlines())
-    assert client.get("/api/runs/run").json()["header"]["events"] == before
+    assert client.get("/api/runs/grow").json()["header"]["events"] == before
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,15 @@ def test_only_the_page_s_own_files_are_handed_out(client, path):
 
 
 def test_a_run_that_goes_away_is_not_found(client, runs):
-    assert client.get("/api/runs/run").status_code == 200
+    assert client.get("/api/runs/grow").status_code == 200
     (runs / "grow" / "config.json").unlink()
-    assert client.get("/api/runs/run").status_code == 404
+    assert client.get("/api/runs/grow").status_code == 404
 
 
 def test_script_in_an_event_stays_text_in_json(client, runs):
     bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     append(runs / "grow", {"type": "HostRolledBack", "host": 0, "epoch": 5, "reason": bad})
-    answer = client.get("/api/runs/run")
+    answer = client.get("/api/runs/grow")
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["episode"]["rollbacks"][0]["reason"] == bad
 
@@ -205,7 +205,7 @@ def test_an_endless_line_does_no_harm(client, runs):
     with open(runs / "grow" / "events-0.jsonl", "ab") as file:
         file.write(b'{"type": "GrowthHint", "text": "' + b"x" * 3_000_000 + b'"}\n')
     append(runs / "grow", grown_epoch(0, 6))
-    answer = client.get("/api/runs/run")
+    answer = client.get("/api/runs/grow")
     assert len(answer.content) < 200_000
     assert answer.json()["episode"]["epochs"]["epoch"][-1] == 7
 

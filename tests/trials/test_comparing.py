@@ -386,11 +386,6 @@ def test_a_policy_for_another_layout_is_refused_before_anything_runs(checkpoint,
     assert log.sizes == []
 
 
-def test_a_configuration_comes_back_from_json(tmp_path):
-    config = configured(tmp_path, policies=POLICIES, static=STATIC, rates=[0.5, 1], pretrain=3, oracle=True)
-    assert CompareConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
-
-
 def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):
     seen = set()
     torch.set_num_threads(2)

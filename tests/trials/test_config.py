@@ -1,5 +1,7 @@
 """The contract of `RunConfig` and `CompareConfig`: every leaf is read and changes what it says."""
 
+import json
+
 import pytest
 import torch
 from rich.console import Console
@@ -143,6 +145,11 @@ def test_side_by_side_limits_the_hosts_of_a_population(monkeypatch):
     _, model, base = CASES["compare"]
     compare_facets(model.of({**base, "seeds": 3, "side_by_side": 2}))
     assert max(sizes) == 2
+
+
+@pytest.mark.parametrize("config", [RunConfig(policy="never", hosts=3), CompareConfig(rates=(0.5, 1.0), oracle=True)])
+def test_a_configuration_comes_back_from_json(config):
+    assert type(config).of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
 
 # -- how seeds are raised ----------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def demo(
         "      esper ppo --preset digits --out runs/first        (a policy of your own)",
         "      esper.grow(your_model, ...) in your own loop      (README)",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print(line)
 
 
 def unused(folder: Path) -> Path:
@@ -181,12 +181,9 @@ def export(
 
     folder = to or run / "exported"
     best = export_run(run, folder)
-    Console().print(
+    print(
         f"{folder}: the host of seed {best['seed']}, {best['final_params']:,} parameters, held-out accuracy "
-        f"{best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}."
     )
 
 
@@ -198,9 +195,8 @@ def fetch_data(
     """Download a data set from its official address."""
     from esper.runtime.fetch import fetch
 
-    console = Console()
     bars: dict[str, TaskID] = {}
-    progress = Progress(console=console)
+    progress = Progress()
     with ExitStack() as open_bars:
 
         def show(file: str, here: int, total: int | None) -> None:
@@ -212,7 +208,7 @@ def fetch_data(
 
         notes = fetch(name, data_root, progress=show)
     for note in notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        print(note)
 
 
 for look in (runs, watch, serve, report):

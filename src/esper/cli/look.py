@@ -58,4 +58,4 @@ def report(
     from esper.dashboard.report import write_report
 
     write_report(runs, out)
-    Console().print(f"wrote {out}", markup=False, highlight=False, soft_wrap=True)
+    print(f"wrote {out}")

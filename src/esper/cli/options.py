@@ -50,20 +50,13 @@ class Asked:
 
     arguments: Sequence[str]
     """as they were written"""
-    options: list[tuple[str, Any]]
-    """(key, value) of the options that were given"""
-    settings: list[tuple[str, Any]]
-    """(key, value) of each --set"""
+    changes: list[tuple[str, Any]]
+    """(key, value) of the options that were given, then of each --set; later ones win"""
     preset: str | None
     file: Path | None
     resume: bool
     as_json: bool
     watch: bool
-
-    @property
-    def changes(self) -> list[tuple[str, Any]]:
-        """Everything that differs from the configuration that it starts from; later ones win."""
-        return [*self.options, *self.settings]
 
 
 class ConfiguredCommand(TyperCommand):
@@ -118,11 +111,11 @@ def _function(module: ModuleType) -> Callable[..., None]:
         options = [(key, given[_name(option)]) for option, key in keys.items() if _name(option) in given]
         tracked = [key.partition("=")[2] for key, _ in options if "=" in key]
         changes = [(key, _plain(start, key, value)) for key, value in options if "=" not in key]
+        changes += [("telemetry.track", tracked)] if tracked else []
         module.play(
             Asked(
                 arguments=call.obj,
-                options=changes + ([("telemetry.track", tracked)] if tracked else []),
-                settings=[read_setting(text) for text in given.get("set", ())],
+                changes=changes + [read_setting(text) for text in given.get("set", ())],
                 preset=given.get("preset"),
                 file=given.get("config_json"),
                 resume="resume" in given,

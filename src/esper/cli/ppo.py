@@ -33,7 +33,7 @@ OPTIONS = {**HOSTS, "--hosts": "hosts", "--rounds": "rounds", "--reward-family":
 def play(asked: Asked) -> None:
     """Train as the command line asks."""
     if is_launched():
-        if "devices" in dict(asked.options):
+        if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has a device of its own; leave --devices out.")
         if asked.watch or asked.as_json:
             raise SettingError("ranks share one terminal; leave --watch and --json out. Look with: esper watch RUN")
