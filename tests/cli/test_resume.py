@@ -8,6 +8,7 @@ import pytest
 from cli.test_cli import call
 from cli.test_run import assert_refused, assert_same_run, command
 from esper.cli import main
+from simic.tiny_runs import command as ppo_command
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +54,24 @@ def test_settings_presets_and_files_reach_the_run(capsys, monkeypatch, tmp_path)
     call(capsys, "run", "--config-json", str(tmp_path / "mine.json"), "--epochs", "5")
     assert (taken[0].task.epoch_examples, taken[0].task.batch, taken[0].telemetry.level) == (512, 8, "debug")
     assert (taken[1].hosts, taken[1].task.name, taken[1].task.epochs) == (3, "blobs", 5)
+
+
+@pytest.mark.parametrize("said", ["grow", "compare", 3])
+def test_the_run_of_another_command_or_of_an_older_version_is_not_gone_on_with(capsys, tmp_path, whole, said):
+    run = shutil.copytree(whole, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "command": said}))
+    assert_refused(call(capsys, "run", "--out", str(run), "--resume"), "is not a run of esper run", f"says {said}")
+
+
+def test_a_run_can_be_started_again_from_the_configuration_in_its_folder(capsys, monkeypatch, tmp_path, whole):
+    file = str(whole / "config.json")
+    assert call(capsys, "run", "--config-json", file, "--out", str(tmp_path / "again"))[0] == 0
+    assert_same_run(tmp_path / "again", whole)
+    with_both = call(capsys, "run", "--config-json", file, "--preset", "digits")
+    assert_refused(with_both, "--preset", "--config-json")
+
+
+def test_what_a_trained_policy_came_to_is_printed_as_json(capsys, tmp_path):
+    code, out, _ = call(capsys, *ppo_command(tmp_path / "run"), "--json")
+    assert (code, json.loads(out)["rounds"]) == (0, 2)
