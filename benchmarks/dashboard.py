@@ -120,7 +120,7 @@ def write_grown(folder: Path, events: int) -> dict[str, int]:
                     file.write(json.dumps({**to_record(event), "epoch": epoch + 1}, allow_nan=False) + "\n")
                     written += 1
             epoch += 1
-    config = {"command": "grow", "task": {"name": "digits"}, "policy": "heuristic", "hosts": GROWN_HOSTS}
+    config = {"command": "run", "task": {"name": "digits"}, "policy": "heuristic", "hosts": GROWN_HOSTS}
     (folder / "config.json").write_text(json.dumps(config))
     return {"events": written, "epochs": epoch, "bytes": (folder / "events-0.jsonl").stat().st_size}
 

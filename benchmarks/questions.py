@@ -17,8 +17,8 @@ from pathlib import Path
 from hardware import hardware
 from rich.console import Console
 
-from esper.cli.session import run_compare
-from esper.trials.comparing import CompareConfig
+from esper.cli.compare import run_compare
+from esper.trials.config import CompareConfig
 
 RESULTS = Path(__file__).parent / "results"
 ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
@@ -86,13 +86,13 @@ QUESTIONS = {
     "controller-digits": {
         "asks": "Short episodes as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
         "task": {"name": "digits", "epoch_examples": 512, "epochs": 16},
-        "first_seed": 2000,
+        "seed": 2000,
         "policies": ["never", "random", "schedule", "heuristic", "greedy", TRAINED],
     },
     "tuning-cifar10": {
         "asks": "Which settings of the heuristic suit the preset's episodes? Validation chooses, on seeds for that.",
         "task": {"name": "cifar10", **SHORT},
-        "first_seed": 2000,
+        "seed": 2000,
         "policies": [
             "heuristic",
             "heuristic:planting_part=0.6",
@@ -108,7 +108,7 @@ QUESTIONS = {
     "controller-cifar10": {
         "asks": "Episodes as in the preset: a policy of `esper ppo --preset cifar10` on host seeds that it never saw.",
         "task": {"name": "cifar10", **SHORT},
-        "first_seed": 1000,
+        "seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],
     },
     "controller-cifar10-early": {
@@ -119,7 +119,7 @@ QUESTIONS = {
     "controller-fashion_mnist": {
         "asks": "The same policy and plan on Fashion-MNIST, which they never saw; episodes as in its training.",
         "task": {"name": "fashion_mnist", **SHORT},
-        "first_seed": 1000,
+        "seed": 1000,
         "policies": [PLAN, "heuristic", TUNED, "greedy", TRAINED],
     },
 }
@@ -147,9 +147,8 @@ def main() -> None:
         parser.error(f"{options.question} needs --checkpoint, a policy that `esper ppo` trained")
     asked["policies"] = [str(options.checkpoint) if policy == TRAINED else policy for policy in asked["policies"]]
     with tempfile.TemporaryDirectory() as temporary:
-        where = {"out": str(options.work or temporary), "data_root": options.data_root, "device": options.device}
-        threads = {"threads": 1} if options.device == "cpu" else {}
-        config = CompareConfig.of({**asked, **where, **threads, "seeds": options.seeds})
+        where = {"out": str(options.work or temporary), "data_root": options.data_root, "devices": [options.device]}
+        config = CompareConfig.of({**asked, **where, "seeds": options.seeds})
         found = run_compare(config, True, Console())
     if found is None:
         raise SystemExit(130)

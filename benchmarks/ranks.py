@@ -100,7 +100,7 @@ def live(options: argparse.Namespace) -> None:
     from rich.console import Console
     from training import config_of
 
-    from esper.cli.session import run_ppo
+    from esper.cli.ppo import run_ppo
 
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -134,7 +134,7 @@ def measure(options: argparse.Namespace) -> dict:
 
 def bytes_per_update() -> dict:
     """What one rank sends per minibatch and per round, for the presets' networks."""
-    from esper.simic.training_config import TrainingConfig
+    from esper.simic.config import TrainingConfig
     from esper.tamiyo.network import FactoredRecurrentActorCritic
 
     found = {}

@@ -28,10 +28,11 @@ from hardware import hardware
 from rich.console import Console
 from throughput import generated
 
-from esper.cli.session import run_ppo
+from esper.cli.ppo import run_ppo
+from esper.leyline.configuration import read_setting
 from esper.runtime.batches import whole_steps
 from esper.runtime.tasks import get_task, register
-from esper.simic.training_config import TrainingConfig, read_setting
+from esper.simic.config import TrainingConfig
 from esper.telemetry.runfolder import MANIFEST
 
 READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")

@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the fields of `TrainingConfig`: python docs/make_config.py. A test compares the two."""
+"""Writes docs/config.md from the fields of the configurations: python docs/make_config.py. A test compares the two."""
 
 import json
 import re
@@ -6,9 +6,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
-
-from esper.simic.training_config import TrainingConfig, leaves, presets
+from esper.leyline.configuration import leaves
+from esper.runtime.config import HostsConfig, TaskConfig
+from esper.simic.config import TrainingConfig, presets
+from esper.trials.config import CompareConfig, RunConfig
 
 PAGE = Path(__file__).parent / "config.md"
 WORDS: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path"}
@@ -17,12 +18,15 @@ INTRODUCTION = """# Configuration
 
 <!-- written by docs/make_config.py; change the fields in src/esper, then run it -->
 
-One frozen value decides a training run. It starts from a preset (`esper ppo --preset digits`) or from a JSON file
-(`--config-json mine.json`, which names only what it changes), and every key can be changed on the command line:
-`--set ppo.lr=3e-4 --set 'devices=["cuda:0","cuda:1"]' --set reward.weights.rent=0.05`. Values are JSON; what is not
-JSON is text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. What a
-run was started with is in `config.json` of its folder.
+One frozen value decides each `esper ppo`, `esper run` and `esper compare`. It starts from a JSON file
+(`--config-json mine.json`, which names only what it changes), from a preset (`--preset digits`: all of it for
+`esper ppo`, its `task` for the others) or from the defaults below. The options of a command set some of the keys, and
+`--set` sets any:
+`--set ppo.lr=3e-4 --set 'devices=["cuda:0","cuda:1"]' --set task.lengths.ramp=3`. Values are JSON; what is not JSON is
+text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. What a run was
+started with is in `config.json` of its folder; `--resume` goes on with that.
 """
+COMMANDS = {"ppo": TrainingConfig, "run": RunConfig, "compare": CompareConfig}
 
 
 def kind_of(annotation: Any, limits: str) -> str:
@@ -37,7 +41,7 @@ def _plain_kind(annotation: Any, origin: Any, inner: tuple[Any, ...]) -> str:
     if origin is Literal:
         return ", ".join(inner)
     if origin is tuple:
-        return "list of texts"
+        return "list of numbers" if inner[0] is float else "list of texts"
     if origin is dict:
         return "numbers by name"
     return WORDS[annotation]
@@ -56,6 +60,8 @@ def limits_of(field: Any) -> str:
 
 
 def default_of(field: Any) -> str:
+    if field.is_required():
+        return "-"
     value = field.get_default(call_default_factory=True)
     return json.dumps(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)
 
@@ -72,26 +78,26 @@ def table(rows: list[str]) -> str:
 
 def changed_keys(name: str) -> str:
     """What a preset changes, as settings."""
-    plain, own = TrainingConfig().model_dump(mode="json"), TrainingConfig.from_preset(name).model_dump(mode="json")
-    found = []
-    for key in leaves():
-        *parents, leaf = key.split(".")
-        before, after = (values[parents[0]] if parents else values for values in (plain, own))
-        if before[leaf] != after[leaf]:
-            found.append(f"{key}={json.dumps(after[leaf])}")
-    return f"| `{name}` | {', '.join(f'`{text}`' for text in found)} |"
+    plain, own = TrainingConfig(), TrainingConfig.from_preset(name)
+    changed = [(key, own.value(key)) for key in leaves(TrainingConfig) if plain.value(key) != own.value(key)]
+    return f"| `{name}` | {', '.join(f'`{key}={json.dumps(value)}`' for key, value in changed)} |"
+
+
+def own_rows(model: type[HostsConfig]) -> dict[str, str]:
+    """Rows of the keys that are the command's own, or that it has another default or meaning of."""
+    shared = {key: row_of(key, field) for key, field in leaves(HostsConfig).items()}
+    rows = {key: row_of(key, field) for key, field in leaves(model).items()}
+    return {key: row for key, row in rows.items() if shared.get(key) != row}
 
 
 def page() -> str:
     """The whole page."""
-    fields = leaves()
-    parts = [INTRODUCTION, "## The run\n", table([row_of(key, fields[key]) for key in fields if "." not in key])]
-    for name, field in TrainingConfig.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            about = re.sub(r"\bNone\b", "null", section.__doc__ or "").strip()
-            own = [row_of(key, fields[key]) for key in fields if key.startswith(f"{name}.")]
-            parts += [f"## {name}\n", f"{about}\n", table(own)]
+    shared = {key: row_of(key, field) for key, field in leaves(HostsConfig).items() if key != "out"}
+    about = re.sub(r"\bNone\b", "null", TaskConfig.__doc__ or "")
+    parts = [INTRODUCTION, "## Every command\n", table([row for key, row in shared.items() if "." not in key])]
+    parts += ["## task, for every command\n", f"{about}\n", table([row for key, row in shared.items() if "." in key])]
+    for command, model in COMMANDS.items():
+        parts += [f"## esper {command}\n", table(list(own_rows(model).values()))]
     rows = ["| preset | changes |", "|---|---|", *(changed_keys(name) for name in presets())]
     return "\n".join([*parts, "## Presets\n", *rows]) + "\n"
 

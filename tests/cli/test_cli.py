@@ -6,13 +6,18 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import esper
+from esper.cli import app as cli
 from esper.cli import main
-from esper.cli import session as running
+from esper.cli import run as running
+from esper.cli.options import HOSTS
+from esper.leyline.configuration import leaves
 from esper.leyline.errors import DataError
 from esper.runtime.fetch import SOURCES
 from esper.runtime.tasks import TASKS
@@ -26,6 +31,13 @@ def call(capsys, *arguments):
     return leaving.value.code or 0, streams.out, streams.err
 
 
+def options_of(command):
+    """A command's options, those that its configuration gives included."""
+    found = get_command(cli.app).commands[command]
+    parameters = found.get_params(found.make_context(command, []))
+    return {option: parameter for parameter in parameters for option in parameter.opts if option != "--help"}
+
+
 def test_the_version_is_the_packages(capsys):
     assert call(capsys, "--version") == (0, f"esper {esper.__version__}\n", "")
 
@@ -33,6 +45,38 @@ def test_the_version_is_the_packages(capsys):
 def test_python_dash_m_is_the_same_command():
     done = subprocess.run([sys.executable, "-m", "esper", "--version"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"esper {esper.__version__}\n")
+
+
+def test_the_help_fits_on_one_screen_and_names_every_command_in_its_group(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(capsys, "--help")
+    lines = out.splitlines()
+    assert (code, len(lines) <= 24, max(map(len, lines)) <= 80) == (0, True, True)
+    commands = get_command(cli.app).commands
+    assert {line.split()[0] for line in lines if line.startswith("  ")} == {*commands, "Grow"}
+    assert [line for line in lines if line.isalpha()] == ["Train", "Compare", "Look", "Data"]
+    assert all(len(command.get_short_help_str(100)) < 60 for command in commands.values())
+
+
+@pytest.mark.parametrize("name", ["ppo", "run", "compare"])
+def test_options_have_the_help_of_their_fields_and_every_list_takes_spaces(name):
+    module = import_module(f"esper.cli.{name}")
+    start = module.CONFIG.start()
+    for option, key in module.OPTIONS.items():
+        parameter = options_of(name)[option]
+        assert len(parameter.help) < 60, option
+        if "=" not in key:
+            about = leaves(type(start))[key].description.replace("`", "")
+            assert parameter.help.lower() == f"{about.lower()}."
+            assert parameter.multiple == ("tuple" in str(leaves(type(start))[key].annotation))
+            default = start.value(key)
+            assert parameter.default == ((list(default or ()) or None) if parameter.multiple else default)
+
+
+@pytest.mark.parametrize("options", [HOSTS, {"--set", "--preset", "--config-json", "--resume", "--json"}])
+def test_the_same_things_have_the_same_names_in_all_commands(options):
+    for name in ("ppo", "run", "compare"):
+        assert set(options) <= set(options_of(name))
 
 
 def test_without_a_command_the_help_is_shown(capsys):
@@ -66,7 +110,7 @@ def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, q
     code, out, err = call(capsys, "demo", "--epochs", "8", "--seed", "2")
     assert (code, err) == (0, "")
     assert arms_in(out) == ["never", "heuristic"]
-    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper "):
+    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper run"):
         assert part in out
     for name in ("never", "heuristic", "exported"):
         assert f"runs/demo/{name}" in out
@@ -101,7 +145,7 @@ def test_the_demo_stops_when_it_is_asked_to(capsys, monkeypatch, quick_digits):
     monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
     code, out, _ = call(capsys, "demo", "--epochs", "8")
     assert code == 130
-    assert "--out runs/demo/never --resume" in out
+    assert "Go on with: esper run --out runs/demo/never --resume" in out
     assert arms_in(out) == []
 
 

@@ -18,9 +18,9 @@ from esper.runtime.tasks import TASKS
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
 from esper.trials.comparing import ARMS
-from esper.trials.growing import NETWORKS
+from esper.trials.running import NETWORKS
 from simic.tiny_runs import Forked, Ticks
-from trials.test_growing import trained
+from trials.test_running import trained
 
 RULES = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
 STATIC = ["start", "final", "final-equal-flops"]
@@ -103,14 +103,14 @@ def test_json_on_standard_output_is_what_is_on_disk(brief, tmp_path, capsys):
 
 
 def test_every_option_reaches_the_comparison(brief, tmp_path, capsys):
-    options = ["--rates", "0.5", "1", "--pretrain", "2", "--oracle", "--first-seed", "5", "--side-by-side", "3"]
+    options = ["--rates", "0.5", "1", "--pretrain", "2", "--oracle", "--seed", "5", "--side-by-side", "3"]
     more = ["--policies", "schedule", "--static", "final", "final-whole", "--final-of", "schedule"]
     limits = ["--budget", "3", "--max-seeds", "1", "--json"]
     code, out, _ = call(capsys, *command(tmp_path / "run", *options, *more, *limits))
     assert code == 0
     results = json.loads(out)
     config = results["config"]
-    assert (config["rates"], config["pretrain"], config["side_by_side"], config["first_seed"]) == ([0.5, 1], 2, 3, 5)
+    assert (config["rates"], config["pretrain"], config["side_by_side"], config["seed"]) == ([0.5, 1], 2, 3, 5)
     assert (config["task"]["budget"], config["task"]["max_seeds"], config["oracle"]) == (3.0, 1, True)
     assert set(results["arms"]) == {"schedule", "final", "final-whole", "oracle"}
     assert results["arms"]["final-whole"]["epochs"] == 6
@@ -129,11 +129,11 @@ def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, bri
         assert code == -number
     else:
         assert (code, err) == (130, "")
-        assert "--resume" in said
+        assert f"stopped; finished arms are kept. Go on with: esper compare --out {out} --resume" in said
     kept = sorted(path.name for path in (out / ARMS).iterdir())
     assert kept == ["never-1.json", "random-1.json"]
     assert not (out / "results.json").exists()
-    code, said, err = Forked(tmp_path / "child", command(out, *more, "--resume")).wait()
+    code, said, err = Forked(tmp_path / "child", ["compare", "--out", str(out), "--resume"]).wait()
     assert (code, err) == (0, "")
     assert "never: 2 hosts" not in said
     code, _, _ = call(capsys, *command(tmp_path / "whole", *more))
@@ -168,19 +168,22 @@ MISTAKES = {
     "--policies heuristic:shared=0.5": "heuristic 'shared'.*'share'",
     "--policies greedy:share=2": "share .*greedy .*'2'.* 1",
     "--static finel": "'final-equal-flops'",
-    "--policies never,sham": "sham .*'heuristic'",
-    "--policies never --static final": "final .*'heuristic'",
-    "--static final-whole": "final-whole .*--pretrain .*--from",
-    "--pretrain 2 --from runs/x": "^esper: --pretrain .*--from",
-    "--rates fast": "--rates .*0.5 1 2.*'fast'",
-    "--rates 1 0": "rates .*1.*0",
-    "--rates nan": "rates.* NaN",
+    "--policies never,sham": "sham follow the arm 'heuristic'",
+    "--policies never --static final": "final follow the arm 'heuristic'",
+    "--static final-whole": "it needs --pretrain or --from",
+    "--pretrain 2 --from runs/x": "--pretrain and --from both",
+    "--rates fast": 'rates.0 is "fast": input should be a valid number',
+    "--rates 1 0": "must be above 0",
+    "--rates nan": "valid number",
     "--side-by-side 0": "side_by_side is 0",
     "--epochs 1": "task.epochs is 1",
-    "--budget 1.01": "budget.*lora in r0c0",
-    "--task blob": "task 'blob'.*'blobs'",
-    "--from no/such/run": "--from no/such/run",
-    "--device mps": "device mps",
+    "--budget 1.01": "Raise the budget",
+    "--task blob": "unknown task 'blob'. Did you mean 'blobs'?",
+    "--from no/such/run": "--from no/such/run is not a run of esper run",
+    "--devices mps": "device mps is not supported",
+    "--devices cpu cpu": "a comparison runs on one",
+    "--set pretran=3": "unknown key 'pretran'. Did you mean 'pretrain'?",
+    "--preset digit": "Did you mean 'digits'?",
 }
 
 
@@ -218,10 +221,9 @@ def test_a_folder_that_is_not_empty_is_not_begun_anew(finished, capsys):
 
 
 def test_another_comparison_is_not_gone_on_with(finished, capsys):
-    policy = str(finished / "policy.safetensors")
-    for more in (["--policies", "never"], ["--policies", "never", policy, "--rates", "2"]):
-        said = refused(capsys, *command(finished / "run", *more, "--resume"))
-        assert re.search("settings.*config.json", said)
+    for more, key in ((["--policies", "never"], "policies"), (["--rates", "2"], "rates [1.0], not [2.0]")):
+        said = refused(capsys, "compare", "--out", str(finished / "run"), *more, "--resume")
+        assert f"was started with {key}" in said
 
 
 def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys):
@@ -235,7 +237,7 @@ def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys
 
 def test_trained_hosts_that_have_changed_are_another_comparison(brief, tmp_path, capsys):
     source, out = tmp_path / "never", tmp_path / "run"
-    grown = ["grow", "--task", "blobs", "--policy", "never", "--hosts", "2", "--epochs", "2", "--out", str(source)]
+    grown = ["run", "--task", "blobs", "--policy", "never", "--hosts", "2", "--epochs", "2", "--out", str(source)]
     assert call(capsys, *grown)[0] == 0
     arguments = command(out, "--policies", "never", "--from", str(source))
     assert call(capsys, *arguments)[0] == 0
@@ -257,7 +259,9 @@ def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsy
     assert re.search("settings.*config.json", said)
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "line 1"), ('{"command": "grow"}', "settings.*config.json")])
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "cannot be read"), ('{"command": "run"}', "is not a run of esper compare")]
+)
 def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / runfolder.CONFIG).write_text(content)

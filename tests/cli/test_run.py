@@ -1,4 +1,4 @@
-"""`esper grow` and `esper export`: killed and resumed to the same end, networks that leave, mistakes in a line."""
+"""`esper run` and `esper export`: killed and resumed to the same end, networks that leave, mistakes in a line."""
 
 import json
 import os
@@ -32,7 +32,7 @@ KILLED = -signal.SIGKILL
 
 def command(out, *more):
     options = {"--task": "blobs", "--hosts": 2, "--epochs": EPOCHS, "--seed": 0, "--out": out}
-    return ["grow", *(str(part) for pair in options.items() for part in pair), *more]
+    return ["run", *(str(part) for pair in options.items() for part in pair), *more]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_undisturbed_run_has_every_kind_of_change(whole):
 
 
 def run_until_it_ends(tmp_path, kills):
-    """`esper grow` and then --resume, with a death at each of `kills` (a moment of that process), at last no more."""
+    """`esper run` and then --resume, with a death at each of `kills` (a moment of that process), at last no more."""
     out, deaths = tmp_path / "run", 0
     for number, moment in enumerate([*kills, None]):
         arguments = command(out, "--resume") if number else command(out)
@@ -113,17 +113,16 @@ def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed
 
 def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp_path, capsys):
     def install_at_the_end():
-        from esper.trials import growing
+        from esper.trials import running
 
-        real = growing.export_network
-        growing.export_network = lambda *args: (real(*args), kill_self())
+        real = running.export_network
+        running.export_network = lambda *args: (real(*args), kill_self())
 
     out = tmp_path / "run"
     assert Forked(tmp_path / "child", command(out), install_at_the_end).wait()[0] == KILLED
     code, _, err = call(capsys, "export", str(out))
-    assert code == 2
-    assert f"--out {out} --resume" in err
-    assert Forked(tmp_path / "child", ["grow", "--out", str(out), "--resume"]).wait()[0] == 0
+    assert (code, "its episodes are not over" in err) == (2, True)
+    assert Forked(tmp_path / "child", ["run", "--out", str(out), "--resume"]).wait()[0] == 0
     assert_same_run(out, whole[0])
 
 
@@ -136,8 +135,8 @@ def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(who
     epochs = int(checkpoints_in(out)[-1].removeprefix("epoch-")) + 1
     assert 1 < epochs < EPOCHS
     last = said.splitlines()[-1]
-    assert re.search(f" {epochs} epochs .*--out {out} --resume$", last)
-    assert {event["epoch"] for event in events_of(out)} == set(range(1, epochs + 1))
+    assert last == f"stopped; {epochs} epochs are saved. Go on with: esper run --out {out} --resume"
+    assert {event["epoch"] for event in events_of(out)} == set(range(epochs))
     code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
     assert (code, err) == (0, "")
     assert_same_run(out, whole[0])
@@ -147,7 +146,7 @@ def test_a_run_can_be_moved_before_it_is_resumed(whole, tmp_path):
     ask = partial(install, Ticks(whole[2] // 2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert Forked(tmp_path / "child", command(tmp_path / "here"), ask).wait()[0] == 130
     shutil.move(tmp_path / "here", tmp_path / "there")
-    assert Forked(tmp_path / "child", ["grow", "--out", str(tmp_path / "there"), "--resume"]).wait()[0] == 0
+    assert Forked(tmp_path / "child", ["run", "--out", str(tmp_path / "there"), "--resume"]).wait()[0] == 0
     assert not (tmp_path / "here").exists()
     assert_same_run(tmp_path / "there", whole[0])
 
@@ -188,7 +187,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     options = "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 --executor eager --deterministic"
     run = tmp_path / "run"
     code, _, _ = call(
-        capsys, "grow", "--task", "blobs", "--policy", "greedy", "--out", str(run), "--devices", "cpu", *options.split()
+        capsys, "run", "--task", "blobs", "--policy", "greedy", "--out", str(run), "--devices", "cpu", *options.split()
     )
     assert code == 0
     found = started(run)
@@ -198,10 +197,11 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "budget": 9.0,
         "max_seeds": 1,
         "slots": ["r0c1"],
-        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out")),
+        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out", "blends", "scale_at_birth")),
+        "lengths": dict.fromkeys(("training", "ramp", "probation", "embargo", "resetting")),
     }
     assert found == {
-        "command": "grow",
+        "command": "run",
         "policy": "greedy",
         "hosts": 1,
         "seed": 4,
@@ -212,8 +212,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "data_root": None,
         "threads": 1,
         "deterministic": True,
-        "telemetry": "normal",
-        "track": [],
+        "telemetry": {"level": "normal", "track": []},
     }
 
 
@@ -222,17 +221,10 @@ def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, 
     host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
     monkeypatch.setitem(TASKS, "three", replace(IMAGES, name="three", build_host=host, epochs=4, lr=0.02))
     run = tmp_path / "run"
-    arguments = ["grow", "--task", "three", "--slots", *slots, "--policy", "schedule", "--out", str(run)]
+    arguments = ["run", "--task", "three", "--slots", *slots, "--policy", "schedule", "--out", str(run)]
     assert call(capsys, *arguments)[0] == 0
     assert sorted(started(run)["task"]["slots"]) == ["r0c0", "r0c2"]
     assert {event["slot"] for event in events_of(run, "StageChanged")} == {"r0c0", "r0c2"}
-
-
-def test_a_resumed_run_is_the_one_that_was_started(capsys, tmp_path, whole):
-    """Options given with --resume do not turn it into another one."""
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    assert call(capsys, "grow", "--task", "digits", "--hosts", "5", "--out", str(run), "--resume")[0] == 0
-    assert_same_run(run, whole[0])
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -251,16 +243,18 @@ def assert_refused(said, *words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--task blob", "task 'blob'.*'blobs'"),
-        ("--policy heuristik", "policy 'heuristik'.*'heuristic'"),
-        ("--policy nowhere.safetensors", "nowhere.safetensors.*`esper ppo`"),
-        ("--devices gpu", "'gpu'"),
-        ("--devices cuda:99", "'cuda:99'"),
-        ("--devices mps", "device mps"),
+        ("--task blob", "unknown task 'blob'. Did you mean 'blobs'?"),
+        ("--policy heuristik", "unknown policy 'heuristik'. Did you mean 'heuristic'?"),
+        ("--policy nowhere.safetensors", "Or name a checkpoint file"),
+        ("--devices gpu", "'gpu' is not a device"),
+        ("--devices cuda:99", "'cuda:99' is not there"),
+        ("--devices mps", "mps is not supported"),
+        ("--devices cpu cpu cpu", "hosts is 2, but devices are cpu, cpu, cpu"),
+        ('--set devices=["cpu,cpu,cpu"]', "1 would stay idle"),
         ("--amp fp8", 'amp is "fp8"'),
         ("--amp fp16", "amp fp16 .*CUDA"),
         ("--executor fast", 'executor is "fast"'),
-        ("--executor graphed", "graphed .*CUDA"),
+        ("--executor graphed", "executor graphed needs CUDA devices"),
         ("--hosts -1", "hosts is -1"),
         ("--hosts 0", "hosts is 0"),
         ("--epochs 0", "task.epochs is 0"),
@@ -268,9 +262,13 @@ def assert_refused(said, *words):
         ("--budget 0.5", "task.budget is 0.5"),
         ("--budget nan", "task.budget"),
         ("--max-seeds 0", "task.max_seeds is 0"),
-        ("--slots r0c9", "slot 'r0c9'.*'r0c1'"),
-        ("--slots early", "'early'"),
-        ("--task cifar10", "cifar.*--data-root"),
+        ("--slots r0c9", "unknown slot 'r0c9'. Did you mean 'r0c1'?"),
+        (
+            "--slots early mid late",
+            "unknown slot or module 'early'. Known: blocks.0, blocks.0.0, blocks.1, blocks.1.0, head, r0c0, r0c1",
+        ),
+        ("--slots r0c0 late", "unknown slot 'late'. Known: r0c0, r0c1."),
+        ("--task cifar10", "no data folder was named"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, options, words):
@@ -299,7 +297,7 @@ def test_a_second_writer_is_refused(capsys, tmp_path, more):
 
 def test_the_run_of_another_command_is_not_resumed(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"rounds": 3}')
-    assert_refused(call(capsys, *command(tmp_path, "--resume")), str(tmp_path))
+    assert_refused(call(capsys, *command(tmp_path, "--resume")), "is not a run of esper run")
 
 
 # -- exporting ---------------------------------------------------------------------------------------------------------
@@ -380,15 +378,15 @@ def tree(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda run: (run / RESULTS).unlink(), "esper .*--out .*--resume"),
-        (lambda run: (run / RESULTS).write_text('{"results": ['), "results.json .*line 1.*--resume"),
-        (lambda run: (run / RESULTS).write_text('{"results": []}'), "results.json .*--resume"),
-        (lambda run: (run / runfolder.CONFIG).unlink(), "config.json .*No such file"),
-        (lambda run: (run / runfolder.CONFIG).write_text('{"rounds": 40}'), "/run .*esper"),
-        (lambda run: (run / runfolder.CONFIG).write_text("{"), "config.json .*line 1"),
-        (lambda run: shutil.rmtree(run / "networks"), "exported: .*networks"),
-        (lambda run: (run / "exported").mkdir(), "exported .*--to"),
-        (shutil.rmtree, "config.json .*No such file"),
+        (lambda run: (run / RESULTS).unlink(), ("its episodes are not over", "Finish: esper run --out", "--resume")),
+        (lambda run: (run / RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
+        (lambda run: (run / RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
+        (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),
+        (lambda run: (run / runfolder.CONFIG).write_text('{"rounds": 40}'), ("is not a run of esper run",)),
+        (lambda run: (run / runfolder.CONFIG).write_text("{"), ("is not a run folder", "cannot be read")),
+        (lambda run: shutil.rmtree(run / "networks"), ("cannot export to",)),
+        (lambda run: (run / "exported").mkdir(), ("exported already exists",)),
+        (shutil.rmtree, ("is not a run folder",)),
     ],
     ids=["unfinished", "torn", "empty", "foreign", "ppo", "not json", "no networks", "taken", "not there"],
 )

@@ -13,11 +13,11 @@ import pytest
 
 from cli.test_cli import call
 from esper.cli import beside as beside
-from esper.cli import main
-from esper.cli import session as running
+from esper.cli import main, ppo, run
 from esper.cli.beside import train_beside
+from esper.cli.session import RESULTS
 from esper.leyline.errors import SaveError, SettingError
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 from esper.telemetry import runfolder
 from simic.tiny_runs import command, events_of
 from trials.grown_runs import configured, stopped
@@ -30,7 +30,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-GROW = ["grow", "--task", "blobs", "--epochs", "4"]
+GROW = ["run", "--task", "blobs", "--epochs", "4"]
 
 
 def grow(out, *more):
@@ -61,7 +61,7 @@ def wait_for(claim):
 
 def test_the_screen_shows_the_run_and_then_everything_that_was_said_is_printed(capfd, tmp_path):
     run = tmp_path / "run"
-    screen = Screen(lambda: wait_for((run / running.RESULTS).exists))
+    screen = Screen(lambda: wait_for((run / RESULTS).exists))
     assert train_beside(grow(run), run, False, screen) == 0
     assert screen.shown == [(run, True)]
     out, err = capfd.readouterr()
@@ -135,21 +135,21 @@ def test_the_child_gets_the_same_call_without_watch(capsys, started):
     given = ["ppo", "--watch", "--task", "blobs", "--devices", "cpu", "cpu", "--out", "here", "--resume"]
     assert call(capsys, *given)[0] == 7
     arguments, out, resume, show = started[0]
-    assert arguments == ["ppo", "--task", "blobs", "--devices", "cpu,cpu", "--out", "here", "--resume"]
+    assert arguments == ["ppo", "--task", "blobs", "--devices", "cpu", "cpu", "--out", "here", "--resume"]
     assert (str(out), resume, show) == ("here", True, "screen")
-    assert call(capsys, "grow", "--watch", "--task", "blobs")[0] == 7
-    assert started[1][0] == ["grow", "--task", "blobs"]
-    assert str(started[1][1]) == "runs/grow"
+    assert call(capsys, "run", "--watch", "--task", "blobs")[0] == 7
+    assert started[1][0] == ["run", "--task", "blobs"]
+    assert str(started[1][1]) == "runs/run"
 
 
-@pytest.mark.parametrize("name", ["ppo", "grow"])
+@pytest.mark.parametrize("name", ["ppo", "run"])
 def test_a_wrong_setting_is_refused_without_a_child(capsys, started, name):
     code, out, err = call(capsys, name, "--watch", "--task", "blob")
     assert (code, out, started) == (2, "", [])
     assert re.match("esper: .*'blob'", err)
 
 
-@pytest.mark.parametrize("name", ["ppo", "grow"])
+@pytest.mark.parametrize("name", ["ppo", "run"])
 def test_without_a_terminal_it_is_one_line(capsys, monkeypatch, tmp_path, name):
     monkeypatch.setattr(beside, "Popen", None)
     code, out, err = call(capsys, name, "--watch", "--task", "blobs", "--out", "run")
@@ -179,20 +179,20 @@ def test_without_textual_it_is_refused_with_what_to_install(monkeypatch):
 )
 def test_the_flags_of_trackers_reach_the_configuration(capsys, monkeypatch, flags, expected):
     taken = []
-    monkeypatch.setattr(running, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
-    monkeypatch.setattr(running, "run_grow", lambda config, *rest: taken.append(config.track))
+    monkeypatch.setattr(ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
+    monkeypatch.setattr(run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track))
     call(capsys, "ppo", *flags)
-    call(capsys, "grow", *flags)
+    call(capsys, "run", *flags)
     assert taken == [expected, expected]
 
 
 def test_a_resumed_run_is_tracked_as_before_unless_the_call_says_otherwise(capsys, monkeypatch, tmp_path):
     taken = []
-    monkeypatch.setattr(running, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
-    monkeypatch.setattr(running, "run_grow", lambda config, *rest: taken.append(config.track))
-    grown = configured(tmp_path / "grow", track=["wandb"]).model_dump(mode="json")
+    monkeypatch.setattr(ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
+    monkeypatch.setattr(run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track))
+    grown = configured(tmp_path / "run", telemetry={"track": ["wandb"]}).model_dump(mode="json")
     trained = TrainingConfig.from_preset("digits").with_changes([("telemetry.track", ["wandb"])], "the test")
-    for name, values in (("ppo", trained.model_dump(mode="json")), ("grow", {"command": "grow", **grown})):
+    for name, values in (("ppo", trained.model_dump(mode="json")), ("run", {"command": "run", **grown})):
         (tmp_path / name).mkdir()
         runfolder.write_json(tmp_path / name / runfolder.CONFIG, values)
         call(capsys, name, "--out", name, "--resume")
@@ -222,7 +222,7 @@ def runs(tmp_path_factory):
         assert not leaving.value.code
     config = configured(folder / "stopped", hosts=1)
     stopped(config, 3)
-    runfolder.write_json(config.out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
+    runfolder.write_json(config.out / runfolder.CONFIG, {"command": "run", **config.model_dump(mode="json")})
     (folder / "notes").mkdir()
     return folder
 
@@ -264,12 +264,12 @@ def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line
 def test_a_growing_run_whose_length_nobody_named_knows_it_and_goes_on(capsys, tmp_path):
     """`blobs` episodes as long as the task says; the screens must know how long that is."""
     run = tmp_path / "run"
-    code, _, _ = call(capsys, "grow", "--task", "blobs", "--out", str(run))
+    code, _, _ = call(capsys, "run", "--task", "blobs", "--out", str(run))
     assert code == 0
     row = json.loads(call(capsys, "runs", str(run), "--json")[1])[0]
     assert row["done"] == row["total"] == json.loads((run / runfolder.CONFIG).read_text())["task"]["epochs"] > 0
     before = events_of(run)
-    (run / running.RESULTS).unlink()
+    (run / RESULTS).unlink()
     shutil.rmtree(run / "networks")
-    assert call(capsys, "grow", "--out", str(run), "--resume")[0] == 0
+    assert call(capsys, "run", "--out", str(run), "--resume")[0] == 0
     assert events_of(run) == before

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from esper.simic import PPOAgent, PPOConfig, Rollout
+from esper.simic.config import TrainingConfig
 from esper.simic.trainer import train_ppo_vectorized
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo import FactoredRecurrentActorCritic, HeadSpec
 from null_sink import NullSink
 

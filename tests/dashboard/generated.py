@@ -150,11 +150,11 @@ def play_grow(draws, ranks, hosts, rounds, epochs):
     return files
 
 
-PLAYS = {"ppo": play_ppo, "grow": play_grow}
+PLAYS = {"ppo": play_ppo, "run": play_grow}
 
 
 @st.composite
-def runs(draw, kinds=("ppo", "grow"), most_ranks=2):
+def runs(draw, kinds=("ppo", "run"), most_ranks=2):
     """(kind, rank -> records)"""
     kind = draw(st.sampled_from(kinds))
     sizes = [draw(st.integers(1, most)) for most in (most_ranks, 3, 4, 8)]
@@ -170,7 +170,7 @@ def runs(draw, kinds=("ppo", "grow"), most_ranks=2):
 def config_of(kind, **values):
     return {
         "task": {"name": "digits"},
-        **({"command": "grow", "policy": "heuristic"} if kind == "grow" else {}),
+        **({"command": "run", "policy": "heuristic"} if kind == "run" else {}),
         **values,
     }
 

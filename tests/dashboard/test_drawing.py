@@ -215,13 +215,13 @@ def test_the_rest_takes_as_long_as_the_newest_rounds():
 
 
 def test_without_rounds_the_pace_that_was_seen_counts():
-    moment = moment_of(grown_epochs(3), kind="grow")
+    moment = moment_of(grown_epochs(3), kind="run")
     assert drawing.seconds_left(moment) is None
     assert drawing.seconds_left(replace(moment, seen=[(100.0, 1), (104.0, 3)])) == 2.0
 
 
 def test_a_run_that_does_not_say_how_long_it_is_has_no_eta():
-    moment = moment_of(grown_epochs(3), kind="grow", seen=[(100.0, 1), (104.0, 3)])
+    moment = moment_of(grown_epochs(3), kind="run", seen=[(100.0, 1), (104.0, 3)])
     moment = replace(moment, summary=replace(moment.summary, total=0))
     assert "3 of ? epochs · ETA not known" in text_of(drawing.draw_header, moment)
 
@@ -243,7 +243,7 @@ def test_accuracy_of_host_and_twin_share_one_scale():
 
 
 def test_a_host_without_a_twin_has_no_curve_for_one():
-    text = text_of(drawing.draw_episode, moment_of(grown_epochs(3), kind="grow"))
+    text = text_of(drawing.draw_episode, moment_of(grown_epochs(3), kind="run"))
     assert "accuracy grown" in text
     assert "twin" not in text
 
@@ -303,7 +303,7 @@ def test_text_from_events_is_neither_markup_nor_a_command_to_the_terminal():
 # -- all panels --------------------------------------------------------------------------------------------------------
 
 MOMENTS = [moment_of([]), moment_of(WHOLE), moment_of(WHOLE, host=1, wanted="cull"), moment_of([events.RoundBegan(0)])]
-MOMENTS += [moment_of(grown_epochs(3), kind="grow", is_paused=True), moment_of([], kind="grow", note="reading")]
+MOMENTS += [moment_of(grown_epochs(3), kind="run", is_paused=True), moment_of([], kind="run", note="reading")]
 
 
 @given(st.sampled_from(MOMENTS), st.integers(0, 220), st.integers(0, 70))

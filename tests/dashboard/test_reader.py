@@ -242,8 +242,16 @@ def test_only_regular_files_are_read(tmp_path, kind):
     assert sorted(opened(folder).view.episodes) == [0, 1]
 
 
+def test_the_run_of_a_command_that_there_is_not_is_damaged_and_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", "run", {0: []}, hosts=1)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"run"', '"run"', 1))
+    found = opened(folder)
+    assert (found.status(), "esper grow" in found.problem) == ("damaged", True)
+
+
 def test_a_configuration_behind_a_link_is_not_read(tmp_path):
-    folder = write_run(tmp_path / "run", "grow", {0: []}, hosts=1)
+    folder = write_run(tmp_path / "run", "run", {0: []}, hosts=1)
     (folder / "config.json").rename(tmp_path / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "config.json")
     found = opened(folder)
@@ -253,17 +261,17 @@ def test_a_configuration_behind_a_link_is_not_read(tmp_path):
 
 def test_a_configuration_that_is_mended_is_read_and_one_that_breaks_is_remembered(tmp_path):
     records = [to_record(grown_epoch(0, 1, 0.5, 0.5, 0.5, 438, 1))]
-    folder = write_run(tmp_path / "run", "grow", {0: records}, hosts=1)
+    folder = write_run(tmp_path / "run", "run", {0: records}, hosts=1)
     whole = (folder / "config.json").read_text()
     (folder / "config.json").write_text(whole[:20])
     found = opened(folder)
     assert found.status() == "damaged"
     (folder / "config.json").write_text(whole)
     found.refresh()
-    assert (found.status(), found.view.kind, found.progress()) == ("stopped", "grow", (1, 0))
+    assert (found.status(), found.view.kind, found.progress()) == ("stopped", "run", (1, 0))
     (folder / "config.json").write_text("{")
     found.refresh()
-    assert (found.status(), found.view.kind, found.view.config["hosts"]) == ("damaged", "grow", 1)
+    assert (found.status(), found.view.kind, found.view.config["hosts"]) == ("damaged", "run", 1)
 
 
 def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path):
@@ -313,8 +321,8 @@ def test_a_run_is_finished_when_its_last_round_is(tmp_path):
 
 def test_progress_of_a_grow_run_is_epochs_that_all_hosts_have_lived(tmp_path):
     records = [to_record(grown_epoch(host, epoch, 0.5, 0.5, 0.5, 438, 1)) for epoch in range(1, 5) for host in range(2)]
-    folder = write_run(tmp_path / "run", "grow", {0: records[:-1]}, hosts=2)
+    folder = write_run(tmp_path / "run", "run", {0: records[:-1]}, hosts=2)
     assert opened(folder).progress() == (3, 0)
-    write_config(folder, "grow", hosts=2, task={"name": "digits", "epochs": 40})
+    write_config(folder, "run", hosts=2, task={"name": "digits", "epochs": 40})
     assert opened(folder).progress() == (3, 40)
     assert opened(folder).status() == "stopped"

@@ -7,15 +7,16 @@ import shlex
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from dashboard.web_runs import append, config_of, grow_run, ppo_run
 from esper import __version__
-from esper.cli import app as cli
+from esper.cli import main, run
 from esper.dashboard.report import reproduce, write_report
 from esper.leyline.errors import SaveError
+from esper.trials.config import RunConfig
 
 BAD = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> &amp;"
 
@@ -129,21 +130,17 @@ def test_a_running_run_can_be_reported_on(tmp_path):
     assert data["standings"] == []
 
 
-def test_the_command_of_a_grown_run_is_one_that_esper_grow_takes():
-    task = {"name": "digits", "epochs": 6, "slots": ["r0c0", "r0c1"], "budget": 1.5}
-    command, _ = reproduce(config_of("grow", task=task, policy="a file; rm -rf /", deterministic=True), "grow")
-    line = shlex.split(command, comments=True)
-    assert line[:2] == ["esper", "grow"]
-    assert line[line.index("--policy") + 1] == "a file; rm -rf /"
-    assert line[line.index("--slots") + 1 :][:2] == ["r0c0", "r0c1"]
-    assert "--deterministic" in line
-    known = {option for parameter in get_command(cli.app).commands["grow"].params for option in parameter.opts}
-    assert {word for word in line if word.startswith("--")} <= known
-
-
-def test_what_the_command_line_cannot_say_is_said():
-    _, advice = reproduce(config_of("grow", task={"name": "digits", "batch": 8}), "grow")
-    assert "task.batch = 8" in advice
+def test_the_command_of_a_run_and_the_settings_that_it_shows_do_it_again(tmp_path, monkeypatch):
+    config = RunConfig.of({"task": {"name": "digits", "batch": 8, "slots": ["r0c0"]}, "policy": "greedy:share=0.5"})
+    text, _ = reproduce({"command": "run", **config.model_dump(mode="json")}, "run")
+    command, _, settings = text.partition("\n\nconfig.json:\n")
+    (tmp_path / "config.json").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    taken = []
+    monkeypatch.setattr(run, "run_policy", lambda config, *rest: taken.append(config))
+    with pytest.raises(SystemExit):
+        main(shlex.split(command, comments=True)[1:])
+    assert taken == [config.model_copy(update={"out": Path("runs/again")})]
 
 
 def test_the_configuration_of_a_taught_policy_is_there_to_be_saved():

@@ -33,7 +33,7 @@ def test_only_run_folders_are_found_and_links_are_not_followed(tmp_path):
     inside, outside = tmp_path / "runs", tmp_path / "elsewhere"
     inside.mkdir()
     outside.mkdir()
-    second, first = make_run(inside / "b"), make_run(inside / "a", "grow")
+    second, first = make_run(inside / "b"), make_run(inside / "a", "run")
     make_run(outside / "c")
     (inside / "link").symlink_to(outside / "c")
     (inside / "empty").mkdir()
@@ -89,16 +89,16 @@ def scored(seed, validation, params):
 
 def test_a_grow_run_has_the_best_hosts_newest_accuracy_and_its_size(tmp_path):
     episodes = [grown(0, 0, 0.9, 500), grown(1, 0, 0.1, 500), grown(0, 1, 0.5, 600), grown(1, 1, 0.75, 700)]
-    found = summary_of(make_run(tmp_path / "a", "grow", episodes, hosts=2))
+    found = summary_of(make_run(tmp_path / "a", "run", episodes, hosts=2))
     assert (found.best_accuracy, found.params, found.policy) == (0.75, 700, "heuristic")
     assert (found.status, found.done, found.total) == ("stopped", 2, 0)
-    done = summary_of(make_run(tmp_path / "b", "grow", [*episodes, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2))
+    done = summary_of(make_run(tmp_path / "b", "run", [*episodes, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2))
     assert (done.best_accuracy, done.params) == (0.8, 610)
     assert (done.status, done.done, done.total) == ("finished", 2, 2)
 
 
 def test_a_run_that_has_told_nothing_yet_is_listed(tmp_path):
-    for kind in ("ppo", "grow"):
+    for kind in ("ppo", "run"):
         found = summary_of(make_run(tmp_path / kind, kind))
         assert (found.best_accuracy, found.params, found.done, found.status) == (None, None, 0, "stopped")
 
@@ -113,7 +113,7 @@ def test_a_run_whose_configuration_is_damaged_is_listed_as_such(tmp_path, conten
 
 @pytest.mark.parametrize("values", [{"rounds": "many"}, {"rounds": -3}, {"task": {"name": ["x"]}}, {"hosts": None}])
 def test_odd_settings_do_not_break_the_list(tmp_path, values):
-    for kind in ("ppo", "grow"):
+    for kind in ("ppo", "run"):
         assert summary_of(make_run(tmp_path / kind, kind, **values)).status == "stopped"
 
 

@@ -44,7 +44,7 @@ def locked(runs):
 def test_the_list_tells_every_run(client):
     rows = {row["name"]: row for row in client.get("/api/runs").json()["runs"]}
     assert rows.keys() == {"grow", "ppo"}
-    assert (rows["grow"]["kind"], rows["grow"]["status"], rows["grow"]["done"]) == ("grow", "finished", 6)
+    assert (rows["grow"]["kind"], rows["grow"]["status"], rows["grow"]["done"]) == ("run", "finished", 6)
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(client, runs):

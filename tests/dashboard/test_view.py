@@ -116,7 +116,7 @@ def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
     assert span.stages == [("BLENDING", 4)]
 
 
-@pytest.mark.parametrize("kind", ["ppo", "grow"])
+@pytest.mark.parametrize("kind", ["ppo", "run"])
 def test_epochs_are_those_of_the_events_in_either_kind_of_run(kind):
     epoch = 4
     birth = moved(4, "DORMANT", "GERMINATED", 0.0)
@@ -168,7 +168,7 @@ def test_in_a_grow_run_an_epoch_without_an_action_is_a_wait():
     reading = (0.5, 0.5, 0.5, 438, 10)
     cull = ActionTaken(0, 2, "CULL", "r0c0", None, None)
     view = view_of(
-        *(grown_epoch(0, epoch, *reading) for epoch in (1, 2)), cull, grown_epoch(0, 3, *reading), kind="grow"
+        *(grown_epoch(0, epoch, *reading) for epoch in (1, 2)), cull, grown_epoch(0, 3, *reading), kind="run"
     )
     assert view.ops == {"WAIT": 1, "CULL": 1}
 

@@ -123,7 +123,7 @@ def test_a_new_size_is_drawn_anew_even_in_a_pause(folder):
 
 
 def test_a_grown_run_has_no_panels_of_ppo(tmp_path):
-    folder = write_run(tmp_path / "grown", grown_epochs(4), command="grow", policy="heuristic")
+    folder = write_run(tmp_path / "grown", grown_epochs(4), command="run", policy="heuristic")
 
     async def script(pilot):
         text = screen_of(pilot.app)

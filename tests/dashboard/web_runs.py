@@ -65,13 +65,13 @@ def grown_epoch(host, epoch, accuracy=None):
 
 def config_of(kind, **changes):
     config = {"task": TASK, "hosts": 2, "seed": 0, "out": "somewhere", "deterministic": False, **changes}
-    return {"command": "grow", "policy": "heuristic", **config} if kind == "grow" else {"rounds": 2, **config}
+    return {"command": "run", "policy": "heuristic", **config} if kind == "run" else {"rounds": 2, **config}
 
 
 def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **changes):
-    """A run of `esper grow`; host h has test accuracy `test` + h / 100."""
+    """A run of `esper run`; host h has test accuracy `test` + h / 100."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config_of("grow", policy=policy, hosts=len(seeds), **changes)))
+    (folder / "config.json").write_text(json.dumps(config_of("run", policy=policy, hosts=len(seeds), **changes)))
     append(folder)
     for host in range(len(seeds)):
         planted = {

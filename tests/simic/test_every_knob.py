@@ -6,15 +6,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.cli import session as running
+from esper.cli import ppo as running
+from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
 from esper.runtime import population
-from esper.simic.training_config import leaves
+from esper.simic.config import TrainingConfig
 from simic.tiny_runs import checkpoints_in, events_of, tiny
 
 WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = "weights", "events", "files", "process", "refusal", "stopped"
 LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
 """A learner that oversteps, so that there are anomalies."""
+
+LONGER = {"task__epochs": 8}
+"""Episodes in which slots open again."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,13 @@ TABLE = {
     "task.max_seeds": Knob(1, PLAYS),
     "task.slots": Knob(["r0c1"], PLAYS),
     "task.blueprints": Knob(["lora"], PLAYS),
+    "task.blends": Knob(["gated"], PLAYS),
+    "task.scale_at_birth": Knob(0.1, PLAYS),
+    "task.lengths.training": Knob(1, PLAYS),
+    "task.lengths.ramp": Knob(3, PLAYS),
+    "task.lengths.probation": Knob(1, PLAYS, LONGER),
+    "task.lengths.embargo": Knob(0, PLAYS, LONGER),
+    "task.lengths.resetting": Knob(0, PLAYS, LONGER),
     "reward.family": Knob("loss", PLAYS),
     "reward.weights": Knob({"rent": 3.0}, PLAYS),
     "ppo.epochs": Knob(3, LEARNS),
@@ -83,7 +94,7 @@ TABLE = {
 
 
 def test_the_table_names_every_leaf_and_no_other():
-    assert set(TABLE) == set(leaves())
+    assert set(TABLE) == set(leaves(TrainingConfig))
 
 
 @pytest.mark.parametrize("key", TABLE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from esper.cli import session as running
+from esper.cli import ppo as running
 from esper.leyline.errors import DeviceError, MaskError, SaveError
 from esper.simic import team as teams
 from esper.simic.agent import PPOAgent

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from esper.leyline.configuration import leaves, read_setting
 from esper.leyline.errors import EsperError, SettingError, UnknownNameError
 from esper.runtime.tasks import TASKS
-from esper.simic.training_config import TrainingConfig, leaves, presets, read_setting
+from esper.simic.config import TrainingConfig, presets
 
 
 def refusal(values):
@@ -50,12 +51,12 @@ def test_an_unknown_key_at_any_depth_is_refused_with_the_nearest_known_one(value
 
 def test_a_key_like_no_other_is_refused_with_the_keys_of_its_section():
     text = refusal({"telemetry": {"zzzzzzzzz": 1}})
-    known = "telemetry.level, telemetry.escalation_rounds, telemetry.track"
-    assert re.fullmatch(f"here: .*'telemetry.zzzzzzzzz'.*{known}.", text)
+    known = "telemetry.level, telemetry.track, telemetry.escalation_rounds"
+    assert text == f"here: unknown key 'telemetry.zzzzzzzzz'. Known: {known}."
     assert refusal({"zzz": 1}).endswith("task, reward, ppo, telemetry.")
 
 
-@given(st.sampled_from(sorted(leaves())), st.data())
+@given(st.sampled_from(sorted(leaves(TrainingConfig))), st.data())
 def test_a_typo_in_any_key_is_refused_and_the_key_is_offered(key, data):
     place = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
     mistyped = key[:place] + "q" + key[place:]
@@ -140,14 +141,14 @@ def test_several_mistakes_are_told_together():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"task": {"name": "digit"}}, "task 'digit'.*'digits'"),
-        ({"reward": {"weights": {"rent": -1.0}}}, "reward term 'rent' is -1.0.* 0"),
-        ({"ppo": {"lr": 1e-5}}, "here: ppo: lr_floor is 0.0001, .*lr 1e-05"),
-        ({"ppo": {"compile": "inducter"}}, "torch.compile 'inducter'.*'inductor'"),
-        ({"amp": "fp16"}, "amp fp16 .*CUDA .*bf16"),
-        ({"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"}, "amp fp16 .*eager"),
-        ({"executor": "graphed"}, "executor graphed .*CUDA .*eager"),
-        ({"executor": "graphed", "devices": ["cuda:0", "cpu"]}, "executor graphed .*CUDA"),
+        ({"task": {"name": "digit"}}, "unknown task 'digit'. Did you mean 'digits'?"),
+        ({"reward": {"weights": {"rent": -1.0}}}, "weight of reward term 'rent' is -1.0; it must be 0 or more"),
+        ({"ppo": {"lr": 1e-5}}, "here: ppo: lr_floor is 0.0001, above lr 1e-05; it has to be at most that."),
+        ({"ppo": {"compile": "inducter"}}, "unknown backend of torch.compile 'inducter'. Did you mean 'inductor'?"),
+        ({"amp": "fp16"}, "amp fp16 needs CUDA devices"),
+        ({"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"}, "runs on the eager executor only"),
+        ({"executor": "graphed"}, "executor graphed needs CUDA devices"),
+        ({"executor": "graphed", "devices": ["cuda:0", "cpu"]}, "executor graphed needs CUDA devices"),
     ],
     ids=str,
 )
@@ -263,7 +264,7 @@ def test_a_setting_is_a_key_and_json_where_it_can_be(text, expected):
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "", "rounds 3"])
 def test_a_setting_without_key_or_sign_is_refused(text):
-    with pytest.raises(SettingError, match=r"KEY=VALUE.*--set ppo\.lr=3e-4"):
+    with pytest.raises(SettingError, match=r"is not KEY=VALUE"):
         read_setting(text)
 
 
@@ -347,10 +348,10 @@ def test_a_task_is_built_with_what_was_changed_and_nothing_else():
 def test_the_page_of_the_configuration_is_what_the_fields_say():
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_config.py"))
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run: python docs/make_config.py"
-    for key in leaves():
+    for key in leaves(TrainingConfig):
         assert f"| `{key}` |" in script["page"]()
 
 
 def test_every_leaf_says_what_it_does():
-    assert {key for key, field in leaves().items() if not field.description} == set()
-    assert {"task.name", "reward.weights", "ppo.lr", "telemetry.level", "rounds"} <= set(leaves())
+    assert {key for key, field in leaves(TrainingConfig).items() if not field.description} == set()
+    assert {"task.name", "reward.weights", "ppo.lr", "telemetry.level", "rounds"} <= set(leaves(TrainingConfig))

@@ -13,8 +13,8 @@ import torch
 from esper.cli import main
 from esper.runtime.devices import limited_threads
 from esper.simic.checkpoints import read_checkpoint
+from esper.simic.config import TrainingConfig
 from esper.simic.trainer import train_ppo_vectorized
-from esper.simic.training_config import TrainingConfig
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import JsonlSink

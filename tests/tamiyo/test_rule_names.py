@@ -11,7 +11,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.tamiyo import Greedy, Heuristic, Random, RulePolicy, Schedule, is_rule, make_policy, read_rule
 from esper.tamiyo.masks import only_waiting
-from esper.trials.growing import GrowConfig
+from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
 
@@ -115,7 +115,7 @@ def test_a_file_is_no_rule():
 
 def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
     with pytest.raises(EsperError, match="heuristic is '0'"):
-        GrowConfig.of({"policy": "heuristic:attempts=0", "out": str(tmp_path / "run")})
+        RunConfig.of({"policy": "heuristic:attempts=0", "out": str(tmp_path / "run")})
 
 
 def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):

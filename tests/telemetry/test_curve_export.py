@@ -14,9 +14,11 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.summary.writer import event_file_writer
 
 from epoch_records import grown_epoch
-from esper.cli.session import grow_config_of, run_grow, run_ppo
+from esper.cli.ppo import run_ppo
+from esper.cli.run import run_policy
 from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SettingError
+from esper.runtime.config import TaskConfig
 from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_trackers, scalars_of
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrowthHint, RoundBegan, RoundFinished
@@ -287,13 +289,13 @@ def test_a_training_that_is_gone_on_with_has_each_round_once(tmp_path):
 
 
 def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch):
-    whole, cut = (configured(tmp_path / name, track=["tensorboard"]) for name in ("whole", "cut"))
-    assert run_grow(whole, False, QUIET) is not None
+    whole, cut = (configured(tmp_path / name, telemetry={"track": ["tensorboard"]}) for name in ("whole", "cut"))
+    assert run_policy(whole, False, QUIET) is not None
     stop = asked_at(3)
     with monkeypatch.context() as patch:
-        patch.setattr("esper.cli.session.grow_hosts", _stopping(stop))
-        assert run_grow(cut, False, QUIET) is None
-    assert run_grow(grow_config_of(cut.out), True, QUIET) is not None
+        patch.setattr("esper.cli.run.run_hosts", _stopping(stop))
+        assert run_policy(cut, False, QUIET) is None
+    assert run_policy(cut, True, QUIET) is not None
     grown_runs.assert_same_end(whole.out, cut.out)
     found, expected = curves(cut.out), curves(whole.out)
     assert found.keys() == expected.keys()
@@ -302,9 +304,9 @@ def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch
 
 
 def _stopping(stop):
-    from esper.trials.growing import grow_hosts
+    from esper.trials.running import run_hosts
 
-    return lambda *args, should_stop, **options: grow_hosts(*args, should_stop=stop, **options)
+    return lambda *args, should_stop, **options: run_hosts(*args, should_stop=stop, **options)
 
 
 def test_a_refused_start_leaves_nothing_of_a_tracker_behind(tmp_path, wandb):
@@ -319,7 +321,7 @@ def test_a_missing_package_is_refused_before_the_folder_is_made(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "wandb", None)
     for start, config in (
         (run_ppo, tiny(tmp_path / "a", telemetry__track=["wandb"])),
-        (run_grow, configured(tmp_path / "b", track=["wandb"])),
+        (run_policy, configured(tmp_path / "b", telemetry={"track": ["wandb"]})),
     ):
         with pytest.raises(SettingError, match="wandb"):
             start(config, False, QUIET)
@@ -329,8 +331,8 @@ def test_a_missing_package_is_refused_before_the_folder_is_made(tmp_path, monkey
 def test_a_grown_run_writes_down_how_long_it_lasts_and_how_large_it_may_get(tmp_path):
     config = configured(tmp_path / "run", hosts=1, task__epochs=2)
     config = config.model_copy(update={"task": config.task.model_copy(update={"budget": None})})
-    run_grow(config, False, QUIET)
+    run_policy(config, False, QUIET)
     saved = json.loads((config.out / CONFIG).read_text())["task"]
     task = config.task.build()
     assert (saved["epochs"], saved["budget"]) == (task.epochs, task.budget)
-    assert grow_config_of(config.out).task.build() == task
+    assert TaskConfig.of(saved).build() == task

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from esper.cli.session import assemble
+from cli.test_cli import call
 from esper.leyline.errors import SaveError, SettingError
 from esper.telemetry import runfolder
 from simic.tiny_runs import Forked, command
@@ -131,15 +131,15 @@ def test_what_a_run_was_started_with_stays_when_going_on_is_refused(folder):
     assert json.loads((folder / runfolder.CONFIG).read_text()) == {"rounds": 9}
 
 
-def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path):
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path, capsys):
     name = "x" * 300
     with (
         pytest.raises(SaveError, match=r"xxx: File name"),
         runfolder.only_writer(tmp_path / name),
     ):
         pass
-    with pytest.raises(SaveError, match=r"xxx.*File name.*--out"):
-        assemble(None, None, [("out", str(tmp_path / name))], True)
+    code, _, err = call(capsys, "ppo", "--out", str(tmp_path / name), "--resume")
+    assert (code, "cannot read" in err, "File name too long" in err) == (2, True, True)
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}'])

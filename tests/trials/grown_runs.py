@@ -1,4 +1,4 @@
-"""Runs of `esper grow` that take a fraction of a second, what they leave behind, and moments to cut them at."""
+"""Runs of `esper run` that take a fraction of a second, what they leave behind, and moments to cut them at."""
 
 import os
 import shutil
@@ -12,8 +12,9 @@ from esper.runtime.population import Population
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import JsonlSink
-from esper.trials import growing, saves
-from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
+from esper.trials import running, saves
+from esper.trials.config import RunConfig
+from esper.trials.running import NETWORKS, StoppedRun, run_hosts
 from simic.tiny_runs import Ticks, checkpoints_in, events_of
 
 TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
@@ -23,20 +24,20 @@ def configured(out, **changes):
     """A small configuration; `changes` are keys, those of the task with `task__` in front."""
     task = {key.removeprefix("task__"): value for key, value in changes.items() if key.startswith("task__")}
     rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
-    return GrowConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
+    return RunConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
 
 
 @contextmanager
 def open_sink(config):
     config.out.mkdir(parents=True, exist_ok=True)
-    with JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry)) as sink:
+    with JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as sink:
         yield sink
 
 
 def grow(config, **options):
     """Grow in `config.out`; a result per host."""
     with open_sink(config) as sink:
-        return grow_hosts(config, sink=sink, **options)
+        return run_hosts(config, sink=sink, **options)
 
 
 def asked_at(call):
@@ -49,7 +50,7 @@ def stopped(config, epochs, **options):
     """Grow and stop after some epochs; how many are saved then."""
     try:
         grow(config, should_stop=asked_at(epochs), **options)
-    except StoppedGrowing as stop:
+    except StoppedRun as stop:
         return stop.epochs
     raise AssertionError("it came to its end")
 
@@ -102,7 +103,7 @@ def install(ticks: Ticks):
         (saving, "save_file"),
         (storing, "save_file"),
         (saves, "save_file"),
-        (growing, "export_network"),
+        (running, "export_network"),
         (Population, "train_epoch"),
         (Population, "evaluate"),
         (Population, "apply"),

@@ -14,11 +14,12 @@ from esper.runtime.tasks import get_task
 from esper.tamiyo.learned import NetworkPolicy
 from esper.telemetry.events import to_record
 from esper.trials import arms, comparing
-from esper.trials.comparing import ARMS, CompareConfig, Comparison, StoppedComparing, Trials
+from esper.trials.comparing import ARMS, Comparison, StoppedComparing, Trials
+from esper.trials.config import CompareConfig
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
-from trials.test_growing import trained
+from trials.test_running import trained
 
 TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
 POLICIES = ("never", "sham", "random", "heuristic")
@@ -154,7 +155,7 @@ def test_an_arm_is_the_same_however_many_hosts_live_side_by_side(most, sizes, wh
 
 
 def test_more_seeds_change_nothing_for_the_others(whole, tmp_path):
-    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, seeds=2, first_seed=1))
+    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, seeds=2, seed=1))
     for key, trials in done.items():
         expected = [part[1:] for part in timeless(whole.done[key])]
         assert [list(part) for part in timeless(trials)] == [list(part) for part in expected]
@@ -341,7 +342,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     ("changes", "words"),
     [
         ({"seeds": 0}, "seeds is 0"),
-        ({"first_seed": -1}, "first_seed is -1"),
+        ({"seed": -1}, "seed is -1"),
         ({"side_by_side": 0}, "side_by_side is 0"),
         ({"policies": ["heuristik"]}, "arm 'heuristik'.*'heuristic'"),
         ({"policies": ["greedy:share=2"]}, "share of greedy is '2'.* 1"),
@@ -382,11 +383,6 @@ def test_a_policy_for_another_layout_is_refused_before_anything_runs(checkpoint,
     with logged() as log, pytest.raises(CheckpointMismatchError, match="blueprints"):
         compare(config)
     assert log.sizes == []
-
-
-def test_a_configuration_comes_back_from_json(tmp_path):
-    config = configured(tmp_path, policies=POLICIES, static=STATIC, rates=[0.5, 1], pretrain=3, oracle=True)
-    assert CompareConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
 
 def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):

@@ -17,8 +17,8 @@ from esper.telemetry import runfolder
 from esper.trials import pretraining
 from esper.trials.arms import Entry, prepare_host
 from esper.trials.comparing import Comparison, StoppedComparing
-from esper.trials.growing import NETWORKS
 from esper.trials.pretraining import FOLDER
+from esper.trials.running import NETWORKS
 from runtime.episodes import IMAGES
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
@@ -176,10 +176,10 @@ def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
 
 
 def run_of_never(out, **changes):
-    """A finished `esper grow` with the settings that the command leaves behind."""
+    """A finished `esper run` with the settings that the command leaves behind."""
     config = grown_runs.configured(out, **{"policy": "never", "task__epochs": EPOCHS, "task__held_out": 64, **changes})
     out.mkdir(parents=True, exist_ok=True)
-    runfolder.write_json(out / runfolder.CONFIG, {"command": "grow", **config.model_dump(mode="json")})
+    runfolder.write_json(out / runfolder.CONFIG, {"command": "run", **config.model_dump(mode="json")})
     grow(config)
     return out
 
@@ -200,7 +200,7 @@ def test_from_a_finished_run_it_is_the_same_as_trained_here(found, source, tmp_p
 
 def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
     begun, _ = beginnings(
-        configured(tmp_path / "out", policies=["never"], seeds=2, first_seed=7, task__epochs=2, source=str(source))
+        configured(tmp_path / "out", policies=["never"], seeds=2, seed=7, task__epochs=2, source=str(source))
     )
     for host in range(2):
         weights = load_file(source / NETWORKS / f"host-{host}" / "weights.safetensors")
@@ -237,17 +237,17 @@ def test_a_run_that_is_not_what_is_needed_is_refused_with_the_command_that_makes
     run = run_of_never(tmp_path / "run", task__epochs=2, **changes)
     with pytest.raises(EsperError) as refusal:
         compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
-    assert re.search(words, str(refusal.value))
-    assert " --task blobs --policy never --hosts 2" in str(refusal.value)
+    assert words in str(refusal.value)
+    assert "esper run --task blobs --policy never --hosts 2" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (None, "--from .*config.json"),
-        ("{", "--from .*line 1"),
-        (json.dumps({"command": "compare", "policies": ["never"]}), "--from .*/run"),
-        ("unfinished", "host-0/weights.safetensors"),
+        (None, "is not a run of esper run"),
+        ("{", "is not a run of esper run"),
+        (json.dumps({"command": "compare", "policies": ["never"]}), "is not a run of esper run"),
+        ("unfinished", "finish its run"),
     ],
     ids=["nothing", "damaged", "another command", "unfinished"],
 )

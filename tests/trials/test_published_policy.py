@@ -10,7 +10,7 @@ import pytest
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.trials.arms import Entry, Settings, run_entries
-from esper.trials.growing import load_fitting
+from esper.trials.running import load_fitting
 from runtime.episodes import image_splits
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from esper.runtime.population import Population
 from esper.telemetry import runfolder
 from esper.telemetry.events import HostRolledBack
 from esper.trials import saves
-from esper.trials.growing import build
+from esper.trials.running import build
 from esper.trials.saves import KEPT_EPOCHS, EpochSave, EpochSaves
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, manifest_of

@@ -123,7 +123,7 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
 
 
 def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]:
-    """What two runs are compared by: rounds (PPO), or the mean over hosts epoch by epoch (grow)."""
+    """What two runs are compared by: rounds (ppo), or the mean over hosts epoch by epoch (run)."""
     if view.kind == "ppo":
         return view.rounds.thinned(points)
     columns = ("accuracy", "held_out_loss", "params")
@@ -152,13 +152,13 @@ class Arm:
     training: str
     """equal where a host that never grows would be trained alike"""
     accuracy: dict[int, float] = field(default_factory=dict)
-    """by host seed (grow) or host (PPO)"""
+    """by host seed (run) or host (ppo)"""
     twins: dict[int, float] = field(default_factory=dict)
     params: list[float] = field(default_factory=list)
 
 
 def arms_of(view: RunView, run: str) -> list[Arm]:
-    """A run's results on test examples (grow), or its newest finished round (PPO)."""
+    """A run's results on test examples (run), or its newest finished round (ppo)."""
     task = view.config.get("task", {})
     if view.kind == "ppo":
         return [_taught(view, run, str(task.get("name")))] if view.rounds.rows else []

@@ -71,12 +71,12 @@ class RunReader:
         if _is_locked(self.folder / "lock"):
             return "running"
         done, total = self.progress()
-        if self.view.kind == "grow":
+        if self.view.kind == "run":
             done, total = len(self.view.results), _whole(self.view.config.get("hosts"))
         return "finished" if 0 < total <= done else "stopped"
 
     def progress(self) -> tuple[int, int]:
-        """Whole rounds (PPO) or epochs (grow) so far, and how many there will be: 0 where nobody wrote that down."""
+        """Whole rounds (ppo) or epochs (run) so far, and how many there will be: 0 where nobody wrote that down."""
         view = self.view
         if view.kind == "ppo":
             return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(view.config.get("rounds"))
@@ -99,7 +99,7 @@ class RunReader:
         return past.episodes.get(host)
 
     def _blank(self, config: dict[str, Any]) -> RunView:
-        return RunView("grow" if config.get("command") == "grow" else "ppo", config)
+        return RunView(config.get("command", "ppo"), config)
 
     def _config(self) -> dict[str, Any]:
         path = self.folder / "config.json"
@@ -108,6 +108,8 @@ class RunReader:
                 config = json.loads(file.read(_CHUNK), parse_constant=lambda name: None)
             if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
                 raise ValueError("it names no task")
+            if (command := config.get("command", "ppo")) not in ("ppo", "run"):
+                raise ValueError(f"it is of `esper {command}`, which this version does not have")
         except FileNotFoundError:
             raise SaveError(
                 f"{self.folder} is no run folder: it has no config.json. Name the --out of a run."

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -20,21 +19,6 @@ from esper.leyline.errors import SaveError
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8
 """Hosts whose timelines are drawn, per run."""
-_NO_FLAG = ("epoch_examples", "held_out", "batch", "blueprints")
-_FLAGS = {
-    "--task": ("task", "name"),
-    "--policy": ("policy",),
-    "--hosts": ("hosts",),
-    "--epochs": ("task", "epochs"),
-    "--slots": ("task", "slots"),
-    "--budget": ("task", "budget"),
-    "--max-seeds": ("task", "max_seeds"),
-    "--seed": ("seed",),
-    "--devices": ("devices",),
-    "--executor": ("executor",),
-    "--amp": ("amp",),
-    "--data-root": ("data_root",),
-}
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
@@ -87,23 +71,10 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     same = "The same version and kind of hardware give the same run" + (
         "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
     )
-    release = f"# esper {version('esper-lite')}"
-    if kind == "ppo":
-        text = json.dumps(plain(config), indent=1)
-        command = f"esper ppo --config-json config.json --out runs/again  {release}"
-        return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"
-    words = ["esper", "grow"]
-    for flag, place in _FLAGS.items():
-        value: Any = config
-        for name in place:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            words += [flag, *(map(str, value) if isinstance(value, list) else [str(value)])]
-    words += ["--deterministic"] if config.get("deterministic") else []
-    task = config.get("task", {})
-    odd = [f"task.{name} = {task[name]}" for name in _NO_FLAG if task.get(name) is not None]
-    more = f" The command line has no flag for {', '.join(odd)}." if odd else ""
-    return f"{shlex.join([*words, '--out', 'runs/again'])}  {release}", same + more
+    settings = {name: value for name, value in config.items() if name != "command"}
+    command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
+    text = json.dumps(plain(settings), indent=1)
+    return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"
 
 
 def page(data: Mapping[str, Any], title: str) -> str:

@@ -15,18 +15,18 @@ class RunSummary:
     name: str
     path: Path
     kind: str
-    """ppo or grow"""
+    """ppo or run"""
     task: str
     policy: str
     status: str
     """running, finished, stopped or damaged"""
     done: int
     total: int
-    """rounds (PPO) or epochs (grow); a total of 0 is not written down"""
+    """rounds (ppo) or epochs (run); a total of 0 is not written down"""
     best_accuracy: float | None
-    """held-out: the best round's mean (PPO), the best host's last (grow)"""
+    """held-out: the best round's mean (ppo), the best host's last (run)"""
     params: int | None
-    """of that host (grow), mean of the newest episodes (PPO)"""
+    """of that host (run), mean of the newest episodes (ppo)"""
     age_seconds: float | None
     """since the last event"""
     events: int
@@ -54,14 +54,14 @@ def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view
     done, total = reader.progress()
-    accuracy, params = _best_grown(reader) if view.kind == "grow" else _best_round(reader)
+    accuracy, params = _best_grown(reader) if view.kind == "run" else _best_round(reader)
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
     return RunSummary(
         name=reader.folder.resolve().name,
         path=reader.folder,
         kind=view.kind,
         task=str(view.config.get("task", {}).get("name", "")),
-        policy=str(view.config.get("policy", "")) if view.kind == "grow" else "ppo",
+        policy=str(view.config.get("policy", "")) if view.kind == "run" else "ppo",
         status=reader.status(),
         done=done,
         total=total,

@@ -24,7 +24,15 @@ from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError, SettingError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
+from esper.leyline.factored_actions import (
+    BLEND_IDS,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    ActionSpace,
+    Choice,
+    look_up,
+)
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
 from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
@@ -41,7 +49,7 @@ class GrowthSettings:
     """epochs per stage"""
     scale_at_birth: float = 0.0
     """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest when measured"""
-    blends: tuple[str, ...] = ("linear", "sigmoid", "gated")
+    blends: tuple[str, ...] = BLEND_IDS
     """ways to blend that a policy may choose from"""
     epochs: int | None = None
     """length of the training, if known: policies then plant nothing too late to pay"""
@@ -153,6 +161,8 @@ class MorphogeneticModel(nn.Module):
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
         """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
+        is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
+        blend_id = next((blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id)
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
         slot = self.slot(slot_id)
         seed = slot.petrify()

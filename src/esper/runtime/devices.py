@@ -8,16 +8,27 @@ from contextlib import contextmanager
 
 import torch
 
-from esper.leyline.errors import DeviceError
+from esper.leyline.errors import DeviceError, SettingError
+
+
+def split_names(names: Sequence[str]) -> list[str]:
+    """Names of devices, written apart or in one text."""
+    return [part for text in names for part in re.split(r"[,\s]+", text) if part]
+
+
+def refuse_idle(hosts: int, names: Sequence[str]) -> None:
+    """More devices than hosts would leave some of them idle."""
+    if hosts < len(devices := split_names(names)):
+        raise SettingError(
+            f"hosts is {hosts}, but devices are {', '.join(devices)}: {len(devices) - hosts} would stay idle. "
+            f"Raise hosts to {len(devices)} or more, or name fewer devices."
+        )
 
 
 def parse_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to be there."""
-    parts = [part for text in names for part in re.split(r"[,\s]+", text) if part]
-    if not parts:
-        raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
     devices = []
-    for name in parts:
+    for name in split_names(names):
         if name.startswith("mps"):
             raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
         try:
@@ -32,6 +43,8 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
             if device.index >= count:
                 raise DeviceError(f"device {name!r} is not there: this machine has {count} CUDA devices.")
         devices.append(device)
+    if not devices:
+        raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
     return devices
 
 

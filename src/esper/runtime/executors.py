@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.slot import has_gate
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.batches import SharedBatchIterator
 from esper.runtime.counterfactuals import greedy_scores, measure
-from esper.runtime.host import HostRun, draws_random_numbers
+from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
 
@@ -268,7 +268,7 @@ def _parts(run: HostRun) -> set[Any]:
 def find_eager_only(task: Task, amp: str) -> str | None:
     """What about this task a captured graph could not do right; None if nothing."""
     if amp == "fp16":
-        return "fp16 with its scaler"
+        return "amp fp16 with its scaler"
     if task.lengths.training > 0:
         return "the shadow pass of TRAINING seeds"
     with torch.device("meta"):
@@ -276,19 +276,25 @@ def find_eager_only(task: Task, amp: str) -> str | None:
     return "a host with dropout" if draws_random_numbers(host) else None
 
 
-def choose_executor(name: str, devices: Sequence[torch.device], eager_only: str | None) -> Executor:
+def refuse_impossible(executor: str, amp: str, devices: Sequence[str], task: Task) -> None:
+    """What fp16 and captured graphs cannot do. Configurations and populations ask here, before any work."""
+    for kind, name, known in (("amp", amp, AMP_TYPES), ("executor", executor, ("auto", "eager", "graphed"))):
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
+    on_cpu = [device for device in devices if not device.startswith("cuda")]
+    if amp == "fp16" and on_cpu:
+        raise SettingError(f"amp fp16 needs CUDA devices, got {', '.join(on_cpu)}; on a CPU use bf16 or off.")
+    if executor != "graphed":
+        return
+    if on_cpu:
+        raise SettingError(f"executor graphed needs CUDA devices, got {', '.join(on_cpu)}; choose eager or auto.")
+    if (eager_only := find_eager_only(task, amp)) is not None:
+        raise SettingError(f"{eager_only} runs on the eager executor only; choose executor eager or auto.")
+
+
+def choose_executor(name: str, amp: str, devices: Sequence[torch.device], task: Task) -> Executor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
+    refuse_impossible(name, amp, [str(device) for device in devices], task)
     on_gpu = all(device.type == "cuda" for device in devices)
-    match name:
-        case "auto":
-            return GraphedExecutor() if on_gpu and eager_only is None else EagerExecutor()
-        case "eager":
-            return EagerExecutor()
-        case "graphed":
-            if not on_gpu:
-                raise SettingError(f"the graphed executor needs CUDA devices, got {', '.join(map(str, devices))}.")
-            if eager_only is not None:
-                raise SettingError(f"{eager_only} runs on the eager executor only; choose executor eager or auto.")
-            return GraphedExecutor()
-        case _:
-            raise SettingError(f"unknown executor {name!r}. Known: auto, eager, graphed.")
+    is_graphed = name == "graphed" or (name == "auto" and on_gpu and find_eager_only(task, amp) is None)
+    return GraphedExecutor() if is_graphed else EagerExecutor()

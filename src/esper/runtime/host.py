@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
-from esper.kasmina.probing import choose_places, find_places
+from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
@@ -46,7 +47,11 @@ class HostRun:
         with own_randomness(seed):
             host = task.build_host()
         settings = GrowthSettings(
-            lengths=task.lengths, scale_at_birth=task.scale_at_birth, epochs=task.epochs, seed=mix_seed(seed, 1)
+            lengths=task.lengths,
+            scale_at_birth=task.scale_at_birth,
+            blends=task.blends,
+            epochs=task.epochs,
+            seed=mix_seed(seed, 1),
         )
         host.to(device)
         example = splits.train.example()
@@ -279,11 +284,16 @@ def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tenso
     """
     if patterns is None:
         return None
-    if isinstance(host, SegmentedHost) and all(is_slot_id(name) for name in patterns):
-        own = host.slot_config()
+    own = host.slot_config() if isinstance(host, SegmentedHost) else None
+    if own is not None and any(is_slot_id(name) for name in patterns):
         chosen = {own.slot_id_for_index(own.index_for_slot_id(name)): own.modules[name] for name in patterns}
         return SlotConfig(tuple(chosen), chosen)
-    return SlotConfig.for_modules(place.name for place in choose_places(host, find_places(host, example), patterns))
+    places = find_places(host, example)
+    for pattern in patterns:
+        if not find_names(pattern, [name for name, _ in host.named_modules()]):
+            fitting = [place.name for place in places if place.problem is None]
+            raise UnknownNameError("slot or module", pattern, [*fitting, *(own.slot_ids if own else ())])
+    return SlotConfig.for_modules(place.name for place in choose_places(host, places, patterns))
 
 
 def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:

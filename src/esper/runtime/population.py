@@ -19,9 +19,9 @@ from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.devices import map_hosts, parse_devices
-from esper.runtime.executors import choose_executor, find_eager_only
+from esper.runtime.executors import choose_executor
 from esper.runtime.governor import Governor, keep_together
-from esper.runtime.host import AMP_TYPES, EpochReading, HostRun
+from esper.runtime.host import EpochReading, HostRun
 from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks import Task, check_fit
@@ -66,15 +66,10 @@ class Population:
         data_root: Path | None = None,
         splits: Splits | None = None,
     ):
-        if amp not in AMP_TYPES:
-            raise SettingError(f"unknown amp {amp!r}. Known: {', '.join(AMP_TYPES)}.")
         parsed = parse_devices(devices)
-        if amp == "fp16" and any(device.type == "cpu" for device in parsed):
-            raise SettingError("amp fp16 needs CUDA devices; on a CPU use bf16 or off.")
         self.placed = map_hosts(len(seeds), parsed)
         self.task, self.amp = task, amp
-        eager_only = find_eager_only(task, amp)
-        self.executor = choose_executor(executor, parsed, eager_only)
+        self.executor = choose_executor(executor, amp, parsed, task)
         splits = splits or task.load(data_root)
         check_fit(task, splits)
         if task.held_out is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
+from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
@@ -66,6 +67,8 @@ class Task:
     budget: float = 3.0
     """most parameters, as a multiple of the host's"""
     max_seeds: int | None = None
+    blends: tuple[str, ...] = BLEND_IDS
+    """ways to blend that a policy may choose from"""
     lengths: StageLengths = field(default_factory=StageLengths)
     scale_at_birth: float = 1.0
 

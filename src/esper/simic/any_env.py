@@ -44,9 +44,7 @@ def learn(
     """
     if total_steps < env.num_envs:
         raise SettingError(f"total_steps is {total_steps}, but one step of {env.num_envs} environments needs as many.")
-    config = config or PPOConfig()
-    if config.anneal_decisions is None:
-        config = config.model_copy(update={"anneal_decisions": total_steps})
+    config = (config or PPOConfig()).annealed_over(total_steps)
     codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
     with own_randomness(mix_seed(seed, 0)):
         network = RecurrentActorCritic(

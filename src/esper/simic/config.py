@@ -1,16 +1,22 @@
-"""How the policy learns: every knob of PPO with its default, its help and its check. Plain data."""
+"""Everything that decides a training run, in one frozen value. The only way into training; a knob exists here once."""
 
+import json
+from importlib.resources import files
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import torch
+from pydantic import Field, model_validator
+
+from esper.leyline.configuration import Configuration
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.devices import refuse_idle
+from esper.simic.rewards import weights_of
 
 
-class PPOSettings(BaseModel):
+class PPOSettings(Configuration):
     """How the policy learns from a rollout."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
     epochs: int = Field(10, ge=1)
     """passes over one rollout"""
@@ -57,6 +63,10 @@ class PPOSettings(BaseModel):
                 raise ValueError(f"{name}_floor is {floor}, above {name} {start}; it has to be at most that.")
         return self
 
+    def annealed_over(self, decisions: int) -> Self:
+        """The same with a length of the line, which is the whole training where none is set."""
+        return self if self.anneal_decisions is not None else self.model_copy(update={"anneal_decisions": decisions})
+
 
 class PPOConfig(PPOSettings):
     """The same for environments whose episodes have no fixed length. In growth a rollout is N whole episodes."""
@@ -70,3 +80,84 @@ def anneal(start: float, floor: float, decisions: int, over: int | None) -> floa
     if over is None:
         return start
     return start + (floor - start) * min(1.0, decisions / over)
+
+
+class RewardConfig(Configuration):
+    """What a decision earns."""
+
+    family: Literal["contribution", "loss"] = "contribution"
+    """lead over the twin in accuracy, or in held-out loss"""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """changed weights of the family's terms, by name"""
+
+
+class TrainingTelemetry(TelemetrySettings):
+    """How much is written down."""
+
+    escalation_rounds: int = Field(3, ge=1)
+    """rounds at debug, the one that an anomaly is found in included"""
+
+
+class TrainingConfig(HostsConfig):
+    """One training run of a growth policy."""
+
+    reward: RewardConfig = RewardConfig()
+    """what a decision earns"""
+    ppo: PPOSettings = PPOSettings()
+    """how the policy learns"""
+    telemetry: TrainingTelemetry = TrainingTelemetry()
+    """how much is written down"""
+    rounds: int = Field(40, ge=1)
+    """rounds of N episodes and one update"""
+    hosts: int = Field(8, ge=1)
+    """hosts that train side by side"""
+    host_pool: int = Field(32, ge=1)
+    """different hosts there are; each one's twin is computed once"""
+    initial_wait: float = Field(0.8, gt=0, lt=1)
+    """how likely an untrained policy waits where every op is possible"""
+    seed: int = Field(0, ge=0)
+    """decides hosts, data orders, weights and draws"""
+    policy_device: str = "cpu"
+    """where the policy decides and learns; a network this small is faster on the CPU, unless hosts are hundreds"""
+    out: Path = Path("runs/ppo")
+    """run folder"""
+    observe_telemetry: bool = True
+    """whether the policy sees the ten telemetry features of each slot"""
+    keep_checkpoints: int = Field(3, ge=1)
+    """newest checkpoints that are kept, beside the best"""
+    time_limit: float | None = Field(None, gt=0)
+    """seconds after which training ends as on Ctrl-C; a resumed run counts anew"""
+    stop_on_anomaly: bool = False
+    """end with an error where an update does not look healthy; its round is not saved"""
+
+    @classmethod
+    def from_preset(cls, name: str) -> Self:
+        """A configuration that comes with the package, by the name of its task."""
+        known = presets()
+        if name not in known:
+            raise UnknownNameError("preset", name, known)
+        return cls.of(json.loads((files("esper.simic") / "presets" / f"{name}.json").read_text()), f"preset {name}")
+
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """The named preset, or the task's own, or that of digits."""
+        return cls.from_preset(preset or (task if isinstance(task, str) and task in presets() else "digits"))
+
+    def check(self) -> None:
+        super().check()
+        refuse_idle(self.hosts, self.devices)
+        weights_of(self.reward.family, self.reward.weights)
+        if (epochs := self.task.build().epochs) < 2:
+            raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
+        if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())
+
+    def settled(self) -> Self:
+        """The same with what follows from other fields written out, so that a later change cannot move it."""
+        whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
+        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole)})
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the configurations that come with the package."""
+    return tuple(sorted(path.name.removesuffix(".json") for path in (files("esper.simic") / "presets").iterdir()))

@@ -8,8 +8,8 @@ from typing import Any
 from esper.leyline.errors import SaveError
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout, load_agent, save_agent
+from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
-from esper.simic.training_config import TrainingConfig
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink

@@ -18,6 +18,7 @@ from esper.runtime.devices import limited_threads, parse_devices, repeatable_ker
 from esper.runtime.population import memory_errors
 from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import Layout
+from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
 from esper.simic.history import History
@@ -25,7 +26,6 @@ from esper.simic.rewards import weights_of
 from esper.simic.rollout import Rollout
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
-from esper.simic.training_config import TrainingConfig
 from esper.simic.twins import twin_readings
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
@@ -140,7 +140,7 @@ def build_environment(
 
 def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
-    space, ppo = env.space, config.ppo
+    space, ppo = env.space, config.settled().ppo
     _, slots, blueprints, blends = space.sizes
     with own_randomness(mix_seed(config.seed, 11)):
         network = FactoredRecurrentActorCritic(
@@ -153,9 +153,6 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
         )
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    if ppo.anneal_decisions is None:
-        whole = config.rounds * config.hosts * (env.task.epochs - 1)
-        ppo = ppo.model_copy(update={"anneal_decisions": whole})
     layout = Layout(
         slots=space.slots.slot_ids,
         blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),

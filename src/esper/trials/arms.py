@@ -37,6 +37,7 @@ class Settings:
 
     device: str = "cpu"
     executor: str = "auto"
+    amp: str = "off"
     data_root: Path | None = None
     splits: Splits | None = None
     """data that is loaded already"""
@@ -84,6 +85,7 @@ def run_entries(
         seeds,
         [settings.device],
         executor=settings.executor,
+        amp=settings.amp,
         data_root=settings.data_root,
         splits=settings.splits,
     )

@@ -5,97 +5,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
-from esper.leyline.errors import MeasurementError, SaveError, SettingError, UnknownNameError
-from esper.runtime.devices import limited_threads
+from esper.leyline.errors import MeasurementError, SaveError
+from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
-from esper.simic.training_config import TaskConfig, explain
-from esper.tamiyo.rules import RULES, is_rule, read_rule, replay
+from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import write_json
 from esper.trials.arms import ArmRun, Entry, Planting, Settings, make_decider, run_entries
-from esper.trials.growing import load_fitting
+from esper.trials.config import CompareConfig
 from esper.trials.oracle import placements_of
 from esper.trials.pretraining import trained_hosts
+from esper.trials.running import load_fitting
 
 ARMS = "arms"
 ORACLE = "oracle"
 _ON_A_GPU = 64
 """Hosts side by side where nothing else is asked for; on a CPU it is one arm at a time."""
-
-
-class CompareConfig(BaseModel):
-    """One comparison."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    task: TaskConfig = TaskConfig()
-    """what hosts are trained on, and for how long"""
-    policies: tuple[str, ...] = ("never", "sham", "random", "heuristic")
-    """rules by name, or checkpoints of `esper ppo`"""
-    static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
-    """networks of fixed size, from scratch"""
-    seeds: int = Field(10, ge=1)
-    """host seeds; every arm gets the same ones"""
-    first_seed: int = Field(0, ge=0)
-    """where host seeds begin to count"""
-    final_of: str = "heuristic"
-    """arm whose grown networks are the static final ones, and whose events sham growth replays"""
-    rates: tuple[float, ...] = Field((1.0,), min_length=1)
-    """multiples of the task's learning rate that every arm is tried with; validation chooses"""
-    pretrain: int = Field(0, ge=0)
-    """epochs that the host is trained alone before any arm begins"""
-    source: Path | None = None
-    """a finished `esper grow --policy never` whose hosts are gone on from"""
-    oracle: bool = False
-    """also try every single placement"""
-    device: str = "cpu"
-    executor: Literal["auto", "eager", "graphed"] = "auto"
-    side_by_side: int | None = Field(None, ge=1)
-    """most hosts in one population"""
-    out: Path = Path("runs/compare")
-    data_root: Path | None = None
-    threads: int | None = Field(None, ge=1)
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> Self:
-        """A checked configuration; every mistake gets one clear line."""
-        try:
-            found = cls.model_validate_json(json.dumps(values, default=str))
-        except ValidationError as problem:
-            raise SettingError("; ".join(explain(cls, problem.errors()))) from None
-        for policy in found.policies:
-            if is_rule(policy):
-                read_rule(policy)
-            elif not Path(policy).is_file():
-                raise UnknownNameError("arm", policy, RULES, "Or name a checkpoint file of `esper ppo`.")
-        grown = [policy for policy in found.policies if policy not in ("never", SHAM)]
-        needs = [name for name in found.static if name != "start"] + [SHAM] * (SHAM in found.policies)
-        is_named = found.final_of != cls.model_fields["final_of"].default
-        if (needs or is_named) and found.final_of not in grown:
-            raise SettingError(
-                f"{', '.join(needs) or 'final networks'} follow the arm {found.final_of!r}, which is not among the "
-                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
-            )
-        if "final-whole" in found.static and not (found.pretrain or found.source):
-            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain or --from.")
-        if found.pretrain and found.source:
-            raise SettingError("--pretrain and --from both say where trained hosts come from; give one of them.")
-        if any(rate <= 0 for rate in found.rates):
-            raise SettingError(f"rates are {list(found.rates)}, but must be above 0.")
-        found.task.build()
-        return found
-
-    @property
-    def host_seeds(self) -> list[int]:
-        return [self.first_seed + number for number in range(self.seeds)]
 
 
 class StoppedComparing(Exception):  # noqa: N818  # nobody made a mistake
@@ -123,13 +55,14 @@ class Comparison:
     def __init__(self, config: CompareConfig, tell: Callable[[str], None], should_stop: Callable[[], bool]):
         self.config, self.tell, self.should_stop = config, tell, should_stop
         self.task = config.task.build()
-        self.settings = Settings(config.device, config.executor, splits=self.task.load(config.data_root))
-        probe = Population(self.task, [0], [config.device], executor=config.executor, splits=self.settings.splits)
+        (device,) = config.devices
+        self.settings = Settings(device, config.executor, config.amp, splits=self.task.load(config.data_root))
+        probe = Population(self.task, [0], [device], executor=config.executor, splits=self.settings.splits)
         self.model = probe.runs[0].model
         for policy in config.policies:
             if is_rule(policy) and policy != SHAM:
                 make_decider(Episodes(probe), 0, policy)  # settings that do not fit are refused at once
-        self.most = config.side_by_side or (_ON_A_GPU if config.device.startswith("cuda") else config.seeds)
+        self.most = config.side_by_side or (_ON_A_GPU if device.startswith("cuda") else config.seeds)
         trained = [policy for policy in config.policies if not is_rule(policy)]
         self.trained = {policy: load_fitting(Path(policy), self.model.space) for policy in trained}
         placements = placements_of(self.model, self.task.epochs)
@@ -141,7 +74,7 @@ class Comparison:
     def run(self) -> dict[tuple[str, float], Trials]:
         """Every arm at every rate."""
         config = self.config
-        with limited_threads(config.threads):
+        with repeatable_kernels(config.deterministic), limited_threads(config.threads):
             self.weights, self.pretrained_epochs = trained_hosts(
                 config.out,
                 self.task,

@@ -38,8 +38,8 @@ def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, Callable[
     space, found = model.space, {}
     for index, slot in enumerate(space.slots.slot_ids):
         for number, name in enumerate(space.blueprint_ids):
-            price = model.costs.get((slot, str(name), "linear"))
-            if price is None or (room is not None and price > room):
+            prices = [price for (*place, _), price in model.costs.items() if place == [slot, name]]
+            if not prices or (room is not None and min(prices) > room):
                 continue
             for start in starts_of(epochs):
                 found[f"{slot} {name} @{start}"] = _policy(index, number, start)

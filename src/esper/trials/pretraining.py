@@ -16,7 +16,7 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import Task, get_task
 from esper.telemetry.runfolder import CONFIG, write_atomically
 from esper.trials.arms import Settings, Watch
-from esper.trials.growing import NETWORKS
+from esper.trials.running import NETWORKS
 
 FOLDER = "pretrained"
 
@@ -41,7 +41,12 @@ def trained_hosts(
     if missing:
         tell(f"training {len(missing)} hosts alone for {epochs} epochs")
         hosts = Population(
-            replace(task, epochs=epochs), missing, [settings.device], executor=settings.executor, splits=settings.splits
+            replace(task, epochs=epochs),
+            missing,
+            [settings.device],
+            executor=settings.executor,
+            amp=settings.amp,
+            splits=settings.splits,
         )
         episodes = Episodes(hosts)
         for epoch in range(epochs):
@@ -54,17 +59,17 @@ def trained_hosts(
 
 
 def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Mapping[str, Tensor]], int]:
-    """The hosts of a finished `esper grow --policy never`, dealt to the seeds in order."""
+    """The hosts of a finished `esper run --policy never`, assigned to the seeds in order."""
     try:
         config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
         policy, name, hosts = config["policy"], config["task"]["name"], int(config["hosts"])
         epochs = int(config["task"]["epochs"] or get_task(name).epochs)
     except (OSError, ValueError, LookupError, TypeError) as problem:
-        raise SaveError(f"--from {run} is not a run of esper grow ({problem}).") from problem
+        raise SaveError(f"--from {run} is not a run of esper run ({problem}).") from problem
     if policy != "never" or name != task.name or hosts < len(seeds):
         raise SettingError(
             f"--from {run} holds {hosts} hosts of {name} under {policy}, but {len(seeds)} hosts of {task.name} under "
-            f"never are needed: esper grow --task {task.name} --policy never --hosts {len(seeds)} --out NEW"
+            f"never are needed: esper run --task {task.name} --policy never --hosts {len(seeds)} --out NEW"
         )
     return {seed: _load(run / NETWORKS / f"host-{host}" / WEIGHTS) for host, seed in enumerate(seeds)}, epochs
 

@@ -590,7 +590,7 @@
   function listPage(main) {
     const chosen = new Set(), rows = new Map();
     const body = el("tbody");
-    const none = el("p", { class: "quiet", hidden: "" }, "No runs in this folder yet. Start one: esper grow --out runs/first");
+    const none = el("p", { class: "quiet", hidden: "" }, "No runs in this folder yet. Start one: esper run --out runs/first");
     const compare = el("button", { type: "button", disabled: "", onclick: () => {
       location.hash = `#/compare?${[...chosen].map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
     } }, "Compare");
@@ -731,9 +731,9 @@
       }) }];
     };
     return [
-      overlay("grow", "Held-out accuracy, mean over hosts", "accuracy", percent, "epoch"),
-      overlay("grow", "Held-out loss, mean over hosts", "held_out_loss", number, "epoch"),
-      overlay("grow", "Parameters, mean over hosts", "params", whole, "epoch", short),
+      overlay("run", "Held-out accuracy, mean over hosts", "accuracy", percent, "epoch"),
+      overlay("run", "Held-out loss, mean over hosts", "held_out_loss", number, "epoch"),
+      overlay("run", "Parameters, mean over hosts", "params", whole, "epoch", short),
       overlay("ppo", "Accuracy at the end of the episode", "accuracy", percent, "round"),
       overlay("ppo", "Return", "mean_return", number, "round"),
       overlay("ppo", "Parameters of the host's", "params_share", times, "round"),

@@ -1,90 +1,32 @@
-"""`esper grow`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `running`."""
+"""`esper run`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
 from esper.episodes import Episodes
-from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
-from esper.leyline.errors import SaveError, SettingError, UnknownNameError
+from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
-from esper.simic.training_config import TaskConfig, explain
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
-from esper.tamiyo.rules import RULES, is_rule, read_rule
-from esper.telemetry.curve_export import TrackerName
+from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
 from esper.telemetry.runfolder import write_atomically
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
+from esper.trials.config import POLICY, RunConfig
 from esper.trials.saves import EpochSave, EpochSaves
 
 NETWORKS = "networks"
 """Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
-_POLICY = "policy.safetensors"
-"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 
 
-class GrowConfig(BaseModel):
-    """One run of a policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    task: TaskConfig = TaskConfig()
-    """what hosts are trained on, and for how long"""
-    policy: str = "heuristic"
-    """a rule by name, or a checkpoint of `esper ppo`"""
-    hosts: int = Field(1, ge=1)
-    """hosts that live side by side"""
-    seed: int = Field(0, ge=0)
-    """the first host's seed; the others count on from it"""
-    devices: tuple[str, ...] = Field(("cpu",), min_length=1)
-    """where hosts train"""
-    executor: Literal["auto", "eager", "graphed"] = "auto"
-    """how hosts' steps are run"""
-    amp: Literal["off", "bf16", "fp16"] = "off"
-    """precision of hosts' forward passes"""
-    out: Path = Path("runs/grow")
-    """run folder"""
-    data_root: Path | None = None
-    """folder that holds the data sets"""
-    threads: int | None = Field(None, ge=1)
-    """CPU threads per operation; None leaves it to torch"""
-    deterministic: bool = False
-    """only kernels that give the same result twice"""
-    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
-    """how much is written down"""
-    track: tuple[TrackerName, ...] = ()
-    """who draws curves of it as well: tensorboard, wandb; at every level"""
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> Self:
-        """A checked configuration from plain values; every mistake gets one clear line."""
-        try:
-            found = cls.model_validate_json(json.dumps(values, default=str))
-        except ValidationError as problem:
-            raise SettingError("; ".join(explain(cls, problem.errors()))) from None
-        if is_rule(found.policy):
-            read_rule(found.policy)
-        elif not any(path.is_file() for path in (Path(found.policy), found.out / _POLICY)):
-            raise UnknownNameError("policy", found.policy, RULES, "Or name a checkpoint file of `esper ppo`.")
-        found.task.build()
-        return found
-
-    @property
-    def blueprints(self) -> tuple[str, ...] | None:
-        return (SHAM,) if self.policy == SHAM else self.task.blueprints
-
-
-class StoppedGrowing(Exception):  # noqa: N818  # nobody made a mistake
+class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
     """Somebody asked to stop; `epochs` epochs are saved."""
 
     def __init__(self, epochs: int):
@@ -93,8 +35,8 @@ class StoppedGrowing(Exception):  # noqa: N818  # nobody made a mistake
 
 
 @memory_errors()
-def grow_hosts(
-    config: GrowConfig,
+def run_hosts(
+    config: RunConfig,
     *,
     sink: Sink,
     resume: bool = False,
@@ -121,11 +63,11 @@ def grow_hosts(
             _tell(happened, counts, sink)
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
-                raise StoppedGrowing(saves.epochs)
+                raise StoppedRun(saves.epochs)
         return _finish(config, episodes, counts, sink)
 
 
-def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
+def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each."""
     task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
     seeds = [config.seed + number for number in range(config.hosts)]
@@ -135,7 +77,7 @@ def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Episodes, list[
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    kept = config.out / _POLICY
+    kept = config.out / POLICY
     space = population.runs[0].model.space
     if not (is_resumed and kept.is_file()):
         load_fitting(Path(config.policy), space)
@@ -168,7 +110,7 @@ def _tell(happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink)
                 own[event.after] = own.get(event.after, 0) + 1
 
 
-def _finish(config: GrowConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
+def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
     results = []
     for host, final in enumerate(episodes.population.final_scores()):

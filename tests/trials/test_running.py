@@ -1,4 +1,4 @@
-"""`esper grow`: any policy, the limits it is given, the same episode however often it is stopped, true results."""
+"""`esper run`: any policy, the limits it is given, the same episode however often it is stopped, true results."""
 
 import json
 from dataclasses import asdict, replace
@@ -20,9 +20,10 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken
-from esper.trials import growing
+from esper.trials import running
 from esper.trials.arms import Settings
-from esper.trials.growing import GrowConfig, StoppedGrowing, build
+from esper.trials.config import RunConfig
+from esper.trials.running import build
 from runtime.episodes import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
 from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
@@ -311,7 +312,7 @@ def test_asking_to_stop_in_the_last_epoch_comes_too_late(tmp_path):
 
 
 def test_a_stop_says_how_many_epochs_are_saved(tmp_path):
-    with pytest.raises(StoppedGrowing, match="3 epochs"):
+    with pytest.raises(StoppedRun, match="3 epochs"):
         grow(configured(tmp_path), should_stop=asked_at(3))
 
 
@@ -320,7 +321,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(growing, "export_network", fail)
+        full.setattr(running, "export_network", fail)
         with pytest.raises(SaveError, match=r"networks: .*No space.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)
@@ -350,10 +351,10 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
 )
 def test_a_mistake_is_named_with_the_way_out(values, words):
     with pytest.raises(EsperError, match=words) as refusal:
-        GrowConfig.of(values)
+        RunConfig.of(values)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_configuration_comes_back_from_json(tmp_path):
     config = configured(tmp_path, task__slots=["r0c0"], devices=["cpu"], deterministic=True)
-    assert GrowConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
+    assert RunConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config

@@ -1,0 +1,75 @@
+"""`esper compare`: arms on the same hosts, tables and files of what was found. The comparing is elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from esper.cli.console.comparison import arms_compared, compared_figure, differences
+from esper.cli.options import HOSTS, Asked
+from esper.cli.session import RESULTS, assemble, claimed, read_started, stop_on_signals, teller
+from esper.kasmina.harvesting import WEIGHTS
+from esper.leyline.errors import SettingError
+from esper.simic.team import code_digest
+from esper.tamiyo.rules import is_rule
+from esper.telemetry import runfolder
+from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.config import CompareConfig
+from esper.trials.running import NETWORKS
+from esper.trials.summary import summarise, to_csv
+
+CONFIG = CompareConfig
+OPTIONS = {
+    "--policies": "policies",
+    "--static": "static",
+    "--seeds": "seeds",
+    **HOSTS,
+    "--rates": "rates",
+    "--final-of": "final_of",
+    "--pretrain": "pretrain",
+    "--from": "source",
+    "--oracle": "oracle",
+    "--side-by-side": "side_by_side",
+}
+
+
+def play(asked: Asked) -> None:
+    """Compare as the command line asks."""
+    config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
+    results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
+    if results is None:
+        raise typer.Exit(130)
+    if asked.as_json:
+        print(json.dumps(results, indent=1, allow_nan=False))
+        return
+    console = Console()
+    console.print(arms_compared(results), differences(results))
+    teller(console)(f"{config.out}: results.json, results.csv, figure.svg")
+
+
+def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
+    """Compare in `config.out`; what was found, or None if somebody stopped it."""
+    values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
+    files = [Path(name) for name in config.policies if not is_rule(name)]
+    if config.source is not None:
+        files += [config.source / runfolder.CONFIG, *sorted((config.source / NETWORKS).rglob(f"*{WEIGHTS}"))]
+    values["files"] = {str(path): runfolder.digest(path) for path in files if path.is_file()}
+    values["code"] = code_digest()
+    tell = teller(console)
+    with claimed(config.out, resume):
+        saved = config.out / runfolder.CONFIG
+        if resume and saved.is_file() and (begun := read_started(config.out, "compare")) != values:
+            other = "code of Esper" if {**begun, "code": values["code"]} == values else "settings or files"
+            raise SettingError(f"{config.out} was begun with other {other} (see {saved}); choose another --out.")
+        try:
+            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
+                results = summarise(config, Comparison(config, tell, should_stop).run())
+        except StoppedComparing:
+            tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
+            return None
+        runfolder.write_json(config.out / RESULTS, results)
+        runfolder.write_atomically(config.out / "results.csv", to_csv(results["rows"]).encode())
+        runfolder.write_atomically(config.out / "figure.svg", compared_figure(results).encode())
+    return results

@@ -1,0 +1,107 @@
+"""`esper run` and `esper export`: a policy on built-in tasks, and the network that it leaves. The loop is elsewhere."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from esper.cli.console.tables import arms_table
+from esper.cli.options import HOSTS, TRACKERS, Asked
+from esper.cli.session import (
+    RESULTS,
+    assemble,
+    claimed,
+    read_started,
+    stop_on_signals,
+    teller,
+    watch_beside,
+)
+from esper.leyline.errors import SaveError
+from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.telemetry import runfolder
+from esper.telemetry.curve_export import TrackingSink, require_trackers
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
+from esper.telemetry.sink import JsonlSink
+from esper.trials.config import RunConfig
+from esper.trials.running import NETWORKS, StoppedRun, run_hosts
+
+CONFIG = RunConfig
+OPTIONS = {"--policy": "policy", "--hosts": "hosts", **HOSTS, **TRACKERS}
+
+
+def play(asked: Asked) -> None:
+    """Run the policy as the command line asks."""
+    config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
+    if asked.watch:
+        watch_beside(asked, config.out)
+    results = run_policy(config, asked.resume, Console(stderr=asked.as_json))
+    if results is None:
+        raise typer.Exit(130)
+    if asked.as_json:
+        print(json.dumps([asdict(result) for result in results], indent=1))
+    else:
+        Console().print(arms_table(results, f"{config.policy} on {config.task.name}"))
+
+
+def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
+    """Run the policy in `config.out`; a result per host, or None if somebody stopped it."""
+    require_trackers(config.telemetry.track)
+    say = teller(console)
+    values = {"command": "run", **config.settled().model_dump(mode="json")}
+    places = map_hosts(config.hosts, parse_devices(config.devices))
+    with claimed(config.out, resume):
+        say(f"{config.policy} on {describe_map(places)}")
+
+        def tell(epoch: int, events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, ActionTaken | HostRolledBack | StageChanged) and _is_news(event):
+                    say(f"  host {event.host}, {event}")
+
+        try:
+            with (
+                runfolder.begun(config.out, values),
+                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as disk,
+                closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
+                stop_on_signals() as should_stop,
+            ):
+                results = run_hosts(config, sink=sink, resume=resume, watch=tell, should_stop=should_stop)
+        except StoppedRun as stop:
+            say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
+            return None
+        runfolder.write_json(config.out / RESULTS, {"results": [asdict(result) for result in results]})
+    return results
+
+
+def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
+    return not isinstance(event, StageChanged) or event.after == "CULLED"
+
+
+def export_run(run: Path, folder: Path) -> dict[str, Any]:
+    """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its result."""
+    read_started(run, "run")
+    path = run / RESULTS
+    if not path.is_file():
+        raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume")
+    try:
+        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+        best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise SaveError(f"{path} is damaged ({problem}). Write it anew: esper run --out {run} --resume") from problem
+    if folder.exists():
+        raise SaveError(f"{folder} already exists; choose another --to.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
+            copied = shutil.copytree(run / NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
+            copied.rename(folder)
+    except OSError as problem:
+        raise SaveError(f"cannot export to {folder}: {problem}.") from problem
+    return results[best]

@@ -1,0 +1,107 @@
+"""What hosts are trained on and how they are run: the settings that every command shares. Plain data."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from esper.leyline.configuration import Configuration
+from esper.runtime.executors import refuse_impossible
+from esper.runtime.tasks import Task, get_task
+from esper.telemetry.curve_export import TrackerName
+
+
+class LengthsConfig(Configuration):
+    """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the task alone."""
+
+    training: int | None = Field(None, ge=0)
+    """incubation before blending; 0 starts to blend at once"""
+    ramp: int | None = Field(None, ge=1)
+    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch"""
+    probation: int | None = Field(None, ge=1)
+    """measured contribution before a seed is kept or culled by its evidence"""
+    embargo: int | None = Field(None, ge=0)
+    """a slot stays closed after a cull"""
+    resetting: int | None = Field(None, ge=0)
+    """between embargo and the next chance"""
+
+
+class TaskConfig(Configuration):
+    """What hosts are trained on; None leaves a default of the task alone."""
+
+    name: str = "digits"
+    """what hosts are trained on, see `esper tasks`"""
+    epoch_examples: int | None = Field(None, ge=1)
+    """least examples per epoch and decision, rounded up to steps of one size"""
+    held_out: int | None = Field(None, ge=2)
+    """validation examples to measure on"""
+    batch: int | None = Field(None, ge=1)
+    """most examples per training step"""
+    epochs: int | None = Field(None, ge=2)
+    """epochs in a host's episode"""
+    budget: float | None = Field(None, gt=1, le=1e6)
+    """most parameters, as a multiple of the host's"""
+    max_seeds: int | None = Field(None, ge=1)
+    """most seeds, live and kept"""
+    slots: tuple[str, ...] | None = Field(None, min_length=1)
+    """slots that are enabled: r0c0 r0c1"""
+    blueprints: tuple[str, ...] | None = Field(None, min_length=1)
+    """what may be planted"""
+    blends: tuple[str, ...] | None = Field(None, min_length=1)
+    """ways to blend that a policy may choose from: linear, sigmoid, gated"""
+    scale_at_birth: float | None = Field(None, ge=0)
+    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
+    lengths: LengthsConfig = LengthsConfig()
+    """epochs that each stage of a seed lasts"""
+
+    def build(self) -> Task:
+        """The task with what was changed."""
+        task = get_task(self.name)
+        changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
+        lengths = {name: value for name, value in self.lengths if value is not None}
+        return replace(task, **changed, lengths=replace(task.lengths, **lengths))
+
+
+class TelemetrySettings(Configuration):
+    """How much is written down."""
+
+    level: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """off, rounds only, seeds and epochs too, every decision too"""
+    track: tuple[TrackerName, ...] = ()
+    """who draws curves of it as well: tensorboard, wandb; at every level"""
+
+
+class HostsConfig(Configuration):
+    """What `esper ppo`, `esper run` and `esper compare` have in common: hosts, and where they train."""
+
+    task: TaskConfig = TaskConfig()
+    """what hosts are trained on, and for how long"""
+    seed: int = Field(0, ge=0)
+    """the first host's random seed; the others count on"""
+    devices: tuple[str, ...] = Field(("cpu",), min_length=1)
+    """where hosts train: cpu, or cuda:0 cuda:1"""
+    executor: Literal["auto", "eager", "graphed"] = "auto"
+    """how hosts' steps are run"""
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    """precision of hosts' forward passes"""
+    out: Path
+    """run folder"""
+    data_root: Path | None = None
+    """folder that holds the data sets"""
+    threads: int | None = Field(1, ge=1)
+    """CPU threads per operation; None leaves it to torch. Small hosts are fastest with 1"""
+    deterministic: bool = False
+    """only kernels that give the same result twice"""
+
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """What a command starts from: the defaults, or as much of a preset as it takes."""
+        raise NotImplementedError
+
+    def settled(self) -> Self:
+        """The same with what follows from other fields written out."""
+        return self
+
+    def check(self) -> None:
+        refuse_impossible(self.executor, self.amp, self.devices, self.task.build())

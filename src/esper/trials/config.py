@@ -1,0 +1,111 @@
+"""Everything that decides a run of a policy or a comparison, in one frozen value each. The work is elsewhere."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from esper.kasmina.blueprints import SHAM
+from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.devices import refuse_idle, split_names
+from esper.simic.config import TrainingConfig
+from esper.tamiyo.rules import RULES, is_rule, read_rule
+
+POLICY = "policy.safetensors"
+"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
+
+
+class TrialConfig(HostsConfig):
+    """What a run of a policy and a comparison have in common."""
+
+    @classmethod
+    def start(cls, preset: str | None = None, task: object = None) -> Self:
+        """The defaults, with the hosts and episodes of a preset if one is named."""
+        return cls.of({} if preset is None else {"task": TrainingConfig.from_preset(preset).task.model_dump()})
+
+
+class RunConfig(TrialConfig):
+    """One run of a policy."""
+
+    policy: str = "heuristic"
+    """a rule, as greedy:share=0.5, or a checkpoint"""
+    hosts: int = Field(1, ge=1)
+    """hosts that train side by side"""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """how much is written down"""
+    out: Path = Path("runs/run")
+    """run folder"""
+
+    def check(self) -> None:
+        super().check()
+        refuse_idle(self.hosts, self.devices)
+        _require_policy("policy", self.policy, self.out / POLICY)
+
+    @property
+    def blueprints(self) -> tuple[str, ...] | None:
+        return (SHAM,) if self.policy == SHAM else self.task.blueprints
+
+    def settled(self) -> Self:
+        """The same with the task's own length and budget written out, for whoever reads the run folder."""
+        task = self.task.build()
+        settled = self.task.model_copy(update={"epochs": task.epochs, "budget": task.budget})
+        return self.model_copy(update={"task": settled})
+
+
+class CompareConfig(TrialConfig):
+    """One comparison."""
+
+    policies: tuple[str, ...] = ("never", "sham", "random", "heuristic")
+    """rules, as greedy:share=0.5, or checkpoints"""
+    static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
+    """networks of fixed size, trained from scratch"""
+    seeds: int = Field(10, ge=1)
+    """how many hosts each arm has, the same for all"""
+    final_of: str = "heuristic"
+    """arm whose networks are final, and that sham replays"""
+    rates: tuple[float, ...] = Field((1.0,), min_length=1)
+    """learning rates to try, as multiples: 0.5 1 2"""
+    pretrain: int = Field(0, ge=0)
+    """epochs that hosts are trained alone first"""
+    source: Path | None = None
+    """finished `esper run --policy never` to go on from"""
+    oracle: bool = False
+    """also try every single planting, at three times"""
+    side_by_side: int | None = Field(None, ge=1)
+    """most hosts in one population"""
+    out: Path = Path("runs/compare")
+    """folder for results"""
+
+    def check(self) -> None:
+        super().check()
+        if len(split_names(self.devices)) > 1:
+            raise SettingError(f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one.")
+        for policy in self.policies:
+            _require_policy("arm", policy)
+        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
+        needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
+        is_named = self.final_of != type(self).model_fields["final_of"].default
+        if (needs or is_named) and self.final_of not in grown:
+            raise SettingError(
+                f"{', '.join(needs) or 'final networks'} follow the arm {self.final_of!r}, which is not among the "
+                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
+            )
+        if "final-whole" in self.static and not (self.pretrain or self.source):
+            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain or --from.")
+        if self.pretrain and self.source:
+            raise SettingError("--pretrain and --from both say where trained hosts come from; give one of them.")
+        if any(rate <= 0 for rate in self.rates):
+            raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
+
+    @property
+    def host_seeds(self) -> list[int]:
+        return [self.seed + number for number in range(self.seeds)]
+
+
+def _require_policy(kind: str, name: str, *copies: Path) -> None:
+    """A rule with settings that it has, or a checkpoint that is there."""
+    if is_rule(name):
+        read_rule(name)
+    elif not any(path.is_file() for path in (Path(name), *copies)):
+        raise UnknownNameError(kind, name, RULES, "Or name a checkpoint file of `esper ppo`.")
