@@ -172,7 +172,7 @@ MISTAKES = {
     "unknown family": (["--reward-family", "profit"], "reward.family is"),
     "missing device": (["--devices", "cuda:300"], "device 'cuda:300' is not there: this machine has"),
     "one missing device": (["--hosts", "2", "--devices", "cpu", "cuda:300"], "device 'cuda:300' is not there"),
-    "no device": (["--devices", ","], "devices is []"),
+    "no device": (["--devices", ","], r"devices is \[\]"),
     "not a device": (["--devices", "gpu0"], "'gpu0' is not a device"),
     "mps": (["--devices", "mps"], "device mps is not supported"),
     "an idle device": (["--hosts", "1", "--devices", "cpu", "cpu"], "hosts is 1, but devices are cpu, cpu"),

@@ -136,7 +136,7 @@ def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(who
     assert 1 < epochs < EPOCHS
     last = said.splitlines()[-1]
     assert last == f"stopped; {epochs} epochs are saved. Go on with: esper run --out {out} --resume"
-    assert {event["epoch"] for event in events_of(out)} == set(range(epochs))
+    assert {event["epoch"] for event in events_of(out)} == set(range(1, epochs + 1))
     code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
     assert (code, err) == (0, "")
     assert_same_run(out, whole[0])
@@ -393,5 +393,5 @@ def tree(folder):
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(capsys, finished, spoil, words):
     spoil(finished)
     before = tree(finished.parent)
-    assert_refused(call(capsys, "export", str(finished)), words)
+    assert_refused(call(capsys, "export", str(finished)), *words)
     assert tree(finished.parent) == before

@@ -245,7 +245,7 @@ def test_only_regular_files_are_read(tmp_path, kind):
 def test_the_run_of_a_command_that_there_is_not_is_damaged_and_says_so(tmp_path):
     folder = write_run(tmp_path / "run", "run", {0: []}, hosts=1)
     text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"run"', '"run"', 1))
+    (folder / "config.json").write_text(text.replace('"run"', '"grow"', 1))
     found = opened(folder)
     assert (found.status(), "esper grow" in found.problem) == ("damaged", True)
 

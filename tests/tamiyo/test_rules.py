@@ -368,8 +368,8 @@ def test_a_script_holds_an_arms_ops_and_the_ends_that_came_by_themselves(facts):
         StageChanged(0, 6, "r0c0", "PROBATIONARY", "CULLED", "norm", 0.0),
     ]
     assert script_of(events, facts.space) == [
-        (1, OP_GERMINATE, 1),
-        (4, OP_FOSSILIZE, 1),
-        (4, OP_GERMINATE, 0),
-        (6, OP_CULL, 0),
+        (0, OP_GERMINATE, 1),
+        (3, OP_FOSSILIZE, 1),
+        (3, OP_GERMINATE, 0),
+        (5, OP_CULL, 0),
     ]

@@ -68,11 +68,11 @@ def test_an_arm_plants_its_seed_where_and_when_it_says_and_keeps_it(found):
         for row, events, built in zip(trials.rows, trials.events, trials.architectures, strict=True):
             acted = [event for event in events if event["type"] == "ActionTaken"]
             assert [event["op"] for event in acted[:1]] == ["GERMINATE"]
-            assert (acted[0]["slot"], acted[0]["blueprint"], acted[0]["epoch"]) == (slot, blueprint, int(start))
+            assert (acted[0]["slot"], acted[0]["blueprint"], acted[0]["epoch"]) == (slot, blueprint, int(start) + 1)
             assert row["germinated"] == 1
             assert built in (((slot, blueprint, "linear"),), ())
             kept = [event["epoch"] for event in acted if event["op"] == "FOSSILIZE"]
-            assert not kept or kept == [min(kept)] == [int(start) + 2], "as soon as that is legal"
+            assert not kept or kept == [min(kept)] == [int(start) + 3], "as soon as that is legal"
     assert sum(len(built) for trials in placed(found).values() for built in trials.architectures) > 12
 
 

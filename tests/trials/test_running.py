@@ -23,7 +23,7 @@ from esper.telemetry.events import ActionTaken
 from esper.trials import running
 from esper.trials.arms import Settings
 from esper.trials.config import RunConfig
-from esper.trials.running import build
+from esper.trials.running import StoppedRun, build
 from runtime.episodes import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
 from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped

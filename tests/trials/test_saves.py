@@ -211,8 +211,8 @@ def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
     stopped(cut, epochs)
     grow(cut, resume=True)
     (told,) = events_of(cut.out, "HostRolledBack")
-    assert (told["host"], told["epoch"]) == (0, 3)
-    assert not [e for e in events_of(cut.out, "ActionTaken") if (e["host"], e["epoch"]) == (0, 3)]
+    assert (told["host"], told["epoch"]) == (0, 4)
+    assert not [e for e in events_of(cut.out, "ActionTaken") if (e["host"], e["epoch"]) == (0, 4)]
     assert_same_end(cut.out, whole.out)
 
 
