@@ -21,6 +21,7 @@ from esper.cli.console.comparison import compared_figure
 from esper.cli.console.progress import show_rounds
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.files import digest, write_durably
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
@@ -32,10 +33,9 @@ from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, RankTimed, StageChanged
 from esper.telemetry.sink import JsonlSink
 from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing
-from esper.trials.growing import NETWORKS, GrowConfig, StoppedGrowing, grow_hosts
+from esper.trials.growing import GrowConfig, StoppedGrowing, grow_hosts
 from esper.trials.summary import summarise, to_csv
 
-RESULTS = "results.json"
 Changes = Sequence[tuple[str, Any]]
 
 
@@ -50,7 +50,7 @@ def assemble(preset: str | None, file: Path | None, changes: Changes, resume: bo
         known = named.get("task.name")
         config = TrainingConfig.from_preset(preset or (known if known in presets() else "digits"))
     else:
-        config = TrainingConfig.from_json_path(saved)
+        config = TrainingConfig.of(runfolder.read_json(saved), str(saved))
     return config.with_changes(changes, "the command line") if changes else config
 
 
@@ -207,7 +207,7 @@ def run_grow(config: GrowConfig, resume: bool, console: Console) -> list[ArmFini
                 soft_wrap=True,
             )
             return None
-        runfolder.write_json(config.out / RESULTS, {"results": [asdict(result) for result in results]})
+        runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})
     return results
 
 
@@ -216,8 +216,8 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     files = [Path(name) for name in config.policies if not is_rule(name)]
     if config.source is not None:
-        files += [config.source / runfolder.CONFIG, *sorted((config.source / NETWORKS).rglob(f"*{WEIGHTS}"))]
-    values["files"] = {str(path): runfolder.digest(path) for path in files if path.is_file()}
+        files += [config.source / runfolder.CONFIG, *sorted((config.source / runfolder.NETWORKS).rglob(f"*{WEIGHTS}"))]
+    values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
     values["code"] = code_digest()
     with runfolder.only_writer(config.out):
         if not resume:
@@ -236,9 +236,9 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         except StoppedComparing:
             tell(f"stopped; finished arms are kept. Go on with the same command and --resume (--out {config.out}).")
             return None
-        runfolder.write_json(config.out / RESULTS, results)
-        runfolder.write_atomically(config.out / "results.csv", to_csv(results["rows"]).encode())
-        runfolder.write_atomically(config.out / "figure.svg", compared_figure(results).encode())
+        runfolder.write_json(config.out / runfolder.RESULTS, results)
+        write_durably(config.out / "results.csv", to_csv(results["rows"]).encode())
+        write_durably(config.out / "figure.svg", compared_figure(results).encode())
     return results
 
 
@@ -249,11 +249,11 @@ def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
     """Copy the best network that a finished `esper grow` left, by held-out accuracy; returns its result."""
     _read_config(run)
-    path = run / RESULTS
+    path = run / runfolder.RESULTS
     if not path.is_file():
         raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper grow --out {run} --resume")
     try:
-        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+        results: list[dict[str, Any]] = runfolder.read_json(path)["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise SaveError(f"{path} is damaged ({problem}). Write it anew: esper grow --out {run} --resume") from problem
@@ -262,7 +262,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
-            copied = shutil.copytree(run / NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
+            copied = shutil.copytree(run / runfolder.NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
             copied.rename(folder)
     except OSError as problem:
         raise SaveError(f"cannot export to {folder}: {problem}.") from problem
@@ -282,8 +282,6 @@ def _read_config(run: Path) -> dict[str, Any]:
 
 
 def _read_json(run: Path) -> Any:
-    path = run / runfolder.CONFIG
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
+    if not (run / runfolder.CONFIG).is_file():
+        raise SaveError(f"{run} is not a run folder: it has no {runfolder.CONFIG}.")
+    return runfolder.read_json(run / runfolder.CONFIG)

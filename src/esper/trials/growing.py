@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 
 from esper.kasmina.blueprints import SHAM
-from esper.kasmina.harvesting import export_network
-from esper.leyline.errors import SaveError, SettingError, UnknownNameError
+from esper.kasmina.harvesting import WEIGHTS, export_network
+from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.host import HostRun
@@ -22,15 +21,10 @@ from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import ArmFinished, Event, GrownEpoch, LedgerClosed, StageChanged, finite
-from esper.telemetry.runfolder import write_atomically
+from esper.telemetry.runfolder import NETWORKS, POLICY, list_files, require_listed, write_listed
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider, act_on_epoch, arm_result, live_epoch, make_decider
 from esper.trials.saves import EpochSave, EpochSaves
-
-NETWORKS = "networks"
-"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
-_POLICY = "policy.safetensors"
-"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 
 
 class GrowConfig(BaseModel):
@@ -74,7 +68,7 @@ class GrowConfig(BaseModel):
             raise SettingError("; ".join(explain(cls, problem.errors()))) from None
         if is_rule(found.policy):
             read_rule(found.policy)
-        elif not any(path.is_file() for path in (Path(found.policy), found.out / _POLICY)):
+        elif not any(path.is_file() for path in (Path(found.policy), found.out / POLICY)):
             raise UnknownNameError("policy", found.policy, RULES, "Or name a checkpoint file of `esper ppo`.")
         found.task.build()
         return found
@@ -132,11 +126,12 @@ def build(config: GrowConfig, is_resumed: bool = False) -> tuple[Population, lis
     )
     if is_rule(config.policy):
         return population, [make_decider(population, host, config.policy) for host in range(config.hosts)]
-    kept = config.out / _POLICY
+    kept = config.out / POLICY
     space = population.runs[0].model.space
     if not (is_resumed and kept.is_file()):
         load_fitting(Path(config.policy), space)
-        write_atomically(kept, Path(config.policy).read_bytes())
+        write_listed(kept, Path(config.policy).read_bytes())
+    require_listed(config.out, kept)
     policy, use_telemetry = load_fitting(kept, space)
     return population, [
         make_decider(population, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)
@@ -196,18 +191,16 @@ def _close(host: int, run: HostRun) -> LedgerClosed:
 
 def _finish(config: GrowConfig, population: Population, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    results = []
+    results, exported = [], []
     for host, final in enumerate(population.final_scores()):
         run = population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        try:
-            export_network(run.model, config.out / NETWORKS / f"host-{host}")
-        except (OSError, SafetensorError) as problem:
-            raise SaveError(f"cannot write the networks: {problem}. Make room and use --resume.") from problem
+        exported.append(export_network(run.model, config.out / NETWORKS / f"host-{host}") / WEIGHTS)
         sink.write(_close(host, run))
         sink.write(result)
         results.append(result)
     sink.commit()
+    list_files(config.out, exported)
     return results
