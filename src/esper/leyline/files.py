@@ -64,20 +64,24 @@ def _place(path: Path, content: Content) -> str:
 
 def make_folder(folder: Path) -> None:
     """A folder and those above it, each durable in the one above."""
-    if folder.is_dir():
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not folder.is_dir():  # another process may have been faster
+                raise
+    elif names_in(folder):
         return
-    make_folder(folder.parent)
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        if not folder.is_dir():  # another process may have been faster
-            raise
-    sync_folder(folder.parent)
+    sync_folder(folder.parent)  # of an empty one too: whoever made it may have been killed before this
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where its file system knows how to."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the names in a folder durable, where its file system knows how to and it may be read."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
     try:
         os.fsync(handle)
     except OSError as problem:
