@@ -46,7 +46,7 @@ class Disk:
     @contextmanager
     def recording(self):
         """Everything that the package asks of the disk goes through these."""
-        real = {name: getattr(os, name) for name in ("open", "fsync", "replace", "unlink", "mkdir")}
+        real = {name: getattr(os, name) for name in ("open", "fsync", "replace", "unlink", "mkdir", "rmdir")}
         self._real = real
         try:
             for name in real:
@@ -92,17 +92,22 @@ class Disk:
         handle = self._real["open"](path, flags, mode, **options)
         self._handles[handle] = os.path.realpath(path)
         if is_new:
-            self._nodes += 1
-            self._now[name], self._content[self._nodes] = self._nodes, b""
-            self._change(name, {name: self._nodes})
+            self._create(name)
         return handle
+
+    def _create(self, name):
+        self._nodes += 1
+        self._now[name], self._content[self._nodes] = self._nodes, b""
+        self._change(name, {name: self._nodes})
 
     def _change(self, name, entries):
         self._pending.append((os.path.dirname(name), entries))
         self._mark()
 
     def _look(self, name):
-        """Take in what was written to a file by its name."""
+        """Take in what was written to a file by its name, and the file where a library made it."""
+        if name not in self._now:
+            self._create(name)
         content = (self.root / name).read_bytes()
         if content != self._content[self._now[name]]:
             self._content[self._now[name]] = content
@@ -148,7 +153,11 @@ class Disk:
             self._renamed.append(os.path.basename(new))
             self._last = "rename"
             node = self._now[new] = self._now.pop(old)
-            self._change(new, {old: None, new: node})
+            if os.path.dirname(old) == os.path.dirname(new):
+                self._change(new, {old: None, new: node})
+            else:  # each folder knows of its own name only
+                self._pending.append((os.path.dirname(old), {old: None}))
+                self._change(new, {new: node})
 
     def _unlink(self, path, **options):
         name = self._call(path)
@@ -157,11 +166,18 @@ class Disk:
             self._now.pop(name)
             self._change(name, {name: None})
 
+    def _rmdir(self, path, **options):
+        name = self._call(path)
+        self._real["rmdir"](path, **options)
+        if name is not None:
+            self._now.pop(name)
+            self._change(name, {name: None})
+
     def _mkdir(self, path, *args, **options):
         name = self._call(path)
         self._real["mkdir"](path, *args, **options)
         if name is not None:
-            self._last = "mkdir"
+            self._last = None if os.path.basename(name).startswith(".") else "mkdir"
             self._now[name] = FOLDER
             self._change(name, {name: FOLDER})
 

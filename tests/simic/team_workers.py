@@ -21,10 +21,11 @@ import torch
 from esper.cli import main
 from esper.leyline.errors import EsperError
 from esper.simic.agent import PPOAgent
+from esper.simic import team
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import joined_team
-from esper.telemetry import runfolder, team
+from esper.telemetry import runfolder
 from simic.tiny_runs import command, manifest_of
 
 UNTOLD = ("seconds", "first_worst")

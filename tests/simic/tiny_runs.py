@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from esper.cli import main
+from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.trainer import train_ppo_vectorized
@@ -67,7 +68,21 @@ def events_of(folder, *kinds):
 
 
 def manifest_of(folder):
-    return json.loads((Path(folder) / runfolder.MANIFEST).read_text())
+    """What the manifest of a run lists: facts and first file of each checkpoint, the best among them, whole rounds."""
+    body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
+    listed = {save["number"]: _entry(save) for save in body["generations"]}
+    rounds = max((entry.get("rounds", 0) for entry in listed.values()), default=0)
+    return {"checkpoints": list(listed.values()), "best": listed.get(body["best"]), "rounds": rounds}
+
+
+def _entry(save):
+    file = next(iter(save["files"].values()))
+    return {**save["facts"], "file": file["name"], "sha256": file["sha256"]}
+
+
+def is_whole(folder, entry):
+    """Whether a checkpoint is there, byte for byte."""
+    return digest(Path(folder) / runfolder.CHECKPOINTS / entry["file"]) == entry["sha256"]
 
 
 def checkpoints_in(folder):

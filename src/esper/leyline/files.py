@@ -8,7 +8,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -40,26 +40,39 @@ def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]
 
 def _place(path: Path, content: Content) -> str:
     """Write beside the file under a name that nobody can guess, make that durable, then move it into place."""
-    temporary = path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
-    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    beside = path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
+    temporary = beside if isinstance(content, bytes) else beside / path.name
     try:
-        with os.fdopen(handle, "r+b") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-                file.flush()
-            else:
-                content(temporary)
-            if not os.path.samestat(os.fstat(handle), os.lstat(temporary)):
-                raise OSError(errno.ESTALE, "the file was replaced while it was being written")
-            os.fsync(handle)
+        with _written(temporary, content) as file:
+            os.fsync(file.fileno())
             file.seek(0)
             found = hashlib.file_digest(file, "sha256").hexdigest()
         os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    finally:
+        _discard(beside)
     return found
+
+
+def _written(path: Path, content: Content) -> BufferedRandom | BufferedReader:
+    """A new file that holds the content. A function gets a folder of its own: it may write beside what it is given."""
+    if not isinstance(content, bytes):
+        os.mkdir(path.parent, 0o700)
+        content(path)
+        return open_plain(path)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "r+b")
+    file.write(content)
+    file.flush()
+    return file
+
+
+def _discard(path: Path) -> None:
+    """Delete a temporary file, or the folder of one with all that is in it."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            remove([path / name for name in names_in(path)])
+            os.rmdir(path)
+        else:
+            os.unlink(path)
 
 
 def make_folder(folder: Path) -> None:
@@ -93,8 +106,9 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folder: Path, is_own: Callable[[str], bool]) -> None:
     """Remove what killed writes left behind of those files whose names are one's own."""
-    found = [_LEFTOVER.fullmatch(name) for name in names_in(folder)]
-    remove([folder / leftover[0] for leftover in found if leftover and is_own(leftover[1])])
+    for name in names_in(folder):
+        if (leftover := _LEFTOVER.fullmatch(name)) and is_own(leftover[1]):
+            _discard(folder / name)
 
 
 def names_in(folder: Path) -> list[str]:

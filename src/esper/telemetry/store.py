@@ -134,7 +134,7 @@ class Store:
 
     def _forget(self, kept: Sequence[Generation]) -> None:
         """Delete what is the store's own and not listed; what others put there stays."""
-        listed = {name for generation in kept for name in generation.names}
+        listed = {self.manifest.name}.union(*(generation.names for generation in kept))
         own = [name for name in names_in(self.folder) if self._is_own(name) and name not in listed]
         remove([self.folder / name for name in own])
 
