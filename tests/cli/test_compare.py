@@ -16,7 +16,6 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.comparing import ARMS
 from esper.trials.growing import NETWORKS
 from simic.tiny_runs import Forked, Ticks
 from trials.test_growing import trained
@@ -46,7 +45,7 @@ def test_all_arms_of_one_command_are_in_the_results(whole, checkpoint):
     out, _, results = whole
     assert set(results["arms"]) == {*RULES, str(checkpoint), *STATIC}
     assert all(arm["seeds"] == [0, 1, 2] for arm in results["arms"].values())
-    assert len(list((out / ARMS).iterdir())) == len(results["arms"])
+    assert len(list((out / runfolder.ARMS).iterdir())) == len(results["arms"])
     assert results["config"]["task"]["epochs"] == 6
 
 
@@ -129,7 +128,7 @@ def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, bri
     else:
         assert (code, err) == (130, "")
         assert "stopped; finished arms are kept. Go on with the same command and --resume" in said
-    kept = sorted(path.name for path in (out / ARMS).iterdir())
+    kept = sorted(path.name for path in (out / runfolder.ARMS).iterdir())
     assert kept == ["never-1.json", "random-1.json"]
     assert not (out / "results.json").exists()
     code, said, err = Forked(tmp_path / "child", command(out, *more, "--resume")).wait()
@@ -256,7 +255,7 @@ def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsy
     assert "was begun with other settings" in said
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "cannot be read"), ('{"command": "grow"}', "other settings")])
+@pytest.mark.parametrize(("content", "words"), [("{", "cannot be read"), ('{"command": "grow"}', "older format")])
 def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / runfolder.CONFIG).write_text(content)
@@ -265,6 +264,6 @@ def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
 
 def test_a_damaged_arm_is_one_line(finished, brief, tmp_path, capsys):
     run = shutil.copytree(finished / "run", tmp_path / "run")
-    (run / ARMS / "never-1.json").write_text("{")
+    (run / runfolder.ARMS / "never-1.json").write_text("{")
     options = ["--policies", "never", str(finished / "policy.safetensors"), "--resume"]
-    assert f"{run / ARMS / 'never-1.json'} is damaged" in refused(capsys, *command(run, *options))
+    assert f"{run / runfolder.ARMS / 'never-1.json'} is damaged" in refused(capsys, *command(run, *options))

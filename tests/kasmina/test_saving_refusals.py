@@ -267,7 +267,7 @@ def test_saving_again_after_a_crash_works_and_clears_up(save, monkeypatch):
         with pytest.raises(SaveError, match="power"):
             garden.save(save)
     garden.save(save)
-    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors", "garden-optimizer-2.safetensors"}
+    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors"}
 
 
 def test_nothing_is_ever_unpickled(save, monkeypatch):
