@@ -16,7 +16,6 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.growing import NETWORKS
 from simic.tiny_runs import Forked, Ticks
 from trials.test_growing import trained
 
@@ -238,8 +237,8 @@ def test_trained_hosts_that_have_changed_are_another_comparison(brief, tmp_path,
     arguments = command(out, "--policies", "never", "--from", str(source))
     assert call(capsys, *arguments)[0] == 0
     assert call(capsys, *arguments, "--resume")[0] == 0
-    weights = source / NETWORKS / "host-1" / WEIGHTS
-    weights.write_bytes((source / NETWORKS / "host-0" / WEIGHTS).read_bytes())
+    weights = source / runfolder.NETWORKS / "host-1" / WEIGHTS
+    weights.write_bytes((source / runfolder.NETWORKS / "host-0" / WEIGHTS).read_bytes())
     assert "was begun with other settings or files" in refused(capsys, *arguments, "--resume")
 
 

@@ -20,8 +20,8 @@ import torch
 
 from esper.cli import main
 from esper.leyline.errors import EsperError
-from esper.simic.agent import PPOAgent
 from esper.simic import team
+from esper.simic.agent import PPOAgent
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import joined_team

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from esper.kasmina import harvesting
 from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError, SettingError
 from esper.runtime.population import Population
@@ -19,7 +20,6 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken, GrownEpoch
-from esper.trials import growing
 from esper.trials.arms import Settings
 from esper.trials.growing import GrowConfig, StoppedGrowing, build
 from runtime.episodes import IMAGES
@@ -321,8 +321,8 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(growing, "export_network", fail)
-        with pytest.raises(SaveError, match=r"cannot write the networks: .*No space left.*--resume"):
+        full.setattr(harvesting, "save_model", fail)
+        with pytest.raises(SaveError, match=r"cannot save .*weights.*No space left.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)
     grow(configured(tmp_path / "whole"))
