@@ -6,11 +6,16 @@ was made, moved or deleted may or may not be so until its folder is fsynced, eac
 
 import os
 import random
+import shutil
+import tempfile
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
+from esper.leyline.errors import SaveError
+
 FOLDER = object()
+NOTHING, RUN = "nothing", "run"
 MOST = 4096
 """legal folders of one moment beyond which a sample is drawn"""
 
@@ -207,13 +212,14 @@ def legal_folders(state, most=MOST, seed=0):
 
 
 def _choices(options, most, draw):
-    """All combinations, or so many of them."""
+    """All combinations, or so many of them with the first and the last."""
     count = 1
     for option in options:
         count *= len(option)
     if count <= most:
         return product(*options)
-    return (tuple(draw.choice(option) for option in options) for _ in range(most))
+    drawn = [tuple(draw.choice(option) for option in options) for _ in range(most)]
+    return [tuple(option[0] for option in options), tuple(option[-1] for option in options), *drawn]
 
 
 def _apply(named, entries):
@@ -244,3 +250,80 @@ def rebuild(folder, files):
             (folder / name).mkdir(exist_ok=True)
         else:
             (folder / name).write_bytes(content)
+
+
+# -- saving and loading ------------------------------------------------------------------------------------------------
+
+
+class Violation(AssertionError):  # noqa: N818  # of a promise
+    """A folder that a power cut may leave and that holds neither the old save nor the new one."""
+
+
+@contextmanager
+def quick_folder():
+    """A place in memory: thousands of small folders are laid out."""
+    place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def record(root, subject, saves, kills=(), without=None):
+    """Play saves one after another; the disk, and which numbers are allowed at each number of `Disk.save`."""
+    disk = Disk(root, without=without)
+    allowed, known = {0: {NOTHING}}, {NOTHING}
+    with disk.recording():
+        for number in range(saves):
+            disk.begin_save(dict(kills).get(number))
+            known = known | {number}
+            allowed[disk.save] = known
+            try:
+                subject.save(root / RUN, number)
+                known = {number}
+            except Killed:
+                pass
+            disk.end_save()
+            allowed[disk.save] = known
+    there = {
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in sorted(root.rglob("*"))
+    }
+    assert disk.written() == there, "something was written that the recorder did not see"
+    return disk, allowed
+
+
+def check(subject, disk, allowed, place, following=None, most=4096):
+    """Load every legal folder of every moment, then save once more into it; how many folders there were."""
+    seen = set()
+    for moment, (save, state) in enumerate(disk.moments):
+        for files in legal_folders(state, most, moment):
+            key = (frozenset(allowed[save]), frozenset(files.items()))
+            if key in seen:
+                continue
+            seen.add(key)
+            folder = place / str(len(seen))
+            rebuild(folder, files)
+            _check_one(subject, folder / RUN, allowed[save], following)
+            shutil.rmtree(folder)
+    return len(seen)
+
+
+def _check_one(subject, folder, allowed, following):
+    try:
+        found = subject.load(folder)
+    except SaveError as problem:
+        raise Violation(f"neither of {allowed}: {problem}") from problem
+    if found not in allowed:
+        raise Violation(f"{found} instead of {allowed}")
+    if following is not None:
+        subject.save(folder, following)
+        left = {path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".")}
+        if subject.load(folder) != following or left != subject.names(folder):
+            raise Violation(f"after the next save the folder holds {left}, not {subject.names(folder)}")
+
+
+def play(subject, saves, kills=(), without=None, following=None, most=4096):
+    with quick_folder() as place:
+        (place / "disk").mkdir()
+        disk, allowed = record(place / "disk", subject, saves, kills, without)
+        return disk, check(subject, disk, allowed, place, following, most)

@@ -336,6 +336,18 @@ def test_a_manifest_of_something_else_is_refused(learned, history):
         again.resume(agent)
 
 
+def test_a_run_of_the_first_format_is_refused_in_one_line(learned, history):
+    """As the first version of Esper left it."""
+    entry = {"file": "round-000001.safetensors", "rounds": 1, "return": 0.5, "sha256": "0" * 64}
+    values = {"format": 1, "rounds": 1, "checkpoints": [entry], "best": entry}
+    (history.folder / runfolder.MANIFEST).write_text(json.dumps(values))
+    agent, again = reopen(learned, history)
+    for refused in (lambda: again.resume(agent), lambda: again.save(agent, 1, 0.0)):
+        with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 2[^\n]*$"):
+            refused()
+    assert json.loads((history.folder / runfolder.MANIFEST).read_text()) == values
+
+
 def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, history):
     history.sink.write_record("X", {}, history.sink.telemetry.level)
     agent, again = reopen(learned, history)
