@@ -15,7 +15,7 @@ from esper.simic.trainer import build_agent, build_environment, build_rollout, p
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
 from null_sink import NullSink
-from simic.tiny_runs import checkpoints_in, end_of, events_of, is_whole, manifest_of, open_sink, tiny, train
+from simic.tiny_runs import checkpoints_in, events_of, is_whole, manifest_of, open_sink, tiny, train
 
 
 @pytest.fixture(scope="module")
@@ -360,9 +360,9 @@ def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, histor
 def test_the_events_are_cut_to_where_the_checkpoint_was_taken(tmp_path):
     config = tiny(tmp_path / "run", rounds=2)
     train(config)
-    whole = end_of(config.out)
+    whole = events_of(config.out)
     with open(config.out / runfolder.EVENTS, "a") as file:
         file.write('{"type": "HostEpoch", "round": 2}\n{"type": "Host')
     train(config, resume=True)
-    assert events_of(config.out) == whole[2]
+    assert events_of(config.out) == whole
     assert events_of(config.out)[-1]["type"] == "CheckpointSaved"

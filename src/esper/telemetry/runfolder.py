@@ -29,9 +29,6 @@ _PATIENCE = 0.2
 """Seconds that a writer waits: whoever looks at a run touches its lock for an instant."""
 
 
-# -- one writer --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
@@ -71,9 +68,6 @@ def is_being_written(folder: Path) -> bool:
     return False
 
 
-# -- beginnings --------------------------------------------------------------------------------------------------------
-
-
 def is_there(path: Path) -> bool:
     """Whether a file exists; a place that one may not look into, or no file can have, is refused."""
     try:
@@ -110,9 +104,6 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
             for name in (CONFIG, DIGESTS, *empty):
                 (folder / name).unlink()
         raise
-
-
-# -- files that are plain for people -----------------------------------------------------------------------------------
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -168,9 +159,6 @@ def _list(folder: Path, digests: Mapping[str, str]) -> None:
     generation = store.newest()
     known = {} if generation is None else generation.facts
     store.save(known | {name: list(dict.fromkeys([*known.get(name, ()), new])) for name, new in digests.items()})
-
-
-# -- events ------------------------------------------------------------------------------------------------------------
 
 
 def events_of(rank: int) -> str:

@@ -13,20 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from esper.leyline import files as disk
 from esper.leyline.errors import SaveError
-from esper.leyline.files import (
-    Content,
-    digest,
-    make_folder,
-    names_in,
-    read_plain,
-    remove,
-    sweep,
-    sync_folder,
-    told,
-    write_durably,
-    write_files,
-)
+from esper.leyline.files import Content
 
 FORMAT = 2
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
@@ -70,7 +59,7 @@ class Store:
         folder: Path | None = None,
         names: str = "(?!)",
         keep: int = 1,
-        best: str | None = None,
+        best: str = "",
     ):
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
         self.keep, self.best = keep, best
@@ -92,7 +81,7 @@ class Store:
         stored = self._write(files, listed) if files else {}
         past = [known for known in listed if known.number <= self._newest]
         kept = self._kept([*past, Generation(_next_number(listed), facts, stored)])
-        write_durably(self.manifest, self._render(kept))
+        disk.write_durably(self.manifest, self._render(kept))
         self._newest = kept[-1].number
         self._forget(kept)
 
@@ -100,12 +89,14 @@ class Store:
         self, files: Mapping[str, tuple[str, Content]], listed: Sequence[Generation]
     ) -> dict[str, dict[str, str]]:
         """Make the files of a generation durable; no file that is listed is touched."""
-        with told(self.manifest):
-            make_folder(self.manifest.parent)
-            sync_folder(self.manifest.parent)  # the list as seen is then the one on disk, and all other names are free
-        sweep(self.folder, self._is_own)
+        with disk.told(self.manifest):
+            disk.make_folder(self.manifest.parent)
+            disk.sync_folder(
+                self.manifest.parent
+            )  # the list as seen is then the one on disk, and all other names are free
+        disk.sweep(self.folder, self._is_own)
         names = {role: _free_name(name, listed) for role, (name, _) in files.items()}
-        digests = write_files(self.folder, {names[role]: content for role, (_, content) in files.items()})
+        digests = disk.write_files(self.folder, {names[role]: content for role, (_, content) in files.items()})
         return {role: {"name": name, "sha256": digests[name]} for role, name in names.items()}
 
     def free_name(self, name: str) -> str:
@@ -119,8 +110,7 @@ class Store:
             return []  # what nobody can load is replaced
 
     def _best(self, generations: Sequence[Generation]) -> Generation | None:
-        best = self.best
-        return None if best is None else max(generations, key=lambda known: known.facts[best])
+        return max(generations, key=lambda known: known.facts[self.best]) if self.best else None
 
     def _kept(self, generations: Sequence[Generation]) -> list[Generation]:
         newest, best = list(generations[-self.keep :]), self._best(generations)
@@ -135,8 +125,8 @@ class Store:
     def _forget(self, kept: Sequence[Generation]) -> None:
         """Delete what is the store's own and not listed; what others put there stays."""
         listed = {self.manifest.name}.union(*(generation.names for generation in kept))
-        own = [name for name in names_in(self.folder) if self._is_own(name) and name not in listed]
-        remove([self.folder / name for name in own])
+        own = [name for name in disk.names_in(self.folder) if self._is_own(name) and name not in listed]
+        disk.remove([self.folder / name for name in own])
 
     def _is_own(self, name: str) -> bool:
         return self._own.fullmatch(name) is not None
@@ -165,7 +155,7 @@ class Store:
         for role, file in generation.files.items():
             path = self.path(generation, role)
             try:
-                if digest(path) != file["sha256"]:
+                if disk.digest(path) != file["sha256"]:
                     return f"{path} is truncated or altered: its checksum does not match"
             except OSError as problem:
                 return f"{path} is missing or cannot be read ({problem.strerror})"
@@ -174,7 +164,7 @@ class Store:
     def generations(self) -> list[Generation]:
         """What the manifest lists, oldest first; nothing where there is none."""
         try:
-            content = read_plain(self.manifest)
+            content = disk.read_plain(self.manifest)
         except FileNotFoundError:
             return []
         except OSError as problem:
