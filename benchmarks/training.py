@@ -32,8 +32,8 @@ from esper.cli.ppo import run_ppo
 from esper.leyline.configuration import read_setting
 from esper.runtime.batches import whole_steps
 from esper.runtime.tasks import get_task, register
+from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
-from esper.telemetry.runfolder import MANIFEST
 
 READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 
@@ -120,8 +120,7 @@ def records_in(folder: Path) -> Iterator[tuple[int, dict]]:
 
 def known_rounds(folder: Path) -> int:
     """Whole rounds that a run to go on with has behind it."""
-    manifest = folder / MANIFEST
-    return int(json.loads(manifest.read_text())["rounds"]) if manifest.is_file() else 0
+    return saved_rounds(folder)
 
 
 def rounds_in(folder: Path) -> list[dict]:

@@ -17,8 +17,6 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.comparing import ARMS
-from esper.trials.running import NETWORKS
 from simic.tiny_runs import Forked, Ticks
 from trials.test_running import trained
 
@@ -47,7 +45,7 @@ def test_all_arms_of_one_command_are_in_the_results(whole, checkpoint):
     out, _, results = whole
     assert set(results["arms"]) == {*RULES, str(checkpoint), *STATIC}
     assert all(arm["seeds"] == [0, 1, 2] for arm in results["arms"].values())
-    assert len(list((out / ARMS).iterdir())) == len(results["arms"])
+    assert len(list((out / runfolder.ARMS).iterdir())) == len(results["arms"])
     assert results["config"]["task"]["epochs"] == 6
 
 
@@ -129,8 +127,8 @@ def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, bri
         assert code == -number
     else:
         assert (code, err) == (130, "")
-        assert f"stopped; finished arms are kept. Go on with: esper compare --out {out} --resume" in said
-    kept = sorted(path.name for path in (out / ARMS).iterdir())
+        assert "stopped; finished arms are kept. Go on with the same command and --resume" in said
+    kept = sorted(path.name for path in (out / runfolder.ARMS).iterdir())
     assert kept == ["never-1.json", "random-1.json"]
     assert not (out / "results.json").exists()
     code, said, err = Forked(tmp_path / "child", ["compare", "--out", str(out), "--resume"]).wait()
@@ -242,9 +240,9 @@ def test_trained_hosts_that_have_changed_are_another_comparison(brief, tmp_path,
     arguments = command(out, "--policies", "never", "--from", str(source))
     assert call(capsys, *arguments)[0] == 0
     assert call(capsys, *arguments, "--resume")[0] == 0
-    weights = source / NETWORKS / "host-1" / WEIGHTS
-    weights.write_bytes((source / NETWORKS / "host-0" / WEIGHTS).read_bytes())
-    assert re.search("settings.*config.json", refused(capsys, *arguments, "--resume"))
+    weights = source / runfolder.NETWORKS / "host-1" / WEIGHTS
+    weights.write_bytes((source / runfolder.NETWORKS / "host-0" / WEIGHTS).read_bytes())
+    assert "was begun with other settings or files" in refused(capsys, *arguments, "--resume")
 
 
 def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsys):
@@ -259,9 +257,7 @@ def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsy
     assert re.search("settings.*config.json", said)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [("{", "cannot be read"), ('{"command": "run"}', "is not a run of esper compare")]
-)
+@pytest.mark.parametrize(("content", "words"), [("{", "cannot be read"), ('{"command": "grow"}', "older format")])
 def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / runfolder.CONFIG).write_text(content)
@@ -270,6 +266,6 @@ def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
 
 def test_a_damaged_arm_is_one_line(finished, brief, tmp_path, capsys):
     run = shutil.copytree(finished / "run", tmp_path / "run")
-    (run / ARMS / "never-1.json").write_text("{")
+    (run / runfolder.ARMS / "never-1.json").write_text("{")
     options = ["--policies", "never", str(finished / "policy.safetensors"), "--resume"]
-    assert f"{run / ARMS / 'never-1.json'} " in refused(capsys, *command(run, *options))
+    assert f"{run / runfolder.ARMS / 'never-1.json'} is damaged" in refused(capsys, *command(run, *options))

@@ -15,11 +15,10 @@ from cli.test_cli import call
 from esper.cli import beside as beside
 from esper.cli import main, ppo, run
 from esper.cli.beside import train_beside
-from esper.cli.session import RESULTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.simic.config import TrainingConfig
 from esper.telemetry import runfolder
-from simic.tiny_runs import command, events_of
+from simic.tiny_runs import command, events_of, manifest_of
 from trials.grown_runs import configured, stopped
 
 
@@ -61,7 +60,7 @@ def wait_for(claim):
 
 def test_the_screen_shows_the_run_and_then_everything_that_was_said_is_printed(capfd, tmp_path):
     run = tmp_path / "run"
-    screen = Screen(lambda: wait_for((run / RESULTS).exists))
+    screen = Screen(lambda: wait_for((run / runfolder.RESULTS).exists))
     assert train_beside(grow(run), run, False, screen) == 0
     assert screen.shown == [(run, True)]
     out, err = capfd.readouterr()
@@ -92,9 +91,9 @@ def test_a_signal_ends_the_run_in_order_while_the_screen_is_shown_or_after(capfd
 
     assert train_beside(command(run, rounds=100_000), run, False, Screen(act)) == 130
     out, _ = capfd.readouterr()
-    assert f"esper ppo --out {run} --resume" in out.splitlines()[-1]
-    assert f"esper watch {run}\n" in out
-    assert json.loads((run / runfolder.MANIFEST).read_text())["rounds"] == len(events_of(run, "RoundFinished"))
+    assert "rounds are saved. Go on with: esper ppo --out" in out.splitlines()[-1]
+    assert f"Training goes on to its end, or to Ctrl-C, which saves first. Again: esper watch {run}\n" in out
+    assert manifest_of(run)["rounds"] == len(events_of(run, "RoundFinished"))
     with runfolder.only_writer(run):  # nobody is left behind
         pass
 
@@ -269,7 +268,7 @@ def test_a_growing_run_whose_length_nobody_named_knows_it_and_goes_on(capsys, tm
     row = json.loads(call(capsys, "runs", str(run), "--json")[1])[0]
     assert row["done"] == row["total"] == json.loads((run / runfolder.CONFIG).read_text())["task"]["epochs"] > 0
     before = events_of(run)
-    (run / RESULTS).unlink()
+    (run / runfolder.RESULTS).unlink()
     shutil.rmtree(run / "networks")
     assert call(capsys, "run", "--out", str(run), "--resume")[0] == 0
     assert events_of(run) == before

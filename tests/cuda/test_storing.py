@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cuda.test_executors import GROWTH, PHOTOS, TEXT, TEXT_GROWTH, _deterministic, build  # noqa: F401
-from esper.runtime.storing import restore_population, store_population
 from runtime.episodes import act, differing, play, print_of
+from runtime.stored import restore, store
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -20,9 +20,9 @@ def test_a_stored_host_has_the_same_episode(task, script, executor, tmp_path):
         for population in (straight, broken_up):
             population.train_epoch()
             population.evaluate()
-        store_population(broken_up, tmp_path / str(epoch))
+        store(broken_up, tmp_path / str(epoch))
         broken_up = build(task, executor=executor)
-        restore_population(broken_up, tmp_path / str(epoch))
+        restore(broken_up, tmp_path / str(epoch))
         assert [differing(print_of(straight, h), print_of(broken_up, h)) for h in (0, 1)] == [[], []], f"epoch {epoch}"
         for population in (straight, broken_up):
             for move in script.get(epoch, []):
@@ -36,9 +36,9 @@ def test_a_host_may_be_restored_into_one_that_has_lived(tmp_path):
     for population in (straight, other):
         population.train_epoch()
         population.evaluate()
-    store_population(straight, tmp_path)
+    store(straight, tmp_path)
     play(other, 2)
-    restore_population(other, tmp_path)
+    restore(other, tmp_path)
     for population in (straight, other):
         population.tick()
         play(population, 2)

@@ -49,11 +49,15 @@ def edit(folder, change):
     whole = json.loads(path.read_text())
     change(whole["body"])
     text = json.dumps(whole["body"], sort_keys=True, allow_nan=False)
-    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": whole["body"]}))
+    path.write_text(json.dumps({**whole, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+
+
+def facts_of(body):
+    return body["generations"][-1]["facts"]
 
 
 def tensor_file(folder, stem):
-    (path,) = folder.glob(f"{stem}-*.safetensors")
+    (path,) = folder.glob(f"garden-{stem}*.safetensors")
     return path
 
 
@@ -64,7 +68,7 @@ def tensor_file(folder, stem):
 def test_a_truncated_tensor_file_is_refused(save, stem):
     path = tensor_file(save, stem)
     path.write_bytes(path.read_bytes()[:-100])
-    refuse(save, SaveError, f"{stem}-.*checksum")
+    refuse(save, SaveError, f"garden-{stem}.*is truncated or altered")
 
 
 @pytest.mark.parametrize("stem", ["model", "optimizer"])
@@ -73,19 +77,19 @@ def test_an_altered_tensor_is_refused(save, stem):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    refuse(save, SaveError, f"{stem}-.*checksum")
+    refuse(save, SaveError, f"garden-{stem}.*is truncated or altered")
 
 
 @pytest.mark.parametrize("stem", ["model", "optimizer"])
 def test_a_missing_tensor_file_is_refused(save, stem):
     tensor_file(save, stem).unlink()
-    refuse(save, SaveError, f"{stem}-.*folder")
+    refuse(save, SaveError, f"garden-{stem}.*is missing")
 
 
 def test_an_altered_manifest_is_refused(save):
     path = save / "manifest.json"
     path.write_text(path.read_text().replace('"births": 1', '"births": 2'))
-    refuse(save, SaveError, "manifest.json .*checksum")
+    refuse(save, SaveError, "checksum does not match")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"body": {}}', "\xff\xfe"])
@@ -98,35 +102,55 @@ def test_a_folder_without_a_save_is_refused(tmp_path):
     refuse(tmp_path, SaveError, "manifest.json .*garden.save")
 
 
-def test_another_format_is_refused_by_its_number(save):
-    edit(save, lambda body: body.update(format=99))
-    refuse(save, SaveError, "format 99, .*format 1")
+@pytest.mark.parametrize("name", ["../{}", "/{}", ".{}", "", "a/{}"])
+def test_a_name_in_the_manifest_that_is_no_plain_file_name_is_refused(save, name):
+    edit(save, lambda body: body["generations"][-1]["files"]["model"].update(name=name.format("model.safetensors")))
+    refuse(save, SaveError, "not a plain file name")
 
 
-def test_a_tensor_file_outside_the_folder_is_refused(save):
-    outside = save.parent / tensor_file(save, "model").name
-    tensor_file(save, "model").rename(outside)
-    edit(save, lambda body: body["files"].update(model=f"../{outside.name}"))
-    refuse(save, SaveError, "is missing")
+def test_a_link_in_place_of_a_tensor_file_is_refused(save):
+    path = tensor_file(save, "model")
+    path.rename(save.parent / "elsewhere")
+    path.symlink_to(save.parent / "elsewhere")
+    refuse(save, SaveError, "garden-model.*cannot be read")
+
+
+def test_a_newer_format_is_refused_by_its_number(save):
+    whole = json.loads((save / "manifest.json").read_text())
+    (save / "manifest.json").write_text(json.dumps({**whole, "format": 99}))
+    refuse(save, SaveError, "has format 99, .* reads format 2")
+
+
+def test_a_garden_of_the_first_format_is_refused_in_one_line_and_not_written_over(tmp_path):
+    """As the first version of Esper wrote it."""
+    body = {"format": 1, "host": {}, "network": {}, "optimizer": None, "files": {"model": "model-0.safetensors"}}
+    text = json.dumps(body, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps({"sha256": digest, "body": body}, indent=1))
+    refuse(tmp_path, SaveError, "^[^\n]* format 1, [^\n]*reads format 2[^\n]*$")
+    before = contents(tmp_path)
+    with pytest.raises(SaveError, match="format 1"):
+        grow_cnn().save(tmp_path)
+    assert contents(tmp_path) == before
 
 
 def test_a_file_that_is_not_safetensors_is_refused(save):
     data = pickle.dumps({"weights": 1})
-    name = f"model-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-    (save / name).write_bytes(data)
-    edit(save, lambda body: body["files"].update(model=name))
-    refuse(save, SaveError, "safetensors file")
+    tensor_file(save, "model").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    edit(save, lambda body: body["generations"][-1]["files"]["model"].update(sha256=digest))
+    refuse(save, SaveError, "does not fit together")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda body: body.pop("network"),
-        lambda body: body["network"]["slots"]["r0c0"].pop("state"),
-        lambda body: body["network"]["slots"]["r0c0"]["state"].update(stage=77),
-        lambda body: body["network"]["modules"].update(r0c0="os.system"),
-        lambda body: body["extra"].pop("history"),
-        lambda body: body["extra"]["history"].append({"type": "Nonsense"}),
+        lambda body: facts_of(body).pop("network"),
+        lambda body: facts_of(body)["network"]["slots"]["r0c0"].pop("state"),
+        lambda body: facts_of(body)["network"]["slots"]["r0c0"]["state"].update(stage=77),
+        lambda body: facts_of(body)["network"]["modules"].update(r0c0="os.system"),
+        lambda body: facts_of(body)["extra"].pop("history"),
+        lambda body: facts_of(body)["extra"]["history"].append({"type": "Nonsense"}),
     ],
     ids=["no network", "no state", "stage 77", "other module", "no history", "unknown event"],
 )
@@ -213,7 +237,7 @@ def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(tmp_path
 # -- crashes and trust -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crash_at", ["model", "optimizer", "manifest"])
+@pytest.mark.parametrize("crash_at", ["garden-model", "garden-optimizer", "manifest"])
 def test_a_crash_while_saving_leaves_the_old_save(save, monkeypatch, crash_at):
     garden = esper.load(save, CNN(), policy=script({}))
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9))
@@ -230,7 +254,7 @@ def test_a_crash_while_saving_leaves_the_old_save(save, monkeypatch, crash_at):
     old_epoch = garden.epoch - 1
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", crash)
-        with pytest.raises(OSError, match="power"):
+        with pytest.raises(SaveError, match="power"):
             garden.save(save)
     loaded = esper.load(save, CNN(), policy=script({}))
     assert (loaded.epoch, stage_of(loaded)) == (old_epoch, "PROBATIONARY")
@@ -240,10 +264,10 @@ def test_saving_again_after_a_crash_works_and_clears_up(save, monkeypatch):
     garden = esper.load(save, CNN(), policy=script({}))
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
-        with pytest.raises(OSError, match="power"):
+        with pytest.raises(SaveError, match="power"):
             garden.save(save)
     garden.save(save)
-    assert not list(save.glob("*.new"))
+    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors"}
 
 
 def test_nothing_is_ever_unpickled(save, monkeypatch):

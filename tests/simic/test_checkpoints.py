@@ -10,12 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
-from esper.simic.checkpoints import load_agent, read_checkpoint, require_layout, save_agent
-from esper.simic.history import History
+from esper.simic.checkpoints import History, describe_agent, load_agent, read_checkpoint, require_layout
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
 from esper.telemetry import runfolder
+from esper.telemetry.store import Store
 from null_sink import NullSink
-from simic.tiny_runs import checkpoints_in, end_of, events_of, manifest_of, open_sink, tiny, train
+from simic.tiny_runs import checkpoints_in, events_of, is_whole, manifest_of, open_sink, tiny, train
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def learned(tmp_path_factory):
 @pytest.fixture
 def saved(learned, tmp_path):
     path = tmp_path / "one.safetensors"
-    save_agent(path, learned[2], learned[3], {"rounds": 1, "note": "ü"})
+    path.write_bytes(describe_agent(learned[2], learned[3], {"rounds": 1, "note": "ü"}))
     return path
 
 
@@ -84,7 +84,7 @@ def test_a_learner_that_came_back_learns_on_alike(learned, saved, tmp_path):
 def test_a_learner_that_has_not_learned_yet_comes_back_too(learned, tmp_path):
     agent, layout = fresh(learned)
     before = state_of(agent)
-    save_agent(tmp_path / "new", agent, layout, {})
+    (tmp_path / "new").write_bytes(describe_agent(agent, layout, {}))
     load_agent(tmp_path / "new", agent, layout)
     assert differing(state_of(agent), before) == set()
 
@@ -228,10 +228,10 @@ def test_the_newest_and_the_best_are_kept(learned, history, returns, kept, best)
     assert "".join(save_all(history, learned[2], returns)) == kept
     manifest = manifest_of(history.folder)
     assert manifest["rounds"] == len(returns)
-    assert [entry["rounds"] for entry in manifest["checkpoints"]] == [int(name) for name in kept[-2:]]
+    assert [entry["rounds"] for entry in manifest["checkpoints"]] == [int(name) for name in kept]
     assert manifest["best"]["rounds"] == best
     for entry in (*manifest["checkpoints"], manifest["best"]):
-        assert runfolder.is_whole(history.folder, entry)
+        assert is_whole(history.folder, entry)
 
 
 def test_what_others_put_beside_the_checkpoints_stays(learned, history):
@@ -239,17 +239,18 @@ def test_what_others_put_beside_the_checkpoints_stays(learned, history):
     places.mkdir(parents=True)
     (places / "my-favourite.safetensors").touch()
     (places / "notes").mkdir()
-    (places / "round-000009.safetensors.new").touch()
+    (places / "round-000009.safetensors").touch()
+    (places / f".new-{'0' * 32}-round-000009.safetensors").touch()
     save_all(history, learned[2], [1.0, 2.0, 3.0])
-    assert {"my-favourite.safetensors", "notes"} <= set(checkpoints_in(history.folder))
-    assert "round-000009.safetensors.new" not in checkpoints_in(history.folder)
+    kept = [f"round-{rounds:06d}.safetensors" for rounds in (2, 3)]
+    assert checkpoints_in(history.folder) == ["my-favourite.safetensors", "notes", *kept]
 
 
 def reopen(learned, history):
     """A fresh agent and what the folder brings it back to."""
     agent, layout = fresh(learned)
     again = History(learned[0].with_changes([("out", str(history.folder))], "the test"), layout, history.sink)
-    again.keep = history.keep
+    again.store.keep = history.store.keep
     return agent, again
 
 
@@ -257,7 +258,6 @@ def test_resuming_takes_the_newest(learned, history, capsys):
     save_all(history, learned[2], [1.0, 3.0, 2.0])
     agent, again = reopen(learned, history)
     assert again.resume(agent) == agent.updates == 3
-    assert (again.entries, again.best) == (history.entries, history.best)
     assert capsys.readouterr().err == ""
 
 
@@ -267,7 +267,10 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_taken(learned, history,
     damage(history.folder / runfolder.CHECKPOINTS / "round-000003.safetensors", how)
     agent, again = reopen(learned, history)
     assert again.resume(agent) == agent.updates == 2
-    assert re.fullmatch("esper: .*round-000003.safetensors .*\n", capsys.readouterr().err)
+    told = capsys.readouterr().err
+    assert told.startswith(f"esper: {history.folder / runfolder.CHECKPOINTS / 'round-000003.safetensors'} is ")
+    assert told.endswith("; using the save before it.\n")
+    assert told.count("\n") == 1
     assert [row["round"] for row in events_of(history.folder)] == [1, 2]
 
 
@@ -296,7 +299,22 @@ def test_a_best_that_lies_in_the_undone_future_is_chosen_anew(learned, history, 
     damage(history.folder / runfolder.CHECKPOINTS / "round-000003.safetensors", "cut")
     agent, again = reopen(learned, history)
     again.resume(agent)
-    assert again.best["rounds"] == 2
+    again.save(agent, 3, 2.5)
+    manifest = manifest_of(history.folder)
+    assert manifest["best"]["rounds"] == 2
+    assert [entry["rounds"] for entry in manifest["checkpoints"]] == [2, 3]
+
+
+def test_a_round_that_is_played_again_does_not_write_over_its_damaged_checkpoint(learned, history, capsys):
+    """A power cut in the middle would leave its old digest with its new content."""
+    save_all(history, learned[2], [1.0, 2.0])
+    damage(history.folder / runfolder.CHECKPOINTS / "round-000002.safetensors", "cut")
+    agent, again = reopen(learned, history)
+    again.resume(agent)
+    again.save(agent, 2, 3.0)
+    assert checkpoints_in(history.folder) == ["round-000001.safetensors", "round-000002-3.safetensors"]
+    assert events_of(history.folder)[-1]["file"] == "round-000002-3.safetensors"
+    assert reopen(learned, history)[1].resume(agent) == 2
 
 
 def test_if_none_is_whole_it_is_an_error_that_names_the_folder(learned, history, capsys):
@@ -305,21 +323,29 @@ def test_if_none_is_whole_it_is_an_error_that_names_the_folder(learned, history,
         damage(history.folder / runfolder.CHECKPOINTS / name, "cut")
     agent, again = reopen(learned, history)
     before = state_of(agent)
-    with pytest.raises(SaveError, match=f"checkpoint .*{history.folder}"):
+    with pytest.raises(SaveError, match=rf"{history.folder}.* no other save .* whole"):
         again.resume(agent)
-    assert capsys.readouterr().err.count("esper: checkpoint round-") == 2
+    assert capsys.readouterr().err.count("using the save before it") == 1
     assert differing(state_of(agent), before) == set()
 
 
-@pytest.mark.parametrize("entry", [{"epoch": 3}, {"file": "a", "rounds": 1, "return": 0.0}, "round-000001", None])
-def test_a_manifest_of_something_else_is_refused(learned, history, entry):
-    save_all(history, learned[2], [1.0, 2.0])
-    manifest = manifest_of(history.folder)
-    for changed in ({"checkpoints": [entry]}, {"best": entry}):
-        runfolder.write_json(history.folder / runfolder.MANIFEST, manifest | changed)
-        agent, again = reopen(learned, history)
-        with pytest.raises(SaveError, match=r"esper ppo.*--out"):
-            again.resume(agent)
+def test_a_manifest_of_something_else_is_refused(learned, history):
+    Store(history.folder / runfolder.MANIFEST, "saved garden").save({})
+    agent, again = reopen(learned, history)
+    with pytest.raises(SaveError, match="of a saved garden"):
+        again.resume(agent)
+
+
+def test_a_run_of_the_first_format_is_refused_in_one_line(learned, history):
+    """As the first version of Esper left it."""
+    entry = {"file": "round-000001.safetensors", "rounds": 1, "return": 0.5, "sha256": "0" * 64}
+    values = {"format": 1, "rounds": 1, "checkpoints": [entry], "best": entry}
+    (history.folder / runfolder.MANIFEST).write_text(json.dumps(values))
+    agent, again = reopen(learned, history)
+    for refused in (lambda: again.resume(agent), lambda: again.save(agent, 1, 0.0)):
+        with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 2[^\n]*$"):
+            refused()
+    assert json.loads((history.folder / runfolder.MANIFEST).read_text()) == values
 
 
 def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, history):
@@ -334,9 +360,9 @@ def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, histor
 def test_the_events_are_cut_to_where_the_checkpoint_was_taken(tmp_path):
     config = tiny(tmp_path / "run", rounds=2)
     train(config)
-    whole = end_of(config.out)
+    whole = events_of(config.out)
     with open(config.out / runfolder.EVENTS, "a") as file:
         file.write('{"type": "HostEpoch", "round": 2}\n{"type": "Host')
     train(config, resume=True)
-    assert events_of(config.out) == whole[2]
+    assert events_of(config.out) == whole
     assert events_of(config.out)[-1]["type"] == "CheckpointSaved"

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.simic import trainer
-from esper.simic.history import History
+from esper.simic.checkpoints import History
 from simic.tiny_runs import lines_of, tiny, train
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from esper.telemetry import runfolder
+from esper.telemetry.store import Store
 from simic.team_workers import assert_ended_well, assert_one_line, esper, run_ranks, train_ranks
 from simic.test_every_knob import LOUD
 from simic.test_team_torchrun import torchrun
@@ -70,13 +71,12 @@ def test_ranks_that_see_other_checkpoints_do_not_go_on(finished):
     before = files_of(finished)
 
     def prepare(rank):
-        read = runfolder.read_manifest
+        read = Store.generations
 
-        def late(folder):
-            manifest = read(folder)
-            return {**manifest, "checkpoints": manifest["checkpoints"][:-1]} if rank else manifest
+        def late(store):
+            return read(store)[:-1] if rank and store.manifest.name == runfolder.MANIFEST else read(store)
 
-        runfolder.read_manifest = late
+        Store.generations = late
 
     ended = train_ranks(finished, 2, torch.float32, rounds=3, resume=True, prepare=prepare, **SETTLED)
     assert_one_line(ended, "checkpoint.*: rank 0 .*'round-000002.safetensors")

@@ -385,7 +385,7 @@ def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, as
 
 def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
     config, _, _ = whole
-    before = end_of(config.out)[2]
+    before = events_of(config.out)
     seen = []
     agent = train(config, resume=True, watch=seen.append)
     assert (seen, agent.updates, events_of(config.out)) == ([], 3, before)

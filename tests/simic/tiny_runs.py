@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from esper.cli import main
+from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.config import TrainingConfig
@@ -67,7 +68,21 @@ def events_of(folder, *kinds):
 
 
 def manifest_of(folder):
-    return json.loads((Path(folder) / runfolder.MANIFEST).read_text())
+    """What the manifest of a run lists: facts and first file of each checkpoint, the best among them, whole rounds."""
+    body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
+    listed = {save["number"]: _entry(save) for save in body["generations"]}
+    rounds = max((entry.get("rounds", 0) for entry in listed.values()), default=0)
+    return {"checkpoints": list(listed.values()), "best": listed.get(body["best"]), "rounds": rounds}
+
+
+def _entry(save):
+    file = next(iter(save["files"].values()))
+    return {**save["facts"], "file": file["name"], "sha256": file["sha256"]}
+
+
+def is_whole(folder, entry):
+    """Whether a checkpoint is there, byte for byte."""
+    return digest(Path(folder) / runfolder.CHECKPOINTS / entry["file"]) == entry["sha256"]
 
 
 def checkpoints_in(folder):
@@ -79,8 +94,13 @@ def end_of(folder):
     newest = manifest_of(folder)["checkpoints"][-1]
     tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
     facts = {key: value for key, value in plain["facts"].items() if key != "events"}
-    best = {key: value for key, value in manifest_of(folder)["best"].items() if key != "sha256"}
-    return tensors, {**plain, "facts": facts, "best": best}, events_of(folder)
+    best = {key: value for key, value in manifest_of(folder)["best"].items() if key not in ("sha256", "file")}
+    return tensors, {**plain, "facts": facts, "best": best}, [_without_file(row) for row in events_of(folder)]
+
+
+def _without_file(row):
+    """What is saved in place of a damaged checkpoint has another name, so that nothing is written over."""
+    return {key: value for key, value in row.items() if (row["type"], key) != ("CheckpointSaved", "file")}
 
 
 def assert_same_end(folder, other):
@@ -177,8 +197,8 @@ class Ticks:
             (os, "replace"),
             (os, "fsync"),
             (os, "truncate"),
-            (Path, "unlink"),
-            (Path, "mkdir"),
+            (os, "unlink"),
+            (os, "mkdir"),
             (GrowthVectorEnv, "step"),
             (GrowthVectorEnv, "reset"),
             (PPOAgent, "update"),

@@ -1,14 +1,16 @@
 """A run on disk: one writer, nothing half-written, nothing followed, nothing left behind by a refused start."""
 
-import errno
+import fcntl
 import json
 import os
 import re
+import threading
 
 import pytest
 
 from cli.test_cli import call
 from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.files import write_durably
 from esper.telemetry import runfolder
 from simic.tiny_runs import Forked, command
 
@@ -55,7 +57,7 @@ def test_the_lock_goes_with_the_process_that_held_it(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match=r"/run: Not a directory.*--out"):
+    with pytest.raises(SaveError, match=r"cannot write to the run folder .* Choose another --out"):
         runfolder.only_writer(tmp_path / "file" / "run").__enter__()
     with pytest.raises(SaveError, match="File exists"):
         runfolder.only_writer(tmp_path / "file").__enter__()
@@ -110,7 +112,8 @@ def test_a_start_that_is_refused_leaves_nothing_behind(folder, is_new):
 @pytest.mark.parametrize("work", [runfolder.TWINS, runfolder.CHECKPOINTS, "notes.txt"])
 def test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with(folder, work):
     start(folder, SaveError("the disk is full"), lambda: (folder / work).mkdir())
-    assert {path.name for path in folder.iterdir()} == {"lock", runfolder.CONFIG, runfolder.EVENTS, work}
+    names = {"lock", runfolder.CONFIG, runfolder.DIGESTS, runfolder.EVENTS, work}
+    assert {path.name for path in folder.iterdir()} == names
 
 
 def test_events_are_work_too(folder):
@@ -148,61 +151,51 @@ def test_a_run_is_begun_with_exactly_its_configuration(content, folder):
     if content is not None:
         (folder / runfolder.CONFIG).write_text(content)
     assert not runfolder.is_begun_with(folder, {"seed": 0})
-    (folder / runfolder.CONFIG).write_text('{"seed": 0}')
+    runfolder.write_json(folder / runfolder.CONFIG, {"seed": 0})
     assert runfolder.is_begun_with(folder, {"seed": 0})
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- files that are read back ------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_there_and_nothing_else(folder):
-    runfolder.write_atomically(folder / "sub" / "b", b"abc")
-    runfolder.write_json(folder / "a.json", {"x": [1, 2.5, None]})
-    assert json.loads((folder / "a.json").read_text()) == {"x": [1, 2.5, None]}
-    assert (folder / "sub/b").read_bytes() == b"abc"
-    assert {path.name for path in folder.rglob("*")} == {"a.json", "sub", "b"}
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failure_in_the_middle_leaves_the_old_file(folder, monkeypatch, call):
-    folder.mkdir()
+def test_what_is_written_is_read_back(folder):
     path = folder / "a.json"
+    for values in ({"x": [1, 2.5, None]}, {"x": 3}, {"x": [1, 2.5, None]}):
+        runfolder.write_json(path, values)
+        assert runfolder.read_json(path) == values == json.loads(path.read_text())
+    assert {path.name for path in folder.iterdir()} == {"a.json", runfolder.DIGESTS}
+
+
+def test_what_was_changed_by_hand_is_refused(folder):
+    path = folder / runfolder.CONFIG
     runfolder.write_json(path, {"x": 1})
-
-    def fail(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(SaveError, match=r"a\.json: No space"):
-        runfolder.write_json(path, {"x": 2})
-    assert json.loads(path.read_text()) == {"x": 1}
-    assert [found.name for found in folder.iterdir()] == ["a.json"]
+    path.write_text('{"x": 2}')
+    with pytest.raises(SaveError, match="changed after it was written"):
+        runfolder.read_json(path)
 
 
-def test_whoever_reads_while_it_is_written_finds_the_old_file(folder, monkeypatch):
+def test_a_run_folder_of_an_older_format_is_refused_in_one_line(folder):
+    """As the first version of Esper left it."""
     folder.mkdir()
-    path, seen, real = folder / "a", [], os.fsync
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", lambda number: (seen.append(path.read_bytes()), real(number)))
-    runfolder.write_atomically(path, b"new")
-    assert (seen, path.read_bytes()) == ([b"old"], b"new")
+    (folder / runfolder.CONFIG).write_text('{"rounds": 1}')
+    with pytest.raises(SaveError, match=r"^[^\n]*older format[^\n]*$"):
+        runfolder.read_json(folder / runfolder.CONFIG)
 
 
-def test_what_another_writer_left_half_done_is_written_over(folder):
+@pytest.mark.parametrize("content", [None, "{", "\udcff"])
+def test_a_file_that_cannot_be_read_is_refused(folder, content):
     folder.mkdir()
-    (folder / "a.new").write_bytes(b"half of it and mo")
-    runfolder.write_atomically(folder / "a", b"new")
-    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("a", b"new")]
+    if content is not None:
+        (folder / runfolder.CONFIG).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(SaveError, match="cannot be read"):
+        runfolder.read_json(folder / runfolder.CONFIG)
 
 
-def test_links_are_replaced_and_not_written_through(folder, tmp_path):
-    folder.mkdir()
-    (tmp_path / "precious").write_text("mine")
-    for name in ("a", "a.new"):
-        (folder / name).symlink_to(tmp_path / "precious")
-    runfolder.write_atomically(folder / "a", b"new")
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert not (folder / "a").is_symlink()
+def test_a_file_that_nobody_listed_is_refused(folder):
+    runfolder.write_json(folder / runfolder.CONFIG, {})
+    (folder / "other.json").write_text("{}")
+    with pytest.raises(SaveError, match=r"other\.json"):
+        runfolder.read_json(folder / "other.json")
 
 
 def test_numbers_that_json_does_not_know_are_never_written(folder):
@@ -212,45 +205,39 @@ def test_numbers_that_json_does_not_know_are_never_written(folder):
     assert list(folder.iterdir()) == []
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+def test_files_in_folders_below_are_listed_too(folder):
+    runfolder.write_json(folder / runfolder.CONFIG, {})
+    path = folder / "networks" / "one"
+    write_durably(path, b"weights")
+    with pytest.raises(SaveError):
+        runfolder.require_listed(folder, path)
+    runfolder.list_files(folder, [path])
+    assert runfolder.require_listed(folder, path) == b"weights"
+    path.write_bytes(b"others")
+    with pytest.raises(SaveError):
+        runfolder.require_listed(folder, path)
 
 
-def test_without_a_manifest_there_are_no_checkpoints_yet(tmp_path):
-    assert runfolder.read_manifest(tmp_path) == {"checkpoints": []}
+# -- whether somebody writes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"checkpoints": 3}', "null"])
-def test_a_manifest_that_is_none_is_refused(tmp_path, text):
-    (tmp_path / runfolder.MANIFEST).write_text(text)
-    with pytest.raises(SaveError, match=r"manifest\.json "):
-        runfolder.read_manifest(tmp_path)
+def test_asking_whether_somebody_writes_makes_no_file(folder):
+    folder.mkdir()
+    assert not runfolder.is_being_written(folder)
+    assert not runfolder.is_being_written(folder / "nowhere")
+    assert list(folder.iterdir()) == []
 
 
-def test_a_checkpoint_is_whole_if_every_byte_is_there_and_it_is_no_link(tmp_path):
-    path = tmp_path / runfolder.CHECKPOINTS / "one"
-    runfolder.write_atomically(path, b"weights")
-    entry = {"file": "one", "sha256": runfolder.digest(path)}
-    assert runfolder.is_whole(tmp_path, entry)
-    for damaged in (b"weight", b"weightz", b"", b"weights "):
-        path.write_bytes(damaged)
-        assert not runfolder.is_whole(tmp_path, entry)
-    path.unlink()
-    assert not runfolder.is_whole(tmp_path, entry)
-    (tmp_path / "copy").write_bytes(b"weights")
-    path.symlink_to(tmp_path / "copy")
-    assert not runfolder.is_whole(tmp_path, entry)
-    path.unlink()
-    path.mkdir()
-    assert not runfolder.is_whole(tmp_path, entry)
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_whole(tmp_path, monkeypatch):
-    path = tmp_path / runfolder.CHECKPOINTS / "one"
-    runfolder.write_atomically(path, b"weights")
-    entry = {"file": "one", "sha256": runfolder.digest(path)}
-
-    def fail(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(runfolder, "digest", fail)
-    assert not runfolder.is_whole(tmp_path, entry)
+def test_whoever_only_asks_does_not_keep_a_writer_out(folder):
+    """The shared lock of a moment is waited for."""
+    with runfolder.only_writer(folder):
+        (folder / "work").touch()
+        assert runfolder.is_being_written(folder)
+    with open(folder / runfolder.LOCK) as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        later = threading.Timer(0.05, fcntl.flock, (asking, fcntl.LOCK_UN))
+        later.start()
+        with runfolder.only_writer(folder):
+            assert runfolder.is_being_written(folder)
+        later.join()
+    assert not runfolder.is_being_written(folder)

@@ -17,8 +17,6 @@ from esper.telemetry import runfolder
 from esper.trials import pretraining
 from esper.trials.arms import Entry, prepare_host
 from esper.trials.comparing import Comparison, StoppedComparing
-from esper.trials.pretraining import FOLDER
-from esper.trials.running import NETWORKS
 from runtime.episodes import IMAGES
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
@@ -128,18 +126,19 @@ def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
 def test_a_host_that_is_missing_is_trained_anew_and_is_the_same(found, tmp_path):
     shutil.copytree(found.config.out, tmp_path / "copy")
     config = configured(tmp_path / "copy", policies=["never"], seeds=2, pretrain=EPOCHS)
-    path = config.out / FOLDER / "seed-1.safetensors"
+    path = config.out / runfolder.PRETRAINED / "seed-1.safetensors"
     before = load_file(path)
     path.unlink()
+    path.with_suffix(".json").unlink()
     compare(config)
     assert equal(load_file(path), before)
 
 
 def test_a_damaged_trained_host_is_named(found, tmp_path):
-    shutil.copytree(found.config.out / FOLDER, tmp_path / FOLDER)
-    path = tmp_path / FOLDER / "seed-1.safetensors"
+    shutil.copytree(found.config.out / runfolder.PRETRAINED, tmp_path / runfolder.PRETRAINED)
+    path = tmp_path / runfolder.PRETRAINED / "seed-1.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(SaveError, match=r"seed-1\.safetensors"):
+    with pytest.raises(SaveError, match=r"seed-1\.safetensors .*altered.* delete .*seed-1\.json"):
         compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS))
 
 
@@ -157,7 +156,7 @@ def test_a_host_that_breaks_while_it_is_trained_is_brought_back(tmp_path, monkey
     monkeypatch.setattr(Population, "train_epoch", break_the_first)
     compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS, task__epochs=2))
     for seed in (0, 1):
-        state = load_file(tmp_path / FOLDER / f"seed-{seed}.safetensors")
+        state = load_file(tmp_path / runfolder.PRETRAINED / f"seed-{seed}.safetensors")
         assert all(torch.isfinite(value).all() for value in state.values())
 
 
@@ -203,7 +202,7 @@ def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
         configured(tmp_path / "out", policies=["never"], seeds=2, seed=7, task__epochs=2, source=str(source))
     )
     for host in range(2):
-        weights = load_file(source / NETWORKS / f"host-{host}" / "weights.safetensors")
+        weights = load_file(source / runfolder.NETWORKS / f"host-{host}" / "weights.safetensors")
         assert equal(begun["never", 7 + host], weights)
 
 
@@ -247,7 +246,7 @@ def test_a_run_that_is_not_what_is_needed_is_refused_with_the_command_that_makes
         (None, "is not a run of esper run"),
         ("{", "is not a run of esper run"),
         (json.dumps({"command": "compare", "policies": ["never"]}), "is not a run of esper run"),
-        ("unfinished", "finish its run"),
+        ("unfinished", "Finish its run"),
     ],
     ids=["nothing", "damaged", "another command", "unfinished"],
 )
@@ -255,7 +254,8 @@ def test_what_is_no_finished_run_is_refused(config, words, source, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     if config == "unfinished":
-        shutil.copy(source / runfolder.CONFIG, run)
+        for name in (runfolder.CONFIG, runfolder.DIGESTS):
+            shutil.copy(source / name, run)
     elif config is not None:
         (run / runfolder.CONFIG).write_text(config)
     with pytest.raises(SaveError, match=words) as refusal:
@@ -265,8 +265,12 @@ def test_what_is_no_finished_run_is_refused(config, words, source, tmp_path):
 
 def test_weights_of_another_network_are_refused(source, tmp_path):
     run = shutil.copytree(source, tmp_path / "run")
-    save_file({"weight": torch.zeros(3)}, run / NETWORKS / "host-1" / "weights.safetensors")
-    with pytest.raises(SaveError, match="seed 1"):
+    path = run / runfolder.NETWORKS / "host-1" / "weights.safetensors"
+    save_file({"weight": torch.zeros(3)}, path)
+    with pytest.raises(SaveError, match=r"weights\.safetensors was changed"):
+        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
+    runfolder.list_files(run, [path])
+    with pytest.raises(SaveError, match="the trained host for seed 1 is not of this task"):
         compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 
 from epoch_records import grown_epoch
+from esper.kasmina import harvesting
 from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.population import Population
@@ -20,7 +21,6 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken
-from esper.trials import running
 from esper.trials.arms import Settings
 from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, build
@@ -321,8 +321,8 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(running, "export_network", fail)
-        with pytest.raises(SaveError, match=r"networks: .*No space.*--resume"):
+        full.setattr(harvesting, "save_model", fail)
+        with pytest.raises(SaveError, match=r"cannot save .*weights.*No space left.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)
     grow(configured(tmp_path / "whole"))

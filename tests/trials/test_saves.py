@@ -2,8 +2,8 @@
 
 import json
 import math
-import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,18 +44,26 @@ def copied(halfway, tmp_path):
     return shutil.copytree(halfway, tmp_path / "run")
 
 
-def newest(run):
-    return run / runfolder.CHECKPOINTS / checkpoints_in(run)[-1]
+def newest(run, role):
+    """A file of the newest epoch that the manifest lists."""
+    body = json.loads((run / runfolder.MANIFEST).read_text())["body"]
+    return run / runfolder.CHECKPOINTS / body["generations"][-1]["files"][role]["name"]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_epochs_are_kept_and_listed(halfway):
-    names = [f"epoch-{STOP - 2:06d}", f"epoch-{STOP - 1:06d}"]
-    assert len(names) == KEPT_EPOCHS
-    assert checkpoints_in(halfway) == names
-    assert [entry["file"] for entry in manifest_of(halfway)["checkpoints"]] == names
+    listed = manifest_of(halfway)["checkpoints"]
+    assert [entry["epoch"] for entry in listed] == [STOP - 2, STOP - 1]
+    assert len(listed) == KEPT_EPOCHS
+    roles = [
+        "memory",
+        "state",
+        *(f"host-{host}-{part}" for host in (0, 1) for part in ("model", "optimizer", "stream")),
+    ]
+    names = {Path(name).stem for name in checkpoints_in(halfway)}
+    assert names == {f"epoch-{epoch:06d}-{role}" for epoch in (STOP - 2, STOP - 1) for role in roles}
 
 
 def test_a_stopped_run_goes_on_to_the_same_end(copied, straight):
@@ -79,10 +87,12 @@ def test_without_a_save_a_resumed_run_begins_at_the_beginning(tmp_path, straight
 
 
 def test_an_epoch_that_was_being_written_does_not_count(copied, straight):
-    torn = newest(copied).with_name(f"epoch-{STOP:06d}")
-    shutil.copytree(newest(copied) / "host-0", torn / "host-0")
+    path = newest(copied, "host-0-model")
+    shutil.copy(path, path.with_name(f"epoch-{STOP:06d}-host-0-model.safetensors"))
+    shutil.copy(path, path.with_name(f".new-{'0' * 32}-epoch-{STOP:06d}-host-1-model.safetensors"))
     grow(configured(copied), resume=True)
     assert_same_end(copied, straight)
+    assert checkpoints_in(copied) == checkpoints_in(straight)
 
 
 def test_what_is_not_a_saved_epoch_is_left_alone(copied):
@@ -105,44 +115,37 @@ def flip(path):
     path.write_bytes(content)
 
 
-DAMAGED = {
-    "state": lambda epoch: flip(epoch / "state.json"),
-    "state is gone": lambda epoch: (epoch / "state.json").unlink(),
-    "memory": lambda epoch: (epoch / "memory.safetensors").write_bytes(b"torn"),
-    "order of data": lambda epoch: flip(epoch / "host-1" / "stream.safetensors"),
-    "weights": lambda epoch: flip(next(epoch.glob("host-1/model-*"))),
-    "optimiser": lambda epoch: flip(next(epoch.glob("host-0/optimizer-*"))),
-    "optimiser is gone": lambda epoch: next(epoch.glob("host-0/optimizer-*")).unlink(),
-    "a host's manifest": lambda epoch: flip(epoch / "host-0" / "manifest.json"),
-    "a host is gone": lambda epoch: shutil.rmtree(epoch / "host-1"),
-    "all is gone": shutil.rmtree,
-}
+ROLES = ["state", "memory", "host-1-stream", "host-1-model", "host-0-optimizer"]
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(damage, copied, straight, capsys):
-    DAMAGED[damage](newest(copied))
+@pytest.mark.parametrize(
+    "damage", [flip, Path.unlink, lambda path: path.write_bytes(b"torn")], ids=["bit", "gone", "cut"]
+)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(role, damage, copied, straight, capsys):
+    path = newest(copied, role)
+    damage(path)
     grow(configured(copied), resume=True)
     told = capsys.readouterr().err
-    assert re.fullmatch(f"esper: epoch-{STOP - 1:06d} .*\n", told)
+    assert told.startswith(f"esper: {path} is ")
+    assert told.count("\n") == 1
     assert_same_end(copied, straight)
 
 
 def test_where_every_epoch_is_damaged_it_is_an_error_and_nothing_is_begun_anew(copied, capsys):
-    for epoch in (copied / runfolder.CHECKPOINTS).iterdir():
-        flip(epoch / "state.json")
+    for path in (copied / runfolder.CHECKPOINTS).glob("*.json"):
+        flip(path)
     before = (copied / runfolder.EVENTS).read_bytes()
-    with pytest.raises(SaveError, match=f"epoch .*{copied}"):
+    with pytest.raises(SaveError, match=r"epoch-000003-state.json .* no other save"):
         grow(configured(copied), resume=True)
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["epoch-000004", "epoch-000003"]
+    assert "epoch-000004-state.json" in capsys.readouterr().err
     assert (copied / runfolder.EVENTS).read_bytes() == before
 
 
-def test_a_save_of_other_hosts_is_not_used(copied, capsys):
+def test_a_save_of_other_hosts_is_not_used(copied):
     """As where a configuration was edited by hand."""
-    with pytest.raises(SaveError, match=f"epoch .*{copied}"):
+    with pytest.raises(SaveError, match="of seed 0, not 5"):
         grow(configured(copied, seed=5), resume=True)
-    assert re.search("seed 0, .*5", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), SafetensorError("File too large")])
@@ -152,7 +155,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(problem, copied
 
     with monkeypatch.context() as full:
         full.setattr(saves, "save_file", fail)
-        with pytest.raises(SaveError, match=r"epoch-.*(No space|File too large).*--resume"):
+        with pytest.raises(SaveError, match=r"cannot save .*(No space left|File too large).*--resume"):
             grow(configured(copied), resume=True)
     grow(configured(copied), resume=True)
     assert_same_end(copied, straight)
@@ -177,7 +180,7 @@ def test_a_host_under_suspicion_is_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(Population, "evaluate", suspect({4, 5}))
     config = configured(tmp_path / "run")
     assert stopped(config, 5) == 3
-    assert checkpoints_in(config.out) == ["epoch-000001", "epoch-000002"]
+    assert [entry["epoch"] for entry in manifest_of(config.out)["checkpoints"]] == [1, 2]
 
 
 def test_a_run_that_was_stopped_under_suspicion_goes_on_from_the_last_epoch_above_it(tmp_path, monkeypatch):
@@ -254,13 +257,25 @@ def test_what_policies_remember_comes_back(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(own.deciders[1].memory, memories[1], strict=True))
 
 
-def test_an_epoch_that_is_lived_again_replaces_its_save(tmp_path):
+def test_an_epoch_that_is_lived_again_replaces_its_damaged_save(tmp_path, capsys):
     own, config = saved(tmp_path)
-    for epoch in (0, 1, 2, 1):
+    for epoch in (0, 1, 2):
         live(own)
         own.save(EpochSave(epoch, [[], []], [{}, {}]))
-    assert checkpoints_in(config.out) == ["epoch-000001"]
+    flip(newest(config.out, "state"))
     assert own.restore().epoch == 1
+    own.save(EpochSave(2, [[], []], [{}, {}]))
+    assert [entry["epoch"] for entry in manifest_of(config.out)["checkpoints"]] == [1, 2]
+    assert own.restore().epoch == 2
+
+
+def test_a_run_of_the_first_format_is_refused_in_one_line(tmp_path):
+    """As the first version of Esper left it."""
+    own, config = saved(tmp_path)
+    entry = {"file": "epoch-000000", "epoch": 0, "sha256": "0" * 64}
+    (config.out / runfolder.MANIFEST).write_text(json.dumps({"format": 1, "checkpoints": [entry]}))
+    with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 2[^\n]*$"):
+        own.restore()
 
 
 def test_saves_are_plain_json_and_tensors(halfway):

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked
-from esper.cli.session import RESULTS, assemble, claimed, read_started, stop_on_signals, teller
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SettingError
+from esper.leyline.files import digest, write_durably
 from esper.simic.team import code_digest
 from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, StoppedComparing
 from esper.trials.config import CompareConfig
-from esper.trials.running import NETWORKS
 from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
@@ -54,8 +54,8 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     files = [Path(name) for name in config.policies if not is_rule(name)]
     if config.source is not None:
-        files += [config.source / runfolder.CONFIG, *sorted((config.source / NETWORKS).rglob(f"*{WEIGHTS}"))]
-    values["files"] = {str(path): runfolder.digest(path) for path in files if path.is_file()}
+        files += [config.source / runfolder.CONFIG, *sorted((config.source / runfolder.NETWORKS).rglob(f"*{WEIGHTS}"))]
+    values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
     values["code"] = code_digest()
     tell = teller(console)
     with claimed(config.out, resume):
@@ -69,7 +69,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         except StoppedComparing:
             tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
             return None
-        runfolder.write_json(config.out / RESULTS, results)
-        runfolder.write_atomically(config.out / "results.csv", to_csv(results["rows"]).encode())
-        runfolder.write_atomically(config.out / "figure.svg", compared_figure(results).encode())
+        runfolder.write_json(config.out / runfolder.RESULTS, results)
+        write_durably(config.out / "results.csv", to_csv(results["rows"]).encode())
+        write_durably(config.out / "figure.svg", compared_figure(results).encode())
     return results

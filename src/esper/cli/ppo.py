@@ -43,7 +43,7 @@ def play(asked: Asked) -> None:
     if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
         raise typer.Exit(130)
     if asked.as_json:
-        print(json.dumps(runfolder.read_manifest(config.out), indent=1))
+        print((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:

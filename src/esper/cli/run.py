@@ -15,7 +15,6 @@ from rich.console import Console
 from esper.cli.console.tables import arms_table
 from esper.cli.options import HOSTS, TRACKERS, Asked
 from esper.cli.session import (
-    RESULTS,
     assemble,
     claimed,
     read_started,
@@ -31,7 +30,7 @@ from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
 from esper.telemetry.sink import JsonlSink
 from esper.trials.config import RunConfig
-from esper.trials.running import NETWORKS, StoppedRun, run_hosts
+from esper.trials.running import StoppedRun, run_hosts
 
 CONFIG = RunConfig
 OPTIONS = {"--policy": "policy", "--hosts": "hosts", **HOSTS, **TRACKERS}
@@ -76,7 +75,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         except StoppedRun as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
             return None
-        runfolder.write_json(config.out / RESULTS, {"results": [asdict(result) for result in results]})
+        runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})
     return results
 
 
@@ -87,11 +86,11 @@ def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
     """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its result."""
     read_started(run, "run")
-    path = run / RESULTS
+    path = run / runfolder.RESULTS
     if not path.is_file():
         raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume")
     try:
-        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+        results: list[dict[str, Any]] = runfolder.read_json(path)["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise SaveError(f"{path} is damaged ({problem}). Write it anew: esper run --out {run} --resume") from problem
@@ -100,7 +99,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
-            copied = shutil.copytree(run / NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
+            copied = shutil.copytree(run / runfolder.NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
             copied.rename(folder)
     except OSError as problem:
         raise SaveError(f"cannot export to {folder}: {problem}.") from problem

@@ -17,7 +17,6 @@ from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.config import HostsConfig
 from esper.telemetry import runfolder
 
-RESULTS = "results.json"
 _NOTES = ("command", "files", "code")
 """What a run folder's configuration holds beside the settings."""
 Config = TypeVar("Config", bound=HostsConfig)
@@ -65,10 +64,9 @@ def _refuse_other(config: HostsConfig, started: HostsConfig, may_change: Sequenc
 def read_started(run: Path, command: str) -> dict[str, Any]:
     """What a run folder says that the command was started with."""
     path = run / runfolder.CONFIG
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise SaveError(f"{run} is not a run folder: {path.name} cannot be read ({problem}).") from problem
+    if not path.is_file():
+        raise SaveError(f"{run} is not a run folder: it has no {path.name}. Name the --out of a run.")
+    values = runfolder.read_json(path)
     found = values.get("command", "ppo") if isinstance(values, dict) else None
     if found != command:
         raise SaveError(f"{run} is not a run of esper {command}: {path.name} says {found}.")

@@ -1,10 +1,8 @@
 """A run folder as a view that keeps up with it, by byte offsets into its events files. Never writes into the folder."""
 
-import fcntl
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -15,7 +13,9 @@ from esper.dashboard import index
 from esper.dashboard.index import Place
 from esper.dashboard.view import LOG_LINES, OF_HOST, Episode, RunView
 from esper.leyline.errors import SaveError
+from esper.leyline.files import open_plain
 from esper.telemetry.actions import ACTION_TAKEN
+from esper.telemetry.runfolder import CONFIG, event_files, is_being_written
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
@@ -24,7 +24,6 @@ WORTH_KEEPING = 2**22
 WORTH_SKIPPING = 2**22
 """Bytes to be folded from which on it pays to look for what need not be."""
 _CHUNK, _SAMPLE, _LARGEST_WINDOW = 2**20, 4096, 2**26
-_EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
 _BEGINS = re.compile(rb'\n(?=\{"type": "RoundBegan", "round": \d+\}\n)')
 _OF_LIVES = frozenset(kind.encode() for kind in (*OF_HOST, ACTION_TAKEN))
 _decode = json.JSONDecoder(parse_constant=lambda name: None).raw_decode
@@ -68,7 +67,7 @@ class RunReader:
         """running, finished, stopped; damaged where config.json does not tell what was started."""
         if self.problem is not None:
             return "damaged"
-        if _is_locked(self.folder / "lock"):
+        if is_being_written(self.folder):
             return "running"
         done, total = self.progress()
         if self.view.kind == "run":
@@ -102,7 +101,7 @@ class RunReader:
         return RunView(config.get("command", "ppo"), config)
 
     def _config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
+        path = self.folder / CONFIG
         try:
             with open_plain(path) as file:
                 config = json.loads(file.read(_CHUNK), parse_constant=lambda name: None)
@@ -111,9 +110,7 @@ class RunReader:
             if (command := config.get("command", "ppo")) not in ("ppo", "run"):
                 raise ValueError(f"it is of `esper {command}`, which this version does not have")
         except FileNotFoundError:
-            raise SaveError(
-                f"{self.folder} is no run folder: it has no config.json. Name the --out of a run."
-            ) from None
+            raise SaveError(f"{self.folder} is no run folder: it has no {CONFIG}. Name the --out of a run.") from None
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
@@ -129,15 +126,6 @@ class RunReader:
         return all(rank in files and _is_same(files[rank], place) for rank, place in places.items())
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """A regular file, opened for reading; a link, or whatever else a name can stand for, is refused."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(0, "not a regular file")
-    return os.fdopen(handle, "rb")
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     try:
@@ -145,12 +133,6 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as problem:
         raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or copy the run.") from problem
-
-
-def event_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its events, for all that are regular files."""
-    names = [(_EVENTS.fullmatch(path.name), path) for path in folder.glob("events-*.jsonl") if not path.is_symlink()]
-    return dict(sorted((int(name[1]), path) for name, path in names if name and path.is_file()))
 
 
 def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: int | None = None) -> None:
@@ -225,18 +207,6 @@ def _is_same(path: Path, place: Place) -> bool:
             return os.fstat(file.fileno()).st_size >= place.offset and _sample(file, place.offset) == place.sample
     except OSError:
         return False
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock. Nothing but trying can tell; a shared lock is given back at once."""
-    try:
-        with open_plain(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _whole(value: object) -> int:

@@ -1,7 +1,6 @@
 """`esper report`: runs as one HTML file that needs nothing else. The drawing is the page's own, from `static`."""
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -15,6 +14,7 @@ from esper.dashboard.payload import arms_of, curves, encode, episode_data, heade
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import is_run
 from esper.leyline.errors import SaveError
+from esper.leyline.files import write_durably
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8
@@ -42,7 +42,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         ),
         "runs": [_run_data(reader, name) for reader, name in zip(readers, names, strict=True)],
     }
-    _write_atomically(out, page(data, "esper report: " + ", ".join(names)))
+    write_durably(out, page(data, "esper report: " + ", ".join(names)).encode())
 
 
 def _distinct(runs: Sequence[Path]) -> list[str]:
@@ -102,13 +102,3 @@ def _static(name: str) -> str:
 
 def _digest(text: str) -> str:
     return b64encode(sha256(text.encode()).digest()).decode()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as problem:
-        raise SaveError(f"cannot write {path}: {problem.strerror}. Choose another --out.") from problem

@@ -4,8 +4,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.dashboard.reader import RunReader, event_files
+from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SaveError
+from esper.telemetry.runfolder import CONFIG, event_files
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RunSummary:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like what a training command leaves behind; a link does not."""
-    config = folder / "config.json"
+    config = folder / CONFIG
     return not folder.is_symlink() and config.is_file() and not config.is_symlink() and bool(event_files(folder))
 
 

@@ -16,6 +16,7 @@ from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot, has_gate
 from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.files import write_files
 
 WEIGHTS = "weights.safetensors"
 SOURCE = "grown.py"
@@ -56,9 +57,7 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
         )
     plain, source = harvest(model), render_source(model)
     _prove(source, model)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SOURCE).write_text(source, encoding="utf-8")
-    save_model(plain, str(folder / WEIGHTS))
+    write_files(folder, {SOURCE: source.encode(), WEIGHTS: lambda path: save_model(plain, str(path))})
     return folder
 
 

@@ -1,19 +1,14 @@
-"""A growing network on disk, to go on later to the bit: tensors in safetensors, all else in one JSON manifest.
+"""A growing network on disk, to go on later to the bit: tensors in safetensors, all else is plain data.
 
-The manifest names its tensor files by content and is replaced in one move, so a save is either the old or the new one.
-Nothing is ever unpickled, and no name in a manifest is imported.
+How it survives a power cut is the store's business. Nothing is ever unpickled, and no saved name is imported.
 """
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
@@ -23,14 +18,13 @@ from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import EsperError, OptimizerError, SaveError
+from esper.leyline.files import Content
 from esper.leyline.gates import GateEvidence, Measurement, Verdict
 from esper.leyline.lifecycle import SeedState, StageLengths
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-
-FORMAT = 1
-MANIFEST = "manifest.json"
-Plain = dict[str, Any]
+from esper.telemetry.runfolder import MANIFEST
+from esper.telemetry.store import Plain, Store
 
 
 @dataclass(frozen=True)
@@ -52,71 +46,77 @@ class Loaded:
 
 def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
     """Write model, optimiser and `extra` (plain data of the caller's) to a folder, replacing an earlier save there."""
-    try:
-        json.dumps(extra, allow_nan=False)
-    except (TypeError, ValueError) as problem:
-        raise SaveError(
-            f"the policy's memory or history does not fit into JSON ({problem}); a policy must remember plain data."
-        ) from problem
-    folder.mkdir(parents=True, exist_ok=True)
-    optimizer = None if model.link is None else snapshot_optimizer(model, model.link)
-    files = {"model": _store(folder, "model", lambda path: save_model(model, path))}
-    if optimizer is not None:
-        files["optimizer"] = _store(folder, "optimizer", lambda path: save_file(dict(optimizer.tensors), path))
-    body = {
-        "format": FORMAT,
-        "host": describe_host(model.host),
-        "network": _describe(model),
-        "optimizer": None if optimizer is None else optimizer.facts,
-        "files": files,
-        "extra": extra,
-    }
-    text = json.dumps({"sha256": _digest_json(body), "body": body}, allow_nan=False, indent=1)
-    temporary = folder / f"{MANIFEST}.new"
-    _write_durably(temporary, text.encode())
-    os.replace(temporary, folder / MANIFEST)
-    for stale in folder.glob("*.safetensors"):
-        if stale.name not in files.values():
-            stale.unlink()
+    facts, contents = describe_network(model)
+    files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
+    _store(folder).save({**facts, "extra": extra}, files)
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None] = lambda extra: None) -> Loaded:
+def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> Loaded:
     """Rebuild what `save_network` wrote around a fresh host; `check` may refuse the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
     """
-    body = _read_manifest(folder)
+    store = _store(folder)
+    save = store.newest()
+    if save is None:
+        raise SaveError(
+            f"{folder} holds no saved garden: {MANIFEST} is not there. Name a folder that garden.save wrote."
+        )
+    paths = {role: store.path(save, role) for role in save.files}
+    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(save.facts["extra"]))
+
+
+def _store(folder: Path) -> Store:
+    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer)")
+
+
+def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:
+    """A network and its optimiser as plain facts, and by role what their tensor files hold."""
+    optimizer = None if model.link is None else snapshot_optimizer(model, model.link)
+    contents: dict[str, Content] = {"model": lambda path: save_model(model, str(path))}
+    if optimizer is not None:
+        contents["optimizer"] = lambda path: save_file(dict(optimizer.tensors), path)
+    facts = {
+        "host": describe_host(model.host),
+        "network": _describe(model),
+        "optimizer": None if optimizer is None else optimizer.facts,
+    }
+    return facts, contents
+
+
+def rebuild_network(
+    host: nn.Module, facts: Plain, paths: Mapping[str, Path], place: Path, check: Callable[[], None] = lambda: None
+) -> Loaded:
+    """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
-        _refuse_other_host(body["host"], describe_host(host))
-        for name in body["files"].values():
-            _check_file(folder, name)
-        check(body["extra"])
-        return _load(folder, host, body)
+        _refuse_other_host(facts["host"], describe_host(host))
+        check()
+        return _rebuild_from(host, facts, paths)
     except Exception as problem:
         remove_slots(host)
         host.load_state_dict(weights)
         if isinstance(problem, EsperError):
             raise
         raise SaveError(
-            f"{folder / MANIFEST} does not fit together ({type(problem).__name__}: {problem}); use another save."
+            f"{place} does not fit together ({type(problem).__name__}: {problem}); use another save."
         ) from problem
 
 
-def _load(folder: Path, host: nn.Module, body: Plain) -> Loaded:
-    network = body["network"]
+def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Loaded:
+    network = facts["network"]
     states = {slot_id: _state_from(saved["state"]) for slot_id, saved in network["slots"].items()}
     model = _rebuild(host, network)
-    load_model(model, str(folder / body["files"]["model"]))
+    load_model(model, str(paths["model"]))
     for slot_id, saved in network["slots"].items():
         model.slot(slot_id).assign(states[slot_id])
         model.slot(slot_id).gradient_ratio = saved["gradient_ratio"]
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
     snapshot = None
-    if body["optimizer"] is not None:
-        snapshot = OptimizerSnapshot(body["optimizer"], load_file(str(folder / body["files"]["optimizer"])))
-    return Loaded(model, snapshot, body["extra"])
+    if facts["optimizer"] is not None:
+        snapshot = OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
+    return Loaded(model, snapshot, facts.get("extra", {}))
 
 
 # -- the network -------------------------------------------------------------------------------------------------------
@@ -263,65 +263,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _store(folder: Path, stem: str, write: Any) -> str:
-    """Write a tensor file under a name that is its content's digest."""
-    temporary = folder / f"{stem}.new"
-    write(str(temporary))
-    name = f"{stem}-{_digest_file(temporary)[:16]}.safetensors"
-    os.replace(temporary, folder / name)
-    return name
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_json(body: Plain) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _read_manifest(folder: Path) -> Plain:
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise SaveError(
-            f"{folder} holds no saved garden: {MANIFEST} is not there. Name a folder that garden.save wrote."
-        )
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        body, digest = whole["body"], whole["sha256"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise SaveError(f"{path} is damaged ({problem}); use another save.") from problem
-    if _digest_json(body) != digest:
-        raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another save.")
-    if body["format"] != FORMAT:
-        raise SaveError(f"{path} has format {body['format']}, this version reads format {FORMAT}.")
-    return body
-
-
-def _check_file(folder: Path, name: str) -> None:
-    path = folder / name
-    if "/" in name or not path.is_file():
-        raise SaveError(f"{path} is missing, so the save is not complete. Copy the whole folder, or use another save.")
-    stem_digest = path.stem.rpartition("-")[2]
-    if not _digest_file(path).startswith(stem_digest):
-        raise SaveError(f"{path} is truncated or altered: its checksum does not match its name. Use another save.")
-    try:
-        load_file(str(path))
-    except SafetensorError as problem:
-        raise SaveError(f"{path} is not a safetensors file ({problem}).") from problem
 
 
 def _refuse_other_host(saved: Plain, own: Plain) -> None:

@@ -1,23 +1,21 @@
-"""Hosts on disk, between two epochs: everything that decides how each goes on, in a folder per host."""
+"""Hosts between two epochs as plain facts and tensor files: everything that decides how each goes on."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.saving import load_network, restore_optimizer, save_network
+from esper.kasmina.saving import describe_network, rebuild_network, restore_optimizer
 from esper.leyline.errors import SaveError
+from esper.leyline.files import Content
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading, HostRun, build_optimizer
 from esper.runtime.ledger import Ledger, PhaseCost
 from esper.runtime.population import Population
-
-_STREAM = "stream.safetensors"
 
 
 def can_be_stored(population: Population) -> bool:
@@ -25,25 +23,33 @@ def can_be_stored(population: Population) -> bool:
     return all(governor.bad_checks == 0 for governor in population.governors)
 
 
-def store_population(population: Population, folder: Path) -> None:
-    """Write every host after it has been measured and before anything is decided."""
+def describe_population(population: Population) -> tuple[list[dict[str, Any]], dict[str, Content]]:
+    """Facts per host and what the files hold, for hosts that are measured and not yet decided about."""
     assert can_be_stored(population)  # a governor's earlier good state would be lost
+    facts: list[dict[str, Any]] = []
+    contents: dict[str, Content] = {}
     for number, (run, governor) in enumerate(zip(population.runs, population.governors, strict=True)):
-        _store(run, governor, folder / f"host-{number}")
+        host, files = _describe(run, governor)
+        facts.append(host)
+        contents |= {f"host-{number}-{role}": content for role, content in files.items()}
+    return facts, contents
 
 
-def restore_population(population: Population, folder: Path) -> None:
+def restore_population(population: Population, facts: Sequence[dict[str, Any]], paths: Mapping[str, Path]) -> None:
     """Put fresh hosts of the same seeds back to where they were."""
     for number, run in enumerate(population.runs):
-        extra = _restore(run, folder / f"host-{number}")
+        start = f"host-{number}-"
+        own = {role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)}
+        governor_state = _restore(run, facts[number], own)
         governor = Governor(run)
-        governor.load(tuple(extra["governor"]))
+        governor.load(governor_state)
         population.governors[number] = governor
 
 
-def _store(run: HostRun, governor: Governor, folder: Path) -> None:
+def _describe(run: HostRun, governor: Governor) -> tuple[dict[str, Any], dict[str, Content]]:
     best_accuracy, best_loss, _, rollbacks = governor.state()
-    extra = {
+    facts, contents = describe_network(run.model)
+    facts |= {
         "seed": run.seed,
         "epoch": run.epoch,
         "reading": None if run.reading is None else _spell(asdict(run.reading)),
@@ -54,18 +60,20 @@ def _store(run: HostRun, governor: Governor, folder: Path) -> None:
         "governor": [best_accuracy, None if math.isinf(best_loss) else best_loss, 0, rollbacks],
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
     }
-    save_network(run.model, folder, extra)
     stream = run.plan.stream
-    save_file({"generator": stream.generator.get_state(), "permutation": stream.permutation}, folder / _STREAM)
+    tensors = {"generator": stream.generator.get_state(), "permutation": stream.permutation}
+    contents["stream"] = lambda path: save_file(tensors, path)
+    return facts, contents
 
 
-def _restore(run: HostRun, folder: Path) -> dict[str, Any]:
+def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> tuple[float, float, int, int]:
+    """Put one host back; returns its governor's state."""
+    place = paths["model"].parent
+    if facts["seed"] != run.seed:
+        raise SaveError(f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings.")
     with own_randomness(run.seed):
         host = run.task.build_host()
-    loaded = load_network(folder, host.to(run.device))
-    extra = loaded.extra
-    if extra["seed"] != run.seed:
-        raise SaveError(f"{folder} holds the host of seed {extra['seed']}, not {run.seed}; use the run's own settings.")
+    loaded = rebuild_network(host.to(run.device), facts, paths, place)
     assert loaded.optimizer is not None
     run.model = loaded.model
     run.optimizer = build_optimizer(run.task, run.model, run.device)
@@ -78,18 +86,17 @@ def _restore(run: HostRun, folder: Path) -> dict[str, Any]:
         if "step" in state and run.device.type == "cuda":
             state["step"] = state["step"].to(run.device)  # a captured step counts on the device
     run.slots = [run.model.slot(slot_id) for slot_id in run.model.slot_config.slot_ids]
-    for slot, (norm, score) in zip(run.slots, extra["slots"], strict=True):
+    for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
-    run.epoch = extra["epoch"]
-    run.reading = None if extra["reading"] is None else EpochReading(**_unspell(extra["reading"]))
-    run.ledger = Ledger({name: PhaseCost(**cost) for name, cost in extra["ledger"].items()}, extra["peak_params"])
+    run.epoch = facts["epoch"]
+    run.reading = None if facts["reading"] is None else EpochReading(**_unspell(facts["reading"]))
+    run.ledger = Ledger({name: PhaseCost(**cost) for name, cost in facts["ledger"].items()}, facts["peak_params"])
     if run.scaler is not None:
-        run.scaler.load_state_dict(extra["scaler"])
-    run.plan.stream.load({**_read_stream(folder / _STREAM), "position": extra["position"]})
-    best = extra["governor"][1]
-    extra["governor"][1] = float("inf") if best is None else best
-    return extra
+        run.scaler.load_state_dict(facts["scaler"])
+    run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
+    best_accuracy, best_loss, bad_checks, rollbacks = facts["governor"]
+    return best_accuracy, math.inf if best_loss is None else best_loss, bad_checks, rollbacks
 
 
 def _spell(values: dict[str, Any]) -> dict[str, Any]:
@@ -99,10 +106,3 @@ def _spell(values: dict[str, Any]) -> dict[str, Any]:
 
 def _unspell(values: dict[str, Any]) -> dict[str, Any]:
     return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
-
-
-def _read_stream(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as problem:
-        raise SaveError(f"{path} is missing or damaged ({problem}); use another checkpoint.") from problem

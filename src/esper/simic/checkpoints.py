@@ -1,4 +1,4 @@
-"""A learner as one safetensors file: weights, optimiser, statistics, random numbers, counters. Nothing is unpickled."""
+"""A learner as one safetensors file, and a run's newest and best of them. Nothing is ever unpickled."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,14 @@ from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.agent import PPOAgent
+from esper.simic.config import TrainingConfig
+from esper.simic.team import Team
 from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.network import FactoredRecurrentActorCritic
-from esper.telemetry.runfolder import write_atomically
+from esper.telemetry import runfolder
+from esper.telemetry.events import CheckpointSaved
+from esper.telemetry.sink import Sink
+from esper.telemetry.store import Store
 
 FORMAT = 2
 
@@ -35,8 +40,8 @@ class Layout:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-def save_agent(path: Path, agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> None:
-    """Write everything that the learner goes on from; `facts` is plain data of the caller's."""
+def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
+    """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
     tensors = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
@@ -48,7 +53,7 @@ def save_agent(path: Path, agent: PPOAgent, layout: Layout, facts: Mapping[str, 
         "facts": dict(facts),
     }
     ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(path, save(ready, {"esper": json.dumps(plain, allow_nan=False)}))
+    return save(ready, {"esper": json.dumps(plain, allow_nan=False)})
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -135,3 +140,69 @@ def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
     )
     network.load_state_dict(_part(tensors, "network."))
     return NetworkPolicy(network), layout
+
+
+# -- a run's checkpoints -----------------------------------------------------------------------------------------------
+
+
+def saved_rounds(folder: Path) -> int:
+    """Whole rounds that a run has behind it on disk."""
+    return max((save.facts["rounds"] for save in _store(folder, 1).generations()), default=0)
+
+
+def _store(folder: Path, keep: int) -> Store:
+    return Store(
+        folder / runfolder.MANIFEST,
+        "training of a policy",
+        folder=folder / runfolder.CHECKPOINTS,
+        names=r"round-\d{6,}",
+        keep=keep,
+        best="return",
+    )
+
+
+class History:
+    """Saves after every round and finds the way back."""
+
+    def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None):
+        self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
+        self.layout, self.sink, self.team = layout, sink, team or Team()
+
+    def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
+        """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
+
+        Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
+        """
+        name = f"round-{rounds:06d}.safetensors"
+        if self.team.rank == 0:
+            name = self.store.free_name(name)
+            self.sink.write(CheckpointSaved(rounds, name))
+        events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
+        events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
+        if self.team.rank == 0:
+            telemetry = self.sink.telemetry.state()
+            facts = {"rounds": rounds, "events": events, "telemetry": telemetry, "deal": self.team.deal}
+            content = describe_agent(agent, self.layout, facts)
+            self.store.save({"rounds": rounds, "return": mean_return}, {"policy": (name, content)})
+
+    def resume(self, agent: PPOAgent) -> int:
+        """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""
+        with self.team.together():
+            newest = self.store.newest()
+        file = None if newest is None else newest.files["policy"]
+        self.team.require_same({"the checkpoint to go on from": file and f"{file['name']} {file['sha256'][:12]}"})
+        if newest is None:
+            self._rewind({})
+            return 0
+        facts = load_agent(self.store.path(newest, "policy"), agent, self.layout)
+        self._rewind(facts["events"])
+        if len(deal := facts.get("deal", ())) == self.team.size:
+            self.team.deal = deal
+        self.sink.telemetry.load(facts["telemetry"])
+        self.sink.telemetry.end_round()
+        return int(facts["rounds"])
+
+    def _rewind(self, sizes: dict[str, int]) -> None:
+        self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))
+        if self.team.rank == 0:
+            runfolder.cut_events(self.folder, sizes, self.team.size)

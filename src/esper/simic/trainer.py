@@ -17,11 +17,10 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
 from esper.simic.agent import PPOAgent
-from esper.simic.checkpoints import Layout
+from esper.simic.checkpoints import History, Layout, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
-from esper.simic.history import History
 from esper.simic.rewards import weights_of
 from esper.simic.rollout import Rollout
 from esper.simic.round_summary import RoundTally
@@ -119,7 +118,7 @@ def build_environment(
         with team.together():  # every rank plays some of the twins, and then reads the others'
             lived = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
         if team.any(lived is None):
-            raise InterruptedTraining(runfolder.read_manifest(config.out).get("rounds", 0))
+            raise InterruptedTraining(saved_rounds(config.out))
         env = GrowthVectorEnv(
             task,
             len(here),
@@ -132,7 +131,7 @@ def build_environment(
         )
     except OSError as problem:
         raise SaveError(
-            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. Make room and use --resume."
+            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. Free disk space and use --resume."
         ) from problem
     env.seed = config.seed
     return env

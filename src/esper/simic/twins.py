@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 import torch
 
 from esper.episodes import Episodes
+from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
+from esper.telemetry.store import Store
 
 _DECIDES_A_TWIN = (
     "name",
@@ -69,30 +70,33 @@ def twin_readings(
                 found[seed].append(reading)
             if should_stop():
                 return None
-        folder.mkdir(parents=True, exist_ok=True)
         for seed in missing:
             _write(paths[seed], found[seed])
     return {seed: found[seed] for seed in seeds}
 
 
 def _read(path: Path, epochs: int) -> list[EpochReading] | None:
-    """The readings in a file; a damaged or incomplete one counts as absent and is computed anew."""
-    names = {field.name for field in fields(EpochReading)}
+    """The readings of a twin; what is damaged, incomplete or of an older format is computed anew."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        kept = _store(path).newest()
+    except SaveError:
         return None
-    if not isinstance(rows, list) or len(rows) != epochs or any(set(row) != names for row in rows):
+    rows = [] if kept is None else kept.facts["readings"]
+    names = {field.name for field in fields(EpochReading)}
+    if len(rows) != epochs or any(set(row) != names for row in rows):
         return None
     measured = ("train_loss", "train_accuracy", "host_gradient_norm")
     return [EpochReading(**row | {name: math.nan for name in measured if row[name] is None}) for row in rows]
 
 
 def _write(path: Path, readings: Sequence[EpochReading]) -> None:
-    temporary = path.with_suffix(".new")
     rows = [
         {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
         for row in map(asdict, readings)
     ]
-    temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
-    os.replace(temporary, path)
+    _store(path).save({"readings": rows})
+
+
+def _store(path: Path) -> Store:
+    """One for each seed: ranks write at the same time, and no two the same one."""
+    return Store(path, "never-grown twin")

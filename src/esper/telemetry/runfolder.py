@@ -1,54 +1,70 @@
-"""A run on disk: who may write to it, what it was started with, which checkpoints are whole. No training in here."""
+"""A run on disk: the names in its folder, who may write to it, what it was started with. No training in here."""
 
 import fcntl
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.files import digest, make_folder, open_plain, read_plain, write_durably
+from esper.telemetry.store import Store
 
-EVENTS, CONFIG, MANIFEST, CHECKPOINTS, TWINS = "events-0.jsonl", "config.json", "manifest.json", "checkpoints", "twins"
-_LOCK = "lock"
-_TRIES = 10
+EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
+MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
+NETWORKS = "networks"
+"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+POLICY = "policy.safetensors"
+"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
+DIGESTS = "digests.json"
+"""Digests of the files above that are plain for people and read back all the same."""
+_EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
+_PATIENCE = 0.2
+"""Seconds that a writer waits: whoever looks at a run touches its lock for an instant."""
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
+    lock = FileLock(folder / LOCK, mode=0o644)
     try:
         is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
+        make_folder(folder)
+        lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
+    except Timeout:
+        raise SaveError(
+            f"another process is writing to {folder}. Wait for it, stop it, or choose another --out."
+        ) from None
     except OSError as problem:
         raise SaveError(
             f"cannot write to the run folder {folder}: {problem.strerror}. Choose another --out."
         ) from problem
-    with lock:
-        if not _take(lock):
-            raise SaveError(f"another process is writing to {folder}. Wait for it, stop it, or choose another --out.")
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                if [path.name for path in folder.iterdir()] == [_LOCK]:
-                    (folder / _LOCK).unlink()
-                    if is_new:
-                        folder.rmdir()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                if is_new:
+                    folder.rmdir()
+        lock.release()
 
 
-def _take(lock: TextIO) -> bool:
-    """Hold the lock, unless a writer has it. Whoever looks at a run touches it for an instant: that is waited for."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(0.02)
+def is_being_written(folder: Path) -> bool:
+    """Whether a process holds the folder. Nothing but trying can tell; a shared lock is given back at once."""
+    try:
+        with open_plain(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
     return False
 
 
@@ -63,98 +79,105 @@ def is_there(path: Path) -> bool:
 def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
     """Whether the folder holds the run of exactly this configuration."""
     try:
-        return bool(json.loads((folder / CONFIG).read_text(encoding="utf-8")) == dict(values))
-    except (OSError, ValueError):
+        return bool(read_json(folder / CONFIG) == dict(values))
+    except SaveError:
         return False
 
 
 def require_fresh(folder: Path) -> None:
     """A folder with anything in it is not begun anew."""
-    if any(path.name != _LOCK for path in folder.iterdir()):
+    if any(path.name != LOCK for path in folder.iterdir()):
         raise SaveError(f"the run folder {folder} is not empty. Go on with --resume, or choose another --out.")
 
 
 @contextmanager
 def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
     """Note what a run is started with, where nothing says so yet. A start that is refused leaves nothing behind."""
-    config = folder / CONFIG
-    is_first = not config.exists()
+    is_first = not (folder / CONFIG).exists()
     if is_first:
-        write_json(config, values)
+        write_json(folder / CONFIG, values)
     try:
         yield
     except EsperError:
-        sizes = event_sizes(folder)
-        empty = {events_of(int(rank)) for rank, size in sizes.items() if not size}
-        if is_first and {path.name for path in folder.iterdir()} <= {_LOCK, CONFIG, *empty}:
-            for name in (CONFIG, *empty):
+        empty = {path.name for path in event_files(folder).values() if not path.stat().st_size}
+        if is_first and {path.name for path in folder.iterdir()} <= {LOCK, CONFIG, DIGESTS, *empty}:
+            for name in (CONFIG, DIGESTS, *empty):
                 (folder / name).unlink()
         raise
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """All or nothing: the file has the old content until it has the new."""
-    write_atomically(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    """Write a file of a run folder that people read and `read_json` reads back."""
+    write_listed(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file and the folders that it is in; whoever reads it finds the old content or the new."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:  # a link in its place is not followed
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as problem:
-        with suppress(OSError):
-            temporary.unlink()
+def write_listed(path: Path, content: bytes) -> None:
+    """Write a file of a run folder, its digest first: at any moment the content that is there is a listed one."""
+    _list(path.parent, {path.name: hashlib.sha256(content).hexdigest()})
+    write_durably(path, content)
+
+
+def list_files(folder: Path, paths: Iterable[Path]) -> None:
+    """List the digests of files that are in a run folder already."""
+    _list(folder, {path.relative_to(folder).as_posix(): digest(path) for path in paths})
+
+
+def require_listed(folder: Path, path: Path) -> bytes:
+    """What is in a file of a run folder, if it is what the run wrote there."""
+    name = path.relative_to(folder).as_posix()
+    content = read_plain(path)
+    generation = _digests(folder).newest()
+    if generation is None:
         raise SaveError(
-            f"cannot save {path}: {problem.strerror}. What was saved before is untouched; make room and use --resume."
-        ) from problem
+            f"{folder} is not a run folder of this version of Esper: {DIGESTS} is missing. A run of an older format is "
+            "gone on with by the version that began it; or start anew."
+        )
+    if hashlib.sha256(content).hexdigest() not in generation.facts.get(name, ()):
+        raise SaveError(f"{path} was changed after it was written. Restore it; what shall be different is an option.")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote."""
+    try:
+        found = json.loads(read_plain(path))
+        require_listed(path.parent, path)
+    except SaveError:
+        raise
+    except (OSError, ValueError, RecursionError) as problem:
+        raise SaveError(f"{path} cannot be read ({problem}).") from problem
+    return found
+
+
+def _digests(folder: Path) -> Store:
+    return Store(folder / DIGESTS, "list of digests")
+
+
+def _list(folder: Path, digests: Mapping[str, str]) -> None:
+    """Earlier digests stay: until the file is written, and after a power cut, it has the content of one of them."""
+    store = _digests(folder)
+    generation = store.newest()
+    known = {} if generation is None else generation.facts
+    store.save(known | {name: list(dict.fromkeys([*known.get(name, ()), new])) for name, new in digests.items()})
 
 
 def events_of(rank: int) -> str:
     return f"events-{rank}.jsonl"
 
 
+def event_files(folder: Path) -> dict[int, Path]:
+    """Rank -> its events, for all that are regular files."""
+    names = [(_EVENTS.fullmatch(path.name), path) for path in folder.glob("events-*.jsonl") if not path.is_symlink()]
+    return dict(sorted((int(name[1]), path) for name, path in names if name and path.is_file()))
+
+
 def event_sizes(folder: Path) -> dict[str, int]:
     """Rank -> bytes of events."""
-    found = {path.name.removeprefix("events-").removesuffix(".jsonl"): path for path in folder.glob("events-*.jsonl")}
-    return {rank: path.stat().st_size for rank, path in found.items() if rank.isdigit() and not path.is_symlink()}
+    return {str(rank): path.stat().st_size for rank, path in event_files(folder).items()}
 
 
 def cut_events(folder: Path, sizes: Mapping[str, int], ranks: int) -> None:
     """Rewind the events of ranks that are not there any more; those that are do it themselves."""
-    for rank, size in event_sizes(folder).items():
-        if int(rank) >= ranks and size > sizes.get(rank, 0):
-            os.truncate(folder / events_of(int(rank)), sizes.get(rank, 0))
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder says about itself; empty where there is no checkpoint yet."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return {"checkpoints": []}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise SaveError(f"{path} cannot be read: {problem}. Restore it from a copy, or start anew.") from problem
-    if not isinstance(found, dict) or not isinstance(found.get("checkpoints"), list):
-        raise SaveError(f"{path} is not a manifest of this version. Restore it from a copy, or start anew.")
-    return found
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def is_whole(folder: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is there, byte for byte."""
-    path = folder / CHECKPOINTS / str(entry["file"])
-    try:
-        return path.is_file() and not path.is_symlink() and digest(path) == entry["sha256"]
-    except OSError:
-        return False
+    for rank, path in event_files(folder).items():
+        if rank >= ranks and path.stat().st_size > sizes.get(str(rank), 0):
+            os.truncate(path, sizes.get(str(rank), 0))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from esper.leyline.files import sync_folder
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
 
@@ -56,6 +57,7 @@ class JsonlSink:
         try:
             # line by line, so that whoever follows the run sees what there is; closed by `close`
             self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_no_link)  # noqa: SIM115
+            sync_folder(path.parent)  # a save that tells where its events end finds them after a power cut
         except OSError as problem:
             self._give_up(problem)
 

@@ -1,6 +1,5 @@
 """`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,14 @@ from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
-from esper.telemetry.runfolder import write_json
+from esper.telemetry.runfolder import ARMS
+from esper.telemetry.store import Store
 from esper.trials.arms import ArmRun, Entry, Planting, Settings, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.oracle import placements_of
 from esper.trials.pretraining import trained_hosts
 from esper.trials.running import load_fitting
 
-ARMS = "arms"
 ORACLE = "oracle"
 _ON_A_GPU = 64
 """Hosts side by side where nothing else is asked for; on a CPU it is one arm at a time."""
@@ -181,26 +180,28 @@ class Comparison:
 
     # -- disk --------------------------------------------------------------------------------------------------------
 
-    def _path(self, arm: str, rate: float) -> Path:
+    def _store(self, arm: str, rate: float) -> Store:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return self.config.out / ARMS / f"{slug}-{rate:g}.json"
+        return Store(self.config.out / ARMS / f"{slug}-{rate:g}.json", "arm of a comparison")
 
     def _keep(self, trials: Trials) -> None:
         self.done[trials.arm, trials.rate] = trials
-        write_json(self._path(trials.arm, trials.rate), vars(trials))
+        self._store(trials.arm, trials.rate).save(vars(trials))
 
     def _is_known(self, arm: str, rate: float) -> bool:
-        path = self._path(arm, rate)
-        if (arm, rate) not in self.done and path.is_file():
+        if (arm, rate) not in self.done:
+            store = self._store(arm, rate)
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                kept = store.newest()
+            except SaveError as problem:
+                raise SaveError(f"{problem} If you delete {store.manifest}, its arm is run again.") from problem
+            if kept is not None:
+                found = kept.facts
                 built = tuple(tuple(map(tuple, one)) for one in found["architectures"])
                 rows, events = tuple(found["rows"]), tuple(map(tuple, found["events"]))
                 self.done[arm, rate] = Trials(found["arm"], found["rate"], rows, built, events)
-            except (OSError, ValueError, LookupError, TypeError) as problem:
-                raise SaveError(f"{path} is damaged ({problem}). Delete it; its arm is then run again.") from problem
         return (arm, rate) in self.done
 
 

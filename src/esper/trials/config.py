@@ -11,9 +11,7 @@ from esper.runtime.config import HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
 from esper.simic.config import TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
-
-POLICY = "policy.safetensors"
-"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
+from esper.telemetry.runfolder import POLICY
 
 
 class TrialConfig(HostsConfig):

@@ -1,12 +1,12 @@
 """Trained hosts to go on from: trained here and kept, or taken from a finished run of `never`."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from esper.episodes import Episodes
@@ -14,11 +14,9 @@ from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task, get_task
-from esper.telemetry.runfolder import CONFIG, write_atomically
+from esper.telemetry import runfolder
+from esper.telemetry.store import Store
 from esper.trials.arms import Settings, Watch
-from esper.trials.running import NETWORKS
-
-FOLDER = "pretrained"
 
 
 def trained_hosts(
@@ -36,8 +34,10 @@ def trained_hosts(
         return _from_run(source, task, seeds)
     if not epochs:
         return {}, 0
-    paths = {seed: out / FOLDER / f"seed-{seed}.safetensors" for seed in seeds}
-    missing = [seed for seed, path in paths.items() if not path.is_file()]
+    stores = {seed: _store(out, seed) for seed in seeds}
+    kept = {seed: _load(store) for seed, store in stores.items()}
+    found: dict[int, Mapping[str, Tensor]] = {seed: state for seed, state in kept.items() if state is not None}
+    missing = [seed for seed in seeds if seed not in found]
     if missing:
         tell(f"training {len(missing)} hosts alone for {epochs} epochs")
         hosts = Population(
@@ -54,14 +54,27 @@ def trained_hosts(
             episodes.train()  # rolls back a host that broke
         for seed, run in zip(missing, hosts.runs, strict=True):
             state = {name: value.cpu().contiguous() for name, value in run.model.host.state_dict().items()}
-            write_atomically(paths[seed], save(state))
-    return {seed: _load(path) for seed, path in paths.items()}, epochs
+            stores[seed].save({"epochs": epochs}, {"host": (f"seed-{seed}.safetensors", partial(save_file, state))})
+            found[seed] = state
+    return found, epochs
+
+
+def _store(out: Path, seed: int) -> Store:
+    return Store(out / runfolder.PRETRAINED / f"seed-{seed}.json", "trained host", names=f"seed-{seed}")
+
+
+def _load(store: Store) -> dict[str, Tensor] | None:
+    try:
+        trained = store.newest()
+    except SaveError as problem:
+        raise SaveError(f"{problem} If you delete {store.manifest}, its host is trained again.") from problem
+    return None if trained is None else load(store.path(trained, "host").read_bytes())
 
 
 def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Mapping[str, Tensor]], int]:
     """The hosts of a finished `esper run --policy never`, assigned to the seeds in order."""
     try:
-        config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
+        config = runfolder.read_json(run / runfolder.CONFIG)
         policy, name, hosts = config["policy"], config["task"]["name"], int(config["hosts"])
         epochs = int(config["task"]["epochs"] or get_task(name).epochs)
     except (OSError, ValueError, LookupError, TypeError) as problem:
@@ -71,13 +84,12 @@ def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Ma
             f"--from {run} holds {hosts} hosts of {name} under {policy}, but {len(seeds)} hosts of {task.name} under "
             f"never are needed: esper run --task {task.name} --policy never --hosts {len(seeds)} --out NEW"
         )
-    return {seed: _load(run / NETWORKS / f"host-{host}" / WEIGHTS) for host, seed in enumerate(seeds)}, epochs
+    return {seed: _read(run, host) for host, seed in enumerate(seeds)}, epochs
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def _read(run: Path, host: int) -> dict[str, Tensor]:
+    path = run / runfolder.NETWORKS / f"host-{host}" / WEIGHTS
     try:
-        return load_file(path)
+        return load(runfolder.require_listed(run, path))
     except (OSError, SafetensorError) as problem:
-        raise SaveError(
-            f"the trained host {path} cannot be read ({problem}). Delete it, or finish its run."
-        ) from problem
+        raise SaveError(f"the trained host {path} cannot be read ({problem}). Finish its run.") from problem

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from esper.episodes import Episodes
-from esper.kasmina.harvesting import export_network
-from esper.leyline.errors import SaveError
+from esper.kasmina.harvesting import WEIGHTS, export_network
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
@@ -16,14 +13,11 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
-from esper.telemetry.runfolder import write_atomically
+from esper.telemetry.runfolder import NETWORKS, POLICY, list_files, require_listed, write_listed
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
-from esper.trials.config import POLICY, RunConfig
+from esper.trials.config import RunConfig
 from esper.trials.saves import EpochSave, EpochSaves
-
-NETWORKS = "networks"
-"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
 
 
 class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
@@ -81,7 +75,8 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     space = population.runs[0].model.space
     if not (is_resumed and kept.is_file()):
         load_fitting(Path(config.policy), space)
-        write_atomically(kept, Path(config.policy).read_bytes())
+        write_listed(kept, Path(config.policy).read_bytes())
+    require_listed(config.out, kept)
     policy, use_telemetry = load_fitting(kept, space)
     return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
 
@@ -112,18 +107,16 @@ def _tell(happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink)
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    results = []
+    results, exported = [], []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        try:
-            export_network(run.model, config.out / NETWORKS / f"host-{host}")
-        except (OSError, SafetensorError) as problem:
-            raise SaveError(f"cannot write the networks: {problem}. Make room and use --resume.") from problem
+        exported.append(export_network(run.model, config.out / NETWORKS / f"host-{host}") / WEIGHTS)
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
     sink.commit()
+    list_files(config.out, exported)
     return results

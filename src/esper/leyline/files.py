@@ -1,0 +1,159 @@
+"""Files that survive a power cut. Every write that matters goes through here; what a save is, the store knows."""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedRandom, BufferedReader
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from esper.leyline.errors import SaveError
+
+Content = bytes | Callable[[Path], None]
+"""What a file is to hold, or a function that writes it to the path that it is given."""
+_LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
+
+
+def write_durably(path: Path, content: Content) -> str:
+    """Replace one file: whoever reads it finds the old content or the new, after a power cut too; its sha256."""
+    sweep(path.parent, lambda name: name == path.name)
+    return write_files(path.parent, {path.name: content})[path.name]
+
+
+def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]:
+    """Put files into a folder, each whole and all of them durable when this returns; name -> sha256."""
+    digests = {}
+    for name, content in contents.items():
+        with told(folder / name):
+            make_folder(folder)
+            digests[name] = _place(folder / name, content)
+    with told(folder):
+        sync_folder(folder)
+    return digests
+
+
+def _place(path: Path, content: Content) -> str:
+    """Write beside the file under a name that nobody can guess, make that durable, then move it into place."""
+    beside = path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
+    temporary = beside if isinstance(content, bytes) else beside / path.name
+    try:
+        with _written(temporary, content) as file:
+            os.fsync(file.fileno())
+            file.seek(0)
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        os.replace(temporary, path)
+    finally:
+        _discard(beside)
+    return found
+
+
+def _written(path: Path, content: Content) -> BufferedRandom | BufferedReader:
+    """A new file that holds the content. A function gets a folder of its own: it may write beside what it is given."""
+    if not isinstance(content, bytes):
+        os.mkdir(path.parent, 0o700)
+        content(path)
+        return open_plain(path)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "r+b")
+    file.write(content)
+    file.flush()
+    return file
+
+
+def _discard(path: Path) -> None:
+    """Delete a temporary file, or the folder of one with all that is in it."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            remove([path / name for name in names_in(path)])
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder and those above it, each durable in the one above."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not folder.is_dir():  # another process may have been faster
+                raise
+    elif names_in(folder):
+        return
+    sync_folder(folder.parent)  # of an empty one too: whoever made it may have been killed before this
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where its file system knows how to and it may be read."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path, is_own: Callable[[str], bool]) -> None:
+    """Remove what killed writes left behind of those files whose names are one's own."""
+    for name in names_in(folder):
+        if (leftover := _LEFTOVER.fullmatch(name)) and is_own(leftover[1]):
+            _discard(folder / name)
+
+
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder; nothing where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def remove(paths: list[Path]) -> None:
+    """Delete files; one too many harms nobody."""
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """A disk that fails becomes one line that names the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        raise SaveError(
+            f"cannot save {path}: {getattr(problem, 'strerror', None) or problem}. What was saved before is untouched. "
+            "Free disk space and save again; a run goes on with --resume."
+        ) from problem
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """A regular file, opened for reading; a link, or whatever else a name can stand for, is refused."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_plain(path: Path) -> bytes:
+    """What is in a regular file."""
+    with open_plain(path) as file:
+        return file.read()
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a regular file."""
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
