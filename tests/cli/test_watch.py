@@ -89,7 +89,7 @@ def test_a_signal_ends_the_run_in_order_while_the_screen_is_shown_or_after(capfd
         else:  # when the screen is closed
             Timer(0.3, os.kill, (os.getpid(), number)).start()
 
-    assert train_beside(command(run, rounds=100_000), run, False, Screen(act)) == 130
+    assert train_beside(command(run, rounds=300), run, False, Screen(act)) == 130
     out, _ = capfd.readouterr()
     assert "rounds are saved. Go on with: esper ppo --out" in out.splitlines()[-1]
     assert f"Training goes on to its end, or to Ctrl-C, which saves first. Again: esper watch {run}\n" in out
