@@ -226,6 +226,7 @@ class Garden:
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
         if getattr(self.policy, "reads_scores", False):  # a policy of the user's own need not know of scores
             self._score(evaluate)
+        self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:

@@ -47,20 +47,18 @@ def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     return Measurement(float(gain.mean()), float(gain.std() / math.sqrt(len(gain))), len(gain))
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> float | None:
-    """Norm over all gradients; None where there is none yet."""
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
+    """Norm over all gradients, on their device; None where there is none."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else None
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return nn.utils.get_total_norm(dense) if dense else None
 
 
-def gradient_ratio(seed: nn.Module, host: nn.Module) -> float | None:
-    """Gradient norm per root parameter, seed over host; None where either has no gradient."""
-    norms = gradient_norm(seed.parameters()), gradient_norm(host.parameters())
-    sizes = [sum(p.numel() for p in module.parameters()) for module in (seed, host)]
-    if None in norms or not norms[1] or 0 in sizes:
+def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size: int) -> float | None:
+    """Gradient norm per root parameter, seed over host; None where there is nothing to compare."""
+    if not (seed_size and host_norm > 0):
         return None
-    assert norms[0] is not None
-    return (norms[0] / math.sqrt(sizes[0])) / (norms[1] / math.sqrt(sizes[1]))
+    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.evidence import gradient_ratio, measure_pairs
+from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
 from esper.kasmina.fitting import (
     KnownShapes,
     build_slots,
@@ -92,6 +92,9 @@ class MorphogeneticModel(nn.Module):
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
+        self._clipped_norms: list[Tensor | None] | None = None
+        """norms before `clip_gradients`, for the step that follows"""
+        self._gradient_sums: Tensor | None = None
         for slot in self._ordered():
             host.get_submodule(self.slot_config.modules[slot.slot_id]).register_forward_hook(slot.hook)
 
@@ -130,6 +133,7 @@ class MorphogeneticModel(nn.Module):
                 f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
             )
         self.births += 1
+        self._gradient_sums = None
         before = slot.state
         if self.link is not None:
             self.link.adopt(slot_id, seed.parameters())
@@ -188,14 +192,13 @@ class MorphogeneticModel(nn.Module):
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
         before = slot.state
-        if after.stage is not before.stage and after.stage is SeedStage.CULLED:
-            seed = slot.uproot()
+        if after.stage is not before.stage and after.stage in (SeedStage.CULLED, SeedStage.FOSSILIZED):
+            is_kept = after.stage is SeedStage.FOSSILIZED
+            seed = slot.petrify() if is_kept else slot.uproot()
+            self._gradient_sums = None  # they are of another structure
             if self.link is not None:
-                self.link.release(slot.slot_id, seed.parameters())
-        elif after.stage is not before.stage and after.stage is SeedStage.FOSSILIZED:
-            seed = slot.petrify()
-            if self.link is not None:
-                self.link.commit(slot.slot_id, seed.parameters())
+                move = self.link.commit if is_kept else self.link.release
+                move(slot.slot_id, seed.parameters())
         slot.assign(after)
         return SlotChange(slot.slot_id, before, after)
 
@@ -237,18 +240,46 @@ class MorphogeneticModel(nn.Module):
             )
         return slot
 
-    def record_gradients(self) -> None:
-        """Read the gradients of the last backward pass into the reports."""
-        for slot in self._ordered():
-            slot.gradient_ratio = None if slot.seed is None else gradient_ratio(slot.seed, self.host)
+    def owners(self) -> list[list[nn.Parameter]]:
+        """Parameters of the host (with its fossils), then those of each slot's live seed."""
+        seeds = [[] if slot.seed is None else list(slot.seed.parameters()) for slot in self._ordered()]
+        live = {id(parameter) for own in seeds for parameter in own}
+        return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step."""
-        live = [list(slot.seed.parameters()) for slot in self._ordered() if slot.seed is not None]
-        apart = {id(parameter) for parameters in live for parameter in parameters}
-        host = [parameter for parameter in self.parameters() if id(parameter) not in apart]
-        for parameters in (host, *live):
-            nn.utils.clip_grad_norm_(parameters, max_norm)
+    def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
+        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step.
+
+        Returns the norms before, in the order of `owners`; None where there is no gradient.
+        """
+        learning = [[parameter for parameter in own if parameter.grad is not None] for own in self.owners()]
+        norms = [nn.utils.clip_grad_norm_(own, max_norm) if own else None for own in learning]
+        if self.link is not None and self.link.follows_rates:
+            self._clipped_norms = norms
+        return norms
+
+    def _note_gradients(self) -> None:
+        """Before an optimiser's step: add up the norms on the device while a seed is live. Nothing is read back."""
+        norms, self._clipped_norms = self._clipped_norms, None
+        if all(slot.seed is None for slot in self._ordered()):
+            return
+        norms = norms or [gradient_norm(own) for own in self.owners()]
+        nothing = torch.zeros((), device=next((norm.device for norm in norms if norm is not None), None))
+        row = torch.stack([nothing if norm is None else norm.to(nothing) for norm in norms])
+        row = torch.where(row.isfinite().all(), row, 0.0)  # a step that overflows is skipped, so it is no reading
+        self._gradient_sums = row if self._gradient_sums is None else self._gradient_sums + row
+
+    def read_gradients(self) -> None:
+        """Take the gradients of the optimiser's steps since the last call as readings of the live seeds."""
+        if self._gradient_sums is not None:
+            self.record_gradients(self._gradient_sums.tolist())
+        self._gradient_sums = None
+
+    def record_gradients(self, norms: Sequence[float], steps: int | None = None) -> None:
+        """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
+        sizes = [sum(parameter.numel() for parameter in own if parameter.requires_grad) for own in self.owners()]
+        for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
+            slot.gradient_norm = norm / steps if steps and size else None
+            slot.gradient_ratio = gradient_ratio(norm, size, norms[0], sizes[0])
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
@@ -350,7 +381,7 @@ class MorphogeneticModel(nn.Module):
         """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
         if self.link is not None and self.link.optimizer is optimizer:
             raise OptimizerError("this optimiser is attached already; one attach(optimizer) is enough.")
-        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, **options)
+        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link

@@ -1,6 +1,6 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class OptimizerLink:
         optimizer: torch.optim.Optimizer,
         host: nn.Module,
         slot_ids: Sequence[str],
+        note_gradients: Callable[[], None] = lambda: None,
         *,
         scheduler: Any = None,
         seed_lr: float = 1.0,
@@ -50,8 +51,9 @@ class OptimizerLink:
         follows_rates: bool = True,
     ):
         """Args:
-        follows_rates: watch the learning rate at every step, for warm-up, re-warming and the hint about low rates. Off
-            where the rates are tensors on a device, which nobody may read back inside an epoch.
+        note_gradients: called before every step that is followed.
+        follows_rates: watch every step, for the gradients, the seeds' rates and the hint about low rates. Off where the
+            rates are tensors on a device, which nobody may read back inside an epoch.
         """
         for name, value in (("seed_lr", seed_lr), ("warmup_steps", warmup_steps), ("rewarm_steps", rewarm_steps)):
             if value < 0 or (name == "seed_lr" and value == 0):
@@ -66,6 +68,7 @@ class OptimizerLink:
         self.steps_since_planting: dict[str, int] = {}
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
+        self.follows_rates, self._note_gradients = follows_rates, note_gradients
         self._scheduled: list[Any] = []
         self._handles = []
         if follows_rates:
@@ -145,6 +148,7 @@ class OptimizerLink:
 
     def _before_step(self, *_: Any) -> None:
         """The seeds' multiple, warm-up and re-warming act on one step; the plan's rates come back after it."""
+        self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
         groups = self.optimizer.param_groups
         self._scheduled = [group["lr"] for group in groups]
