@@ -141,26 +141,14 @@ class Garden:
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(
-        self,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        seed_lr: float = 1.0,
-        warmup_steps: int = 0,
-        rewarm_steps: int = 0,
-    ) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
         """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
 
         Args:
             scheduler: the scheduler, if it exists already; one that is created later needs no mention.
             seed_lr: seeds learn at this multiple of the host's rate.
-            warmup_steps: optimiser steps over which a new seed's rate rises.
-            rewarm_steps: optimiser steps over which all rates come back from their peak after a seed is planted.
         """
-        link = self.model.attach(
-            optimizer, scheduler=scheduler, seed_lr=seed_lr, warmup_steps=warmup_steps, rewarm_steps=rewarm_steps
-        )
+        link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         if self.pending_optimizer is not None:
             restore_optimizer(self.model, link, self.pending_optimizer)
             self.pending_optimizer = None
@@ -275,10 +263,10 @@ class Garden:
         self.memory = memory
         is_planted = op == OP_GERMINATE and any(isinstance(event, ActionTaken) for event in events)
         link = self.model.link
-        if is_planted and link is not None and link.is_rate_low and not link.rewarm_steps:
+        if is_planted and link is not None and link.is_rate_low:
             text = (
-                f"a seed was planted at {link.rate:.2g}, under {LOW_RATE:.0%} of the peak learning rate "
-                f"{link.peak_rate:.2g}; it will learn little. attach(..., rewarm_steps=N) or seed_lr helps."
+                f"a seed was planted at a learning rate of {link.rate:.2g}, under {LOW_RATE:.0%} of the peak "
+                f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
             )
             events.append(GrowthHint(0, epoch, text))
         return events

@@ -196,9 +196,10 @@ class MorphogeneticModel(nn.Module):
             is_kept = after.stage is SeedStage.FOSSILIZED
             seed = slot.petrify() if is_kept else slot.uproot()
             self._gradient_sums = None  # they are of another structure
-            if self.link is not None:
-                move = self.link.commit if is_kept else self.link.release
-                move(slot.slot_id, seed.parameters())
+            if self.link is not None and is_kept:
+                self.link.commit(slot.slot_id, seed.parameters())
+            elif self.link is not None:
+                self.link.release(seed.parameters())
         slot.assign(after)
         return SlotChange(slot.slot_id, before, after)
 
@@ -388,7 +389,7 @@ class MorphogeneticModel(nn.Module):
         for slot in self._ordered():
             link.claim_fossils(slot.fossils.parameters())
             if slot.seed is not None:
-                link.release(slot.slot_id, slot.seed.parameters())
+                link.release(slot.seed.parameters())
                 link.adopt(slot.slot_id, slot.seed.parameters())
         return link
 
