@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esper.episodes import act, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.evidence import check_values, measure_pairs, score_places, watched
+from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
@@ -226,18 +226,11 @@ class Garden:
     def _score(self, evaluate: Evaluate) -> None:
         """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
         slots = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
-        sites = [self.model.host.get_submodule(self.model.slot_config.modules[slot.slot_id]) for slot in slots]
-        with undisturbed(self.model), torch.enable_grad(), watched(sites) as seen:
-            values = evaluate()
-            if not values.requires_grad or not all(seen):
-                raise MeasurementError(
-                    "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses "
-                    "(not correctness), without torch.no_grad() or detach() inside, from the model itself and not a "
-                    "compiled copy of it; or choose another policy."
-                )
-            scores = score_places(values.sum(), seen, [slot.kind for slot in slots])
-        for slot, score in zip(slots, scores, strict=True):
-            slot.greedy_score = float(score) / len(values)
+        sites = [self.model.site(slot.slot_id) for slot in slots]
+        with undisturbed(self.model):
+            scores = score_sites(evaluate, sites, [slot.kind for slot in slots])
+        for slot, score in zip(slots, scores.tolist(), strict=True):
+            slot.greedy_score = score
 
     def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""

@@ -1,7 +1,7 @@
 """Turning losses and gradients into evidence. Reads tensors, returns records; decides nothing."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -84,17 +84,25 @@ def _keep(seen: list[Tensor], output: Tensor) -> Tensor:
     return output.clone()
 
 
-def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence[str]) -> list[Tensor]:
-    """How steeply a loss falls when every weight of a linear map added at a place takes one step of equal size.
+def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]) -> Tensor:
+    """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
 
     Args:
-        loss: a sum over examples, with the features in its graph.
-        kinds: of each place's features; tells where the channels are.
+        losses: runs the network and returns one loss per example, with the features in their graph.
+        kinds: of each site's features; tells where the channels are.
     """
-    features = [value for own in seen for value in own]
-    gradients = iter(torch.autograd.grad(loss, features, allow_unused=True))
+    with torch.enable_grad(), watched(sites) as seen:
+        values = losses()
+        if not values.requires_grad or not all(seen):
+            raise MeasurementError(
+                "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses (not "
+                "correctness), without torch.no_grad() or detach() inside, from the model itself and not a compiled "
+                "copy of it; or choose another policy."
+            )
+        features = [value for own in seen for value in own]
+        gradients = iter(torch.autograd.grad(values.sum(), features, allow_unused=True))
     scores = []
     for kind, own in zip(kinds, seen, strict=True):
         products = [
@@ -102,8 +110,9 @@ def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        scores.append(sum(products[1:], products[0]).abs().sum() if products else loss.new_zeros(()))
-    return scores
+        score = sum(products[1:], products[0]).abs().sum() if products else values.new_zeros(())
+        scores.append(score.to(values.device).double())
+    return torch.stack(scores) / len(values)
 
 
 def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class MorphogeneticModel(nn.Module):
         """norms before `clip_gradients`, for the step that follows"""
         self._gradient_sums: Tensor | None = None
         for slot in self._ordered():
-            host.get_submodule(self.slot_config.modules[slot.slot_id]).register_forward_hook(slot.hook)
+            self.site(slot.slot_id).register_forward_hook(slot.hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.host(*args, **kwargs)
@@ -284,7 +284,7 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
-        """The network as it would be without this slot's live seed."""
+        """The network as it would be without this slot's live seed. No change of structure: a compiled one stays."""
         slot = self.slot(slot_id)
         try:
             slot.alpha.fill_(0.0)
@@ -337,6 +337,10 @@ class MorphogeneticModel(nn.Module):
         slot = self.slots[slot_id]
         assert isinstance(slot, SeedSlot)
         return slot
+
+    def site(self, slot_id: str) -> nn.Module:
+        """The host's module whose output the slot sits on."""
+        return self.host.get_submodule(self.slot_config.modules[slot_id])
 
     def _ordered(self) -> list[SeedSlot]:
         return [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
