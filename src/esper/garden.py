@@ -2,7 +2,9 @@
 
 import io
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from esper.episodes import act, tell_changes, tell_seeds
+from esper.episodes import act, close_ledger, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
@@ -31,10 +33,20 @@ from esper.leyline.errors import (
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.runtime.ledger import (
+    BACKWARD,
+    Charge,
+    HostFlops,
+    Ledger,
+    PhaseCost,
+    count_flops,
+    incubation_flops,
+    network_flops,
+)
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, from_record, to_record
+from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, LedgerClosed, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -89,7 +101,7 @@ def grow(
         budget=total_budget(budget, model),
         settings=settings,
     )
-    return Garden(grown, policy, higher_is_better)
+    return Garden(grown, policy, higher_is_better, count_flops(model, example))
 
 
 def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
@@ -120,7 +132,11 @@ class Garden:
         model: MorphogeneticModel,
         policy: str | Callable[[HostFacts], Policy] = "heuristic",
         higher_is_better: bool | None = None,
+        flops: int | None = None,
     ):
+        """Args:
+        flops: of one example forward through the bare host; None where they cannot be counted.
+        """
         self.model = model
         facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
@@ -135,6 +151,9 @@ class Garden:
         self.memory: Any = None
         self.epoch = 0
         self.history: list[Event] = []
+        self.ledger, self.flops = Ledger(peak_params=model.total_params), flops
+        """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
+        self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -149,6 +168,7 @@ class Garden:
             seed_lr: seeds learn at this multiple of the host's rate.
         """
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
+        self._resumed = time.perf_counter()
         if self.pending_optimizer is not None:
             restore_optimizer(self.model, link, self.pending_optimizer)
             self.pending_optimizer = None
@@ -167,6 +187,7 @@ class Garden:
         events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
         self.history.extend(events)
         self.epoch = epoch
+        self._resumed = time.perf_counter()
         return events
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
@@ -176,8 +197,15 @@ class Garden:
                 closure().backward()
 
     def harvest(self) -> nn.Module:
-        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out."""
-        return harvest(self.model)
+        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out.
+
+        What it has cost so far is the last event of the history then.
+        """
+        plain = harvest(self.model)
+        closed = close_ledger(0, self.model.settings.seed, self.ledger)
+        self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
+        self.history.append(closed if self.flops is not None else replace(closed, flops={}))
+        return plain
 
     def export(self, folder: str | Path) -> Path:
         """Write the harvested weights and a source file that rebuilds the network without esper."""
@@ -191,6 +219,8 @@ class Garden:
             "memory": self.memory,
             "higher_is_better": self.higher_is_better,
             "history": [to_record(event) for event in self.history],
+            "flops": self.flops,
+            "ledger": asdict(self.ledger),
         }
         return save_network(self.model, Path(folder), extra)
 
@@ -203,6 +233,7 @@ class Garden:
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
     def _measure(self, evaluate: Evaluate, epoch: int) -> list[Event]:
+        started = time.perf_counter()
         base, sign = self._values(evaluate)
         reports = self.model.get_slot_reports()
         shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
@@ -212,16 +243,40 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        if getattr(self.policy, "reads_scores", False):  # a policy of the user's own need not know of scores
+        is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
+        if is_scored:
             self._score(evaluate)
+        self._charge(started, len(base), list(shadowed), len(ablated), is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
-        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score)
+        flops = None if self.flops is None else self.ledger.flops
+        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops)
         return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports())]
+
+    def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
+        """Book the epoch that was trained, and its measurement on `count` examples."""
+        examples, link = self.model.examples, self.model.link
+        assert link is not None
+        if link.steps and not examples["training"]:
+            self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
+        whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
+        seeds = {s: 0 if self.flops is None else incubation_flops(self.model.slot(s)) for s in incubated}
+        trained: list[Charge] = [
+            ("training", examples["training"], (1 + BACKWARD) * whole),
+            ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
+        ]
+        self.ledger.settle(trained, started - self._resumed)
+        # with its slot off a seed is still computed, so that a compiled network stays as it is
+        measured: list[Charge] = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
+        measured += [("shadow", count, whole + flops) for flops in seeds.values()]
+        measured += [("score", count, (1 + BACKWARD) * whole)] if is_scored else []
+        self.ledger.settle(measured, time.perf_counter() - started)
+        self.ledger.peak_params = max(self.ledger.peak_params, self.model.total_params)
+        self.model.examples, link.steps = dict.fromkeys(examples, 0), 0
 
     def _score(self, evaluate: Evaluate) -> None:
         """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
@@ -249,11 +304,13 @@ class Garden:
         return checked * sign, sign
 
     def _decide(self, epoch: int) -> list[Event]:
+        started = time.perf_counter()
         view = self.model.view()
         actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
         events = act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
         self.memory = memory
+        self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
         is_planted = op == OP_GERMINATE and any(isinstance(event, ActionTaken) for event in events)
         link = self.model.link
         if is_planted and link is not None and link.is_rate_low:
@@ -305,6 +362,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
 
     def check(extra: dict[str, Any]) -> None:
         [from_record(record) for record in extra["history"]]
+        _ledger_from(extra["ledger"])
         if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError(
                 "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
@@ -312,8 +370,15 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
 
     loaded = load_network(Path(folder), model, check)
     extra = loaded.extra
-    garden = Garden(loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"])
+    garden = Garden(
+        loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"]
+    )
+    garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory = extra["epoch"], extra["memory"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.pending_optimizer = loaded.optimizer
     return garden
+
+
+def _ledger_from(saved: dict[str, Any]) -> Ledger:
+    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

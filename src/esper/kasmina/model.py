@@ -19,7 +19,7 @@ from esper.kasmina.fitting import (
     refuse_limits,
     refuse_mispriced,
 )
-from esper.kasmina.probing import Example
+from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
@@ -92,6 +92,8 @@ class MorphogeneticModel(nn.Module):
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
+        self.examples = {"training": 0, "shadow": 0}
+        """learned from since whoever keeps the books last looked; calls of a compiled network are not counted"""
         self._clipped_norms: list[Tensor | None] | None = None
         """norms before `clip_gradients`, for the step that follows"""
         self._gradient_sums: Tensor | None = None
@@ -99,6 +101,9 @@ class MorphogeneticModel(nn.Module):
             self.site(slot.slot_id).register_forward_hook(slot.hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            phase = "shadow" if any(slot.is_shadowed for slot in self._ordered()) else "training"
+            self.examples[phase] += batch_size((*args, *kwargs.values()))
         return self.host(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

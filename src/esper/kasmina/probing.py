@@ -45,6 +45,12 @@ def call_with(model: nn.Module, example: Example) -> Any:
     return model(*example)
 
 
+def batch_size(example: Example) -> int:
+    """Examples in a batch: the length of its first tensor; 0 if it has none."""
+    values = example.values() if isinstance(example, Mapping) else [example] if isinstance(example, Tensor) else example
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; mode flags and random state are restored afterwards."""

@@ -65,6 +65,7 @@ class OptimizerLink:
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.follows_rates, self._note_gradients = follows_rates, note_gradients
         self._planned: dict[str, Any] = {}
+        self.steps = 0
         self._handles = []
         if follows_rates:
             self._handles = [
@@ -140,6 +141,7 @@ class OptimizerLink:
 
     def _before_step(self, *_: Any) -> None:
         """The seeds' multiple acts on one step; the plan's rates come back after it."""
+        self.steps += 1
         self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
         self._planned = {slot_id: self._group(slot_id)["lr"] for slot_id in self.groups}

@@ -80,7 +80,7 @@ class Population:
         if task.held_out is not None:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
         self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
-        self.flops = HostFlops(task.build_host, self._splits[self.placed[0]].train)
+        self.flops = HostFlops.of_task(task.build_host, self._splits[self.placed[0]].train)
         self.runs: list[HostRun] = []
         self.governors: list[Governor] = []
         self.is_over = False
@@ -112,12 +112,11 @@ class Population:
             for slot, value in zip(run.slots, score, strict=True):
                 slot.greedy_score = value
             flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
-            run.ledger.charge("training", run.examples, flops)
-            run.ledger.charge("score", min(SCORE_EXAMPLES, run.examples), flops)
+            charges = [("training", run.examples, flops), ("score", min(SCORE_EXAMPLES, run.examples), flops)]
             if incubated := incubated_slots(run):
                 seeds = sum(incubation_flops(slot) for slot in incubated)
-                run.ledger.charge("shadow", run.examples, flops + (1 + BACKWARD) * seeds)
-            run.ledger.spend("training", seconds)
+                charges.append(("shadow", run.examples, flops + (1 + BACKWARD) * seeds))
+            run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
@@ -155,15 +154,10 @@ class Population:
     def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
         count = len(run.splits.validation)
         whole = network_flops(run.model, self.flops)
-        extra = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
-        run.ledger.charge("validation", count, whole)
-        for flops in extra:
-            run.ledger.charge("counterfactual", count, flops)
-        for slot in incubated_slots(run):
-            run.ledger.charge("shadow", count, whole + incubation_flops(slot))
-        share = sum(extra) / (whole + sum(extra))
-        run.ledger.spend("validation", seconds * (1 - share))
-        run.ledger.spend("counterfactual", seconds * share)
+        ablated = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
+        charges = [("validation", count, whole), *(("counterfactual", count, flops) for flops in ablated)]
+        charges += [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
+        run.ledger.settle(charges, seconds)
 
     def apply(self, host: int, choice: Choice) -> SlotChange | None:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""
