@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from esper.episodes import act, close_ledger, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
@@ -52,6 +53,19 @@ Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
 
 
+def refuse_several_processes() -> None:
+    """Each process would decide by its own evidence, and the copies of the model would no longer be equal."""
+    told = os.environ.get("WORLD_SIZE", "")
+    size = int(told) if told.isdecimal() else 1
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+    if size > 1:
+        raise SettingError(
+            f"this is one of {size} processes that train together, and a growing model is not kept equal over several. "
+            "Grow it in one process, then train garden.harvest() in as many as you like."
+        )
+
+
 def inspect(model: nn.Module, example: Example) -> list[Place]:
     """Every place in a model where a slot would fit, in the order of execution, and why others do not."""
     return find_places(model, example)
@@ -80,6 +94,7 @@ def grow(
             `HostFacts` to a policy; greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
+    refuse_several_processes()
     settings = settings or GrowthSettings()
     if not isinstance(settings, GrowthSettings):
         raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
@@ -167,6 +182,7 @@ class Garden:
             scheduler: the scheduler, if it exists already; one that is created later needs no mention.
             seed_lr: seeds learn at this multiple of the host's rate.
         """
+        refuse_several_processes()
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         self._resumed = time.perf_counter()
         if self.pending_optimizer is not None:
@@ -368,6 +384,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
                 "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
             )
 
+    refuse_several_processes()
     loaded = load_network(Path(folder), model, check)
     extra = loaded.extra
     garden = Garden(
