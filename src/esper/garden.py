@@ -24,13 +24,7 @@ from esper.kasmina.probing import Example, Place, choose_places, find_places, un
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
-from esper.leyline.errors import (
-    HostError,
-    MeasurementError,
-    OptimizerError,
-    SettingError,
-    UnknownNameError,
-)
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage

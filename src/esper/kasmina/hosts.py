@@ -80,12 +80,7 @@ class ChainHost(nn.Module):
 
 
 def build_cnn_host(
-    *,
-    blocks: int = 3,
-    base_channels: int = 8,
-    in_channels: int = 3,
-    image_size: int = 32,
-    classes: int = 10,
+    *, blocks: int = 3, base_channels: int = 8, in_channels: int = 3, image_size: int = 32, classes: int = 10
 ) -> ChainHost:
     """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear head."""
     _require_positive(
