@@ -110,7 +110,7 @@ def test_a_steps_events_are_returned_and_kept():
 def test_an_epoch_measured_names_the_mean_and_the_size():
     garden = grow_cnn()
     (event,) = garden.step(lambda: torch.tensor([1.0, 2.0, 6.0]))
-    assert event == HostEpoch(0, 1, 3.0, count_parameters(CNN()))
+    assert event == HostEpoch(0, 1, 3.0, count_parameters(CNN()), flops=garden.ledger.flops)
 
 
 def test_stepping_leaves_training_mode_gradients_and_random_state_alone():

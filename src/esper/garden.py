@@ -338,25 +338,16 @@ def summary_table(garden: Garden) -> Table:
     limit = f" of {model.budget:,}" if model.budget is not None else ""
     seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
     table = Table(title=f"epoch {garden.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
-    for column in ("slot", "module", "kind", "stage", "seed", "alpha", "parameters", "fossils", "contribution"):
-        table.add_column(
-            column, justify="right" if column in ("alpha", "parameters", "fossils", "contribution") else "left"
-        )
+    numbers = ("alpha", "parameters", "fossils", "contribution")
+    for column in ("slot", "module", "kind", "stage", "seed", *numbers):
+        table.add_column(column, justify="right" if column in numbers else "left")
     for slot_id, report in model.get_slot_reports().items():
-        metrics = report.metrics
-        evidence = (
-            f"{metrics.counterfactual_contribution:+.4f} ± {metrics.counterfactual_standard_error:.4f}"
-            if metrics.counterfactual_contribution is not None
-            else "not measured"
-        )
+        measured = model.slot(slot_id).state.contribution
+        evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
         table.add_row(
-            slot_id,
-            model.slot_config.modules[slot_id],
-            report.kind,
-            report.stage.name,
-            report.blueprint_id or "-",
+            *(slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name, report.blueprint_id or "-"),
             f"{report.alpha:.2f}" if report.is_live else "-",
-            f"{metrics.seed_param_count:,}",
+            f"{report.metrics.seed_param_count:,}",
             str(report.fossil_count),
             evidence if report.is_live else "-",
         )

@@ -145,8 +145,8 @@ def _register_built_ins() -> None:
     conv, mlp = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
     for kind, name, build, traits in (
         ("image", "conv_light", seeds.conv_light, conv),
-        ("image", "attention", seeds.squeeze_excite, {"attention_like": 1.0, "depth": 2.0}),
-        ("image", "norm", seeds.image_norm, {"normalising": 1.0}),
+        ("image", "attention", seeds.SqueezeExcite, {"attention_like": 1.0, "depth": 2.0}),
+        ("image", "norm", seeds.group_norm, {"normalising": 1.0}),
         ("image", "depthwise", seeds.depthwise, {**conv, "depth": 2.0}),
         ("image", "bottleneck", seeds.bottleneck, {**conv, "depth": 3.0}),
         ("image", "conv_small", seeds.conv_small, {"normalising": 1.0}),

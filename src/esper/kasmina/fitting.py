@@ -38,11 +38,7 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
             "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
         )
     own = host.slot_config()
-    if slots is None:
-        return own
-    for slot_id in slots.slot_ids:
-        own.index_for_slot_id(slot_id)
-    return SlotConfig(slots.slot_ids, {slot_id: own.modules[slot_id] for slot_id in slots.slot_ids})
+    return own if slots is None else own.choose(slots.slot_ids)
 
 
 def build_slots(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.seeds import CausalAttention
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 
 
@@ -73,10 +73,7 @@ class ChainHost(nn.Module):
         return self.head(features)
 
     def _index(self, slot_id: str) -> int:
-        known = self.slot_config().slot_ids
-        if slot_id not in known:
-            raise UnknownNameError("slot", slot_id, known)
-        return known.index(slot_id)
+        return self.slot_config().index_for_slot_id(slot_id)
 
 
 def build_cnn_host(

@@ -8,17 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina import fitting
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.fitting import (
-    KnownShapes,
-    build_slots,
-    complete_slots,
-    price_list,
-    probe_deviation,
-    refuse_limits,
-    refuse_mispriced,
-)
 from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
@@ -72,7 +64,7 @@ class MorphogeneticModel(nn.Module):
         host: nn.Module,
         slots: SlotConfig | None = None,
         *,
-        example: Example | KnownShapes | None = None,
+        example: Example | fitting.KnownShapes | None = None,
         blueprints: Sequence[str] | None = None,
         max_seeds: int | None = None,
         budget: int | None = None,
@@ -82,13 +74,13 @@ class MorphogeneticModel(nn.Module):
         self.host = host
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
-        self.slot_config = complete_slots(host, slots)
-        self.slots = nn.ModuleDict(build_slots(host, self.slot_config, example, self.settings.kinds))
+        self.slot_config = fitting.complete_slots(host, slots)
+        self.slots = nn.ModuleDict(fitting.build_slots(host, self.slot_config, example, self.settings.kinds))
         names = tuple(blueprints or REGISTRY.names_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
-        self.costs = price_list(self._ordered(), self.space)
+        self.costs = fitting.price_list(self._ordered(), self.space)
         self.max_seeds, self.budget = max_seeds, budget
-        refuse_limits(max_seeds, budget, self.host_params, self.costs)
+        fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
@@ -129,9 +121,9 @@ class MorphogeneticModel(nn.Module):
         with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
             probe = torch.randn(2, *slot.feature_shape)
-        refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
+        fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
         seed = seed.to(device=slot.alpha.device, dtype=slot.alpha.dtype)
-        deviation = probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
+        deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
         evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
         if not evidence.passed:
             raise BlueprintError(
@@ -163,11 +155,8 @@ class MorphogeneticModel(nn.Module):
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
         """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
-        slot = self.slot(slot_id)
-        seed = slot.petrify()
-        if self.link is not None:
-            self.link.commit(slot_id, seed.parameters())
-        slot.assign(SeedState())
+        self._settle(self.slot(slot_id), SeedState(SeedStage.FOSSILIZED))
+        self.slot(slot_id).assign(SeedState())
 
     def act(self, choice: Choice) -> SlotChange | None:
         """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
@@ -186,13 +175,13 @@ class MorphogeneticModel(nn.Module):
 
     def _permit(self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
-        self.slot_config.index_for_slot_id(slot_id)
+        slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
         problem = refuse(op, slot_id, blueprint_id, blend_id, self.view())
         if problem is not None:
             raise problem
-        return self.slot(slot_id)
+        return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
@@ -226,16 +215,14 @@ class MorphogeneticModel(nn.Module):
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
         slot = self._require_stage(slot_id, SeedStage.BLENDING, SeedStage.PROBATIONARY)
-        measurement = measure_pairs(better=with_slot, than=without_slot)
-        slot.assign(slot.state.measured(measurement))
-        return measurement
+        slot.assign(slot.state.measured(gain := measure_pairs(better=with_slot, than=without_slot)))
+        return gain
 
     def record_shadow(self, slot_id: str, with_seed: Tensor, without_seed: Tensor) -> Measurement:
         """Take held-out losses with a TRAINING seed at full strength, and without it, as its incubation's evidence."""
         slot = self._require_stage(slot_id, SeedStage.TRAINING)
-        measurement = measure_pairs(better=with_seed, than=without_seed)
-        slot.assign(slot.state.incubated(measurement))
-        return measurement
+        slot.assign(slot.state.incubated(gain := measure_pairs(better=with_seed, than=without_seed)))
+        return gain
 
     def _require_stage(self, slot_id: str, *stages: SeedStage) -> SeedSlot:
         slot = self.slot(slot_id)

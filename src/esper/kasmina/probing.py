@@ -86,10 +86,7 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
             handle.remove()
     modules = dict(model.named_modules())
     tokens_first = any(getattr(module, "batch_first", True) is False for module in modules.values())
-    order = list(seen)
-    return [
-        _judge(name, modules[name], seen[name], tokens_first, kinds or {}) for name in sorted(order, key=order.index)
-    ]
+    return [_judge(name, modules[name], outputs, tokens_first, kinds or {}) for name, outputs in seen.items()]
 
 
 def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool, kinds: Mapping[str, str]) -> Place:

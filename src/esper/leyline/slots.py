@@ -81,7 +81,7 @@ class SlotConfig:
             raise UnknownNameError("slot", slot_id, self.slot_ids)
         return self.slot_ids.index(slot_id)
 
-    def slot_id_for_index(self, index: int) -> str:
-        if not 0 <= index < self.num_slots:
-            raise UnknownNameError("slot index", index, (str(i) for i in range(self.num_slots)))
-        return self.slot_ids[index]
+    def choose(self, slot_ids: Iterable[str]) -> Self:
+        """Some of these slots, with their modules; an unknown id is refused."""
+        chosen = {self.slot_ids[self.index_for_slot_id(slot_id)]: self.modules[slot_id] for slot_id in slot_ids}
+        return type(self)(tuple(chosen), chosen)

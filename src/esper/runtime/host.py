@@ -186,13 +186,8 @@ class HostRun:
         return {
             "slots": [
                 (
-                    list(s.fossils),
-                    list(s.fossil_names),
-                    s.seed,
-                    s.state,
-                    s.gradient_ratio,
-                    s.gradient_norm,
-                    s.greedy_score,
+                    *(list(s.fossils), list(s.fossil_names), s.seed, s.state),
+                    *(s.gradient_ratio, s.gradient_norm, s.greedy_score),
                 )
                 for s in self.slots
             ],
@@ -271,8 +266,7 @@ def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tenso
         return None
     if isinstance(host, SegmentedHost) and all(is_slot_id(name) for name in patterns):
         own = host.slot_config()
-        chosen = {own.slot_id_for_index(own.index_for_slot_id(name)): own.modules[name] for name in patterns}
-        return SlotConfig(tuple(chosen), chosen)
+        return own.choose(patterns)
     return SlotConfig.for_modules(place.name for place in choose_places(host, find_places(host, example), patterns))
 
 

@@ -36,10 +36,6 @@ class Rollback:
     changes: tuple[SlotChange, ...]
     """live seeds that were culled"""
 
-    @property
-    def culled(self) -> tuple[str, ...]:
-        return tuple(change.slot_id for change in self.changes)
-
 
 @dataclass(frozen=True)
 class FinalScore:
