@@ -58,23 +58,6 @@ def readme_run():
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_live_seeds_gradients_are_compared_with_the_hosts():
-    """Against the gradients of the epoch's only step, with a fossil on the host's side."""
-    garden = grow_cnn({0: PLANT_FIRST}, scale=0.5, max_seeds=2)
-    model, optimizer = garden.model, garden.model.link.optimizer
-    model.build_in("r0c1", "conv_light")
-    garden.step(lambda: losses_of(model, HELD_OUT))
-    optimizer.zero_grad()
-    losses_of(model, IMAGES).mean().backward()
-    seed = list(model.slot("r0c0").seed.parameters())
-    host = [*model.host.parameters(), *model.slot("r0c1").fossils.parameters()]
-    roots = [sum(float(p.grad.square().sum()) for p in own) / sum(p.numel() for p in own) for own in (seed, host)]
-    optimizer.step()
-    garden.step(lambda: losses_of(model, HELD_OUT))
-    ratio = model.get_slot_reports()["r0c0"].metrics.seed_gradient_norm_ratio
-    assert ratio == pytest.approx((roots[0] / roots[1]) ** 0.5, rel=1e-4)
-
-
 def test_the_readme_loop_leads_a_seed_through_a_whole_episode(readme_run):
     garden, _ = readme_run
     episodes = {(e.slot, e.before, e.after) for e in of(StageChanged, garden.history)}

@@ -153,9 +153,7 @@ class Garden:
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
-            raise SettingError(
-                f"policy built a {type(self.policy).__name__}; it must build an object with decide(...)."
-            )
+            raise SettingError(f"policy built a {type(self.policy).__name__}, which has no method decide(...).")
         self.higher_is_better = higher_is_better
         self.memory: Any = None
         self.epoch = 0
@@ -186,13 +184,9 @@ class Garden:
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if self.model.link is None:
-            raise OptimizerError(
-                "no optimiser is attached, so no seed could learn. Call attach(optimizer) before step()."
-            )
+            raise OptimizerError("no optimiser is attached, so no seed could learn; call attach(optimizer) first.")
         if not callable(evaluate):
-            raise MeasurementError(
-                f"step() was given a {type(evaluate).__name__}; it needs the function evaluate itself."
-            )
+            raise MeasurementError(f"step() was given a {type(evaluate).__name__}; pass the function evaluate itself.")
         epoch = self.epoch + 1
         events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
         self.history.extend(events)
@@ -365,9 +359,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
         [from_record(record) for record in extra["history"]]
         _ledger_from(extra["ledger"])
         if policy is None and not is_rule(extra["policy"]):
-            raise UnknownNameError(
-                "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
-            )
+            raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
     refuse_several_processes()
     loaded = load_network(Path(folder), model, check)

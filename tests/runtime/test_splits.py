@@ -87,7 +87,7 @@ def test_too_few_examples_to_carve_are_refused(count, share):
 
 @pytest.mark.parametrize(("inputs", "targets"), [(3, 2), (0, 0)])
 def test_a_split_needs_as_many_targets_as_inputs_and_one(inputs, targets):
-    with pytest.raises(DataError, match=f"{inputs} inputs .*{targets} targets"):
+    with pytest.raises(DataError, match=f"{inputs} inputs, {targets} targets"):
         TensorSplit(torch.zeros(inputs, 2), torch.zeros(targets))
 
 

@@ -65,9 +65,7 @@ class Blueprint:
         except ValueError as problem:
             raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
-            raise BlueprintError(
-                f"blueprint {self.name!r} built a {type(body).__name__}. Its function must return an nn.Module."
-            )
+            raise BlueprintError(f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module.")
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
         return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)

@@ -40,8 +40,7 @@ def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     first, second = check_values(better), check_values(than)
     if len(first) != len(second):
         raise MeasurementError(
-            f"{len(first)} and {len(second)} held-out values do not pair up. Every evaluation must see the same "
-            "examples in the same order."
+            f"{len(first)} and {len(second)} held-out values do not pair up; use the same examples, in order."
         )
     gain = second - first
     return Measurement(float(gain.mean()), float(gain.std() / math.sqrt(len(gain))), len(gain))

@@ -126,9 +126,7 @@ class MorphogeneticModel(nn.Module):
         deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
         evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
         if not evidence.passed:
-            raise BlueprintError(
-                f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
-            )
+            raise BlueprintError(f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
         self.births += 1
         self._gradient_sums = None
         before = slot.state

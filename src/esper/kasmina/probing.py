@@ -111,9 +111,7 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
     if natural is None:
         return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
     if said not in (None, natural, "vector"):
-        return place(
-            f"it is said to be {said}, but its output is {natural} with {output.dim()} dimensions", None, output
-        )
+        return place(f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions", None, output)
     if said is None and natural == "sequence" and tokens_first:
         said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
     return place(None, said or natural, output)
@@ -146,9 +144,7 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
     for pattern in patterns:
         meant = find_names(pattern, names)
         if not meant:
-            raise UnknownNameError(
-                "module or pattern", pattern, names, "esper.inspect(model, example) lists the places."
-            )
+            raise UnknownNameError("module or pattern", pattern, names, "See esper.inspect(model, example).")
         problems = [
             f"{name}: {by_name[name].problem if name in by_name else 'it does not run on the example batch'}"
             for name in sorted(meant)

@@ -60,8 +60,7 @@ class SeedSlot(nn.Module):
             return output
         if output.is_nested:
             raise HostError(
-                f"slot {self.slot_id} got a nested tensor, which seeds cannot work on. "
-                "Build nn.TransformerEncoder with enable_nested_tensor=False."
+                f"slot {self.slot_id} got a nested tensor; build its encoder with enable_nested_tensor=False."
             )
         return self(output)
 

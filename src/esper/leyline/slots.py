@@ -49,10 +49,7 @@ class SlotConfig:
         if repeated:
             raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
         if self.modules and set(self.modules) != set(ordered):
-            raise SlotIdError(
-                f"module names are given for {sorted(self.modules)} but the slots are {list(ordered)}. "
-                "Name one module for every slot, or none."
-            )
+            raise SlotIdError(f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none.")
         object.__setattr__(self, "slot_ids", ordered)
 
     @classmethod

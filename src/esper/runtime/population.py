@@ -226,9 +226,7 @@ class Population:
 
     def _require_episode(self) -> None:
         if self.is_over:
-            raise DataError(
-                "the test split has been read, so these episodes are over; build a new population to go on."
-            )
+            raise DataError("the test split has been read, so these episodes are over; build a new population.")
 
 
 @contextmanager

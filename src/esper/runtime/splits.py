@@ -31,9 +31,7 @@ class TensorSplit:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
-            raise DataError(
-                f"{len(self.inputs)} inputs and {len(self.targets)} targets: a split needs as many of both, and one."
-            )
+            raise DataError(f"{len(self.inputs)} inputs, {len(self.targets)} targets: a split needs as many, and some.")
 
     def __len__(self) -> int:
         return len(self.targets)
