@@ -122,13 +122,17 @@ def test_frozen_parameters_of_the_host_do_not_count_in_the_ratio():
     assert ratio_of(model) == pytest.approx(3.0)
 
 
-def test_gradients_of_a_seed_that_is_gone_are_not_read():
+def test_gradients_of_another_structure_are_not_read():
+    """Norms of a host without its newest fossil say nothing about a host with it."""
     model = fossil_and_seed()
-    set_gradients(model, 1.0, 3.0)
-    model.link.optimizer.step()
-    model.cull_seed("r0c1")
+    put_on_probation(model, "r0c0", "conv_light", "linear", INPUTS)
     model.read_gradients()
-    assert ratio_of(model) is None
+    before = ratio_of(model)
+    set_gradients(model, 1.0, 50.0)
+    model.link.optimizer.step()
+    model.fossilize_seed("r0c0")
+    model.read_gradients()
+    assert ratio_of(model) == before > 0
 
 
 def test_evidence_of_birth_and_ownership_is_on_record():
