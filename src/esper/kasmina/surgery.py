@@ -57,7 +57,8 @@ class OptimizerLink:
             raise SettingError(f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate.")
         _refuse_unfit(optimizer, host, scheduler)
         self.optimizer, self.scheduler, self.seed_lr = optimizer, scheduler, seed_lr
-        self.home = max(range(len(optimizer.param_groups)), key=lambda i: _numel(optimizer.param_groups[i]["params"]))
+        sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
+        self.home = sizes.index(max(sizes))
         self.groups: dict[str, int] = {}
         for slot_id in slot_ids:
             self._add_group(slot_id)
@@ -151,10 +152,6 @@ class OptimizerLink:
     def _after_step(self, *_: Any) -> None:
         for slot_id, rate in self._planned.items():
             self._group(slot_id)["lr"] = rate
-
-
-def _numel(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:

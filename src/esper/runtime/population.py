@@ -82,13 +82,10 @@ class Population:
         self.is_over = False
         with memory_errors():
             for seed, device in zip(seeds, self.placed, strict=True):
-                self.runs.append(self._build(seed, device))
+                self.runs.append(HostRun(task, self._splits[device], seed, device, amp))
                 self.governors.append(Governor(self.runs[-1]))
         if self.runs and not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
-
-    def _build(self, seed: int, device: torch.device) -> HostRun:
-        return HostRun(self.task, self._splits[device], seed, device, self.amp)
 
     def __len__(self) -> int:
         return len(self.runs)
