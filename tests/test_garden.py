@@ -93,7 +93,7 @@ def test_a_steps_events_are_returned_and_kept():
 def test_an_epoch_measured_names_the_mean_and_the_size():
     garden = grow_cnn()
     (event,) = garden.step(lambda: torch.tensor([1.0, 2.0, 6.0]))
-    assert event == HostEpoch(0, 1, 3.0, count_parameters(CNN()))
+    assert event == HostEpoch(0, 1, 3.0, count_parameters(CNN()), flops=garden.ledger.flops)
 
 
 def test_stepping_leaves_training_mode_gradients_and_random_state_alone():
@@ -264,10 +264,10 @@ def test_naming_the_sham_policy_brings_its_blueprint_along():
 # -- hints, ownership, summary -----------------------------------------------------------------------------------------
 
 
-def hints(lr_now, **attach):
+def hints(lr_now):
     garden = grow_cnn({0: PLANT_FIRST}, attach=False)
     optimizer = torch.optim.SGD(garden.parameters(), lr=1.0)
-    garden.attach(optimizer, **attach)
+    garden.attach(optimizer)
     for group in optimizer.param_groups:
         group["lr"] = lr_now
     return of(GrowthHint, garden.step(made_up(garden)))
@@ -275,15 +275,11 @@ def hints(lr_now, **attach):
 
 def test_planting_at_a_low_rate_gives_one_hint():
     (hint,) = hints(0.05)
-    assert "rewarm_steps" in hint.text
+    assert "seed_lr" in hint.text
 
 
 def test_planting_at_a_high_rate_gives_no_hint():
     assert hints(0.5) == []
-
-
-def test_rewarming_makes_the_hint_superfluous():
-    assert hints(0.05, rewarm_steps=10) == []
 
 
 def test_a_seed_that_no_optimizer_owns_is_an_error_at_the_next_step():

@@ -235,8 +235,7 @@ def test_an_action_outside_the_space_is_refused_by_head():
         garden.step(made_up(garden))
 
 
-@pytest.mark.parametrize("options", [{"seed_lr": 0.0}, {"warmup_steps": -1}, {"rewarm_steps": -1}])
-def test_a_knob_outside_its_range_is_refused_by_name(options):
+def test_a_rate_outside_its_range_is_refused_by_name():
     garden = grow_cnn(attach=False)
-    with pytest.raises(SettingError, match=next(iter(options))):
-        garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), **options)
+    with pytest.raises(SettingError, match="seed_lr"):
+        garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=0.0)

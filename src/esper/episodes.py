@@ -10,6 +10,7 @@ from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, C
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.host import EpochReading
+from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.tamiyo.signals import EpochSignals, SignalTracker
@@ -81,15 +82,7 @@ class Episodes:
     def close(self, host: int) -> LedgerClosed:
         """What the host's episode has cost."""
         run = self.population.runs[host]
-        costs = {name: cost for name, cost in run.ledger.phases.items() if cost.examples}
-        return LedgerClosed(
-            host=self.first + host,
-            seed=run.seed,
-            peak_params=run.ledger.peak_params,
-            flops={name: cost.flops for name, cost in costs.items()},
-            examples={name: cost.examples for name, cost in costs.items()},
-            seconds={name: cost.seconds for name, cost in costs.items()},
-        )
+        return close_ledger(self.first + host, run.seed, run.ledger)
 
     def _place(self, host: int) -> tuple[int, int]:
         """Number and epoch of a host, as events have them."""
@@ -106,6 +99,19 @@ class Episodes:
             held_out_accuracy=finite(run.reading.held_out_accuracy),
             flops=run.ledger.flops,
         )
+
+
+def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
+    """What an episode has cost, without the phases that it did not have."""
+    costs = {name: cost for name, cost in ledger.phases.items() if cost.examples}
+    return LedgerClosed(
+        host=host,
+        seed=seed,
+        peak_params=ledger.peak_params,
+        flops={name: cost.flops for name, cost in costs.items()},
+        examples={name: cost.examples for name, cost in costs.items()},
+        seconds={name: cost.seconds for name, cost in costs.items()},
+    )
 
 
 def act(

@@ -2,7 +2,10 @@
 
 import io
 import math
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,34 +13,51 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from esper.episodes import act, tell_changes, tell_seeds
+from esper.episodes import act, close_ledger, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.evidence import check_values, measure_pairs, score_places, watched
+from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
-from esper.leyline.errors import (
-    HostError,
-    MeasurementError,
-    OptimizerError,
-    SettingError,
-    UnknownNameError,
-)
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.runtime.ledger import (
+    BACKWARD,
+    Charge,
+    HostFlops,
+    Ledger,
+    PhaseCost,
+    count_flops,
+    incubation_flops,
+    network_flops,
+)
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, from_record, to_record
+from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, LedgerClosed, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
+
+
+def refuse_several_processes() -> None:
+    """Each process would decide by its own evidence, and the copies of the model would no longer be equal."""
+    told = os.environ.get("WORLD_SIZE", "")
+    size = int(told) if told.isdecimal() else 1
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+    if size > 1:
+        raise SettingError(
+            f"this is one of {size} processes that train together, and a growing model is not kept equal over several. "
+            "Grow it in one process, then train garden.harvest() in as many as you like."
+        )
 
 
 def inspect(model: nn.Module, example: Example) -> list[Place]:
@@ -68,6 +88,7 @@ def grow(
             `HostFacts` to a policy; greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
+    refuse_several_processes()
     settings = settings or GrowthSettings()
     if not isinstance(settings, GrowthSettings):
         raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
@@ -89,7 +110,7 @@ def grow(
         budget=total_budget(budget, model),
         settings=settings,
     )
-    return Garden(grown, policy, higher_is_better)
+    return Garden(grown, policy, higher_is_better, count_flops(model, example))
 
 
 def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
@@ -120,7 +141,11 @@ class Garden:
         model: MorphogeneticModel,
         policy: str | Callable[[HostFacts], Policy] = "heuristic",
         higher_is_better: bool | None = None,
+        flops: int | None = None,
     ):
+        """Args:
+        flops: of one example forward through the bare host; None where they cannot be counted.
+        """
         self.model = model
         facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
@@ -128,39 +153,30 @@ class Garden:
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
-            raise SettingError(
-                f"policy built a {type(self.policy).__name__}; it must build an object with decide(...)."
-            )
+            raise SettingError(f"policy built a {type(self.policy).__name__}, which has no method decide(...).")
         self.higher_is_better = higher_is_better
         self.memory: Any = None
         self.epoch = 0
         self.history: list[Event] = []
+        self.ledger, self.flops = Ledger(peak_params=model.total_params), flops
+        """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
+        self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(
-        self,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        seed_lr: float = 1.0,
-        warmup_steps: int = 0,
-        rewarm_steps: int = 0,
-    ) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
         """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
 
         Args:
             scheduler: the scheduler, if it exists already; one that is created later needs no mention.
             seed_lr: seeds learn at this multiple of the host's rate.
-            warmup_steps: optimiser steps over which a new seed's rate rises.
-            rewarm_steps: optimiser steps over which all rates come back from their peak after a seed is planted.
         """
-        link = self.model.attach(
-            optimizer, scheduler=scheduler, seed_lr=seed_lr, warmup_steps=warmup_steps, rewarm_steps=rewarm_steps
-        )
+        refuse_several_processes()
+        link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
+        self._resumed = time.perf_counter()
         if self.pending_optimizer is not None:
             restore_optimizer(self.model, link, self.pending_optimizer)
             self.pending_optimizer = None
@@ -168,17 +184,14 @@ class Garden:
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if self.model.link is None:
-            raise OptimizerError(
-                "no optimiser is attached, so no seed could learn. Call attach(optimizer) before step()."
-            )
+            raise OptimizerError("no optimiser is attached, so no seed could learn; call attach(optimizer) first.")
         if not callable(evaluate):
-            raise MeasurementError(
-                f"step() was given a {type(evaluate).__name__}; it needs the function evaluate itself."
-            )
+            raise MeasurementError(f"step() was given a {type(evaluate).__name__}; pass the function evaluate itself.")
         epoch = self.epoch + 1
         events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
         self.history.extend(events)
         self.epoch = epoch
+        self._resumed = time.perf_counter()
         return events
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
@@ -188,8 +201,15 @@ class Garden:
                 closure().backward()
 
     def harvest(self) -> nn.Module:
-        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out."""
-        return harvest(self.model)
+        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out.
+
+        What it has cost so far is the last event of the history then.
+        """
+        plain = harvest(self.model)
+        closed = close_ledger(0, self.model.settings.seed, self.ledger)
+        self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
+        self.history.append(closed if self.flops is not None else replace(closed, flops={}))
+        return plain
 
     def export(self, folder: str | Path) -> Path:
         """Write the harvested weights and a source file that rebuilds the network without esper."""
@@ -203,6 +223,8 @@ class Garden:
             "memory": self.memory,
             "higher_is_better": self.higher_is_better,
             "history": [to_record(event) for event in self.history],
+            "flops": self.flops,
+            "ledger": asdict(self.ledger),
         }
         return save_network(self.model, Path(folder), extra)
 
@@ -215,6 +237,7 @@ class Garden:
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
     def _measure(self, evaluate: Evaluate, epoch: int) -> list[Event]:
+        started = time.perf_counter()
         base, sign = self._values(evaluate)
         reports = self.model.get_slot_reports()
         shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
@@ -224,31 +247,49 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        if getattr(self.policy, "reads_scores", False):  # a policy of the user's own need not know of scores
+        is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
+        if is_scored:
             self._score(evaluate)
+        self._charge(started, len(base), list(shadowed), len(ablated), is_scored)
+        self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
-        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score)
+        flops = None if self.flops is None else self.ledger.flops
+        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops)
         return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports())]
+
+    def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
+        """Book the epoch that was trained, and its measurement on `count` examples."""
+        examples, link = self.model.examples, self.model.link
+        assert link is not None
+        if link.steps and not examples["training"]:
+            self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
+        whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
+        seeds = {s: 0 if self.flops is None else incubation_flops(self.model.slot(s)) for s in incubated}
+        trained: list[Charge] = [
+            ("training", examples["training"], (1 + BACKWARD) * whole),
+            ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
+        ]
+        self.ledger.settle(trained, started - self._resumed)
+        # with its slot off a seed is still computed, so that a compiled network stays as it is
+        measured: list[Charge] = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
+        measured += [("shadow", count, whole + flops) for flops in seeds.values()]
+        measured += [("score", count, (1 + BACKWARD) * whole)] if is_scored else []
+        self.ledger.settle(measured, time.perf_counter() - started)
+        self.ledger.peak_params = max(self.ledger.peak_params, self.model.total_params)
+        self.model.examples, link.steps = dict.fromkeys(examples, 0), 0
 
     def _score(self, evaluate: Evaluate) -> None:
         """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
         slots = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
-        sites = [self.model.host.get_submodule(self.model.slot_config.modules[slot.slot_id]) for slot in slots]
-        with undisturbed(self.model), torch.enable_grad(), watched(sites) as seen:
-            values = evaluate()
-            if not values.requires_grad or not all(seen):
-                raise MeasurementError(
-                    "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses "
-                    "(not correctness), without torch.no_grad() or detach() inside, from the model itself and not a "
-                    "compiled copy of it; or choose another policy."
-                )
-            scores = score_places(values.sum(), seen, [slot.kind for slot in slots])
-        for slot, score in zip(slots, scores, strict=True):
-            slot.greedy_score = float(score) / len(values)
+        sites = [self.model.site(slot.slot_id) for slot in slots]
+        with undisturbed(self.model):
+            scores = score_sites(evaluate, sites, [slot.kind for slot in slots])
+        for slot, score in zip(slots, scores.tolist(), strict=True):
+            slot.greedy_score = score
 
     def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
@@ -267,17 +308,19 @@ class Garden:
         return checked * sign, sign
 
     def _decide(self, epoch: int) -> list[Event]:
+        started = time.perf_counter()
         view = self.model.view()
         actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
         events = act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
         self.memory = memory
+        self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
         is_planted = op == OP_GERMINATE and any(isinstance(event, ActionTaken) for event in events)
         link = self.model.link
-        if is_planted and link is not None and link.is_rate_low and not link.rewarm_steps:
+        if is_planted and link is not None and link.is_rate_low:
             text = (
-                f"a seed was planted at {link.rate:.2g}, under {LOW_RATE:.0%} of the peak learning rate "
-                f"{link.peak_rate:.2g}; it will learn little. attach(..., rewarm_steps=N) or seed_lr helps."
+                f"a seed was planted at a learning rate of {link.rate:.2g}, under {LOW_RATE:.0%} of the peak "
+                f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
             )
             events.append(GrowthHint(0, epoch, text))
         return events
@@ -289,25 +332,16 @@ def summary_table(garden: Garden) -> Table:
     limit = f" of {model.budget:,}" if model.budget is not None else ""
     seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
     table = Table(title=f"epoch {garden.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
-    for column in ("slot", "module", "kind", "stage", "seed", "alpha", "parameters", "fossils", "contribution"):
-        table.add_column(
-            column, justify="right" if column in ("alpha", "parameters", "fossils", "contribution") else "left"
-        )
+    numbers = ("alpha", "parameters", "fossils", "contribution")
+    for column in ("slot", "module", "kind", "stage", "seed", *numbers):
+        table.add_column(column, justify="right" if column in numbers else "left")
     for slot_id, report in model.get_slot_reports().items():
-        metrics = report.metrics
-        evidence = (
-            f"{metrics.counterfactual_contribution:+.4f} ± {metrics.counterfactual_standard_error:.4f}"
-            if metrics.counterfactual_contribution is not None
-            else "not measured"
-        )
+        measured = model.slot(slot_id).state.contribution
+        evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
         table.add_row(
-            slot_id,
-            model.slot_config.modules[slot_id],
-            report.kind,
-            report.stage.name,
-            report.blueprint_id or "-",
+            *(slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name, report.blueprint_id or "-"),
             f"{report.alpha:.2f}" if report.is_live else "-",
-            f"{metrics.seed_param_count:,}",
+            f"{report.metrics.seed_param_count:,}",
             str(report.fossil_count),
             evidence if report.is_live else "-",
         )
@@ -323,15 +357,22 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
 
     def check(extra: dict[str, Any]) -> None:
         [from_record(record) for record in extra["history"]]
+        _ledger_from(extra["ledger"])
         if policy is None and not is_rule(extra["policy"]):
-            raise UnknownNameError(
-                "policy", extra["policy"], RULES, "Pass your own again: esper.load(..., policy=...)."
-            )
+            raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
+    refuse_several_processes()
     loaded = load_network(Path(folder), model, check)
     extra = loaded.extra
-    garden = Garden(loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"])
+    garden = Garden(
+        loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"]
+    )
+    garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory = extra["epoch"], extra["memory"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.pending_optimizer = loaded.optimizer
     return garden
+
+
+def _ledger_from(saved: dict[str, Any]) -> Ledger:
+    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

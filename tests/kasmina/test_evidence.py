@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.evidence import check_values, gradient_ratio, measure_pairs
+from esper.kasmina.evidence import check_values, gradient_norm, gradient_ratio, measure_pairs
 from esper.leyline.errors import MeasurementError
 
 
@@ -47,16 +47,17 @@ def test_examples_that_do_not_pair_up_are_refused():
         measure_pairs(better=torch.ones(3), than=torch.ones(4))
 
 
-@pytest.mark.parametrize("lacking", ["seed", "host"])
-def test_without_a_gradient_there_is_no_ratio(lacking):
-    seed, host = nn.Linear(2, 2), nn.Linear(3, 3)
-    for parameter in (host if lacking == "seed" else seed).parameters():
-        parameter.grad = torch.ones_like(parameter)
-    assert gradient_ratio(seed, host) is None
+@pytest.mark.parametrize(("seed_size", "host_norm"), [(0, 1.0), (4, 0.0), (4, math.nan)])
+def test_without_a_seed_to_learn_or_a_hosts_gradient_there_is_no_ratio(seed_size, host_norm):
+    assert gradient_ratio(1.0, seed_size, host_norm, 9) is None
 
 
-def test_a_host_with_a_zero_gradient_has_no_ratio():
-    seed, host = nn.Linear(2, 2), nn.Linear(3, 3)
-    for parameter in (*seed.parameters(), *host.parameters()):
-        parameter.grad = torch.zeros_like(parameter)
-    assert gradient_ratio(seed, host) is None
+def test_a_ratio_is_of_norms_per_root_parameter():
+    assert gradient_ratio(6.0, 4, 2.0, 16) == 6.0
+
+
+def test_a_gradient_norm_counts_sparse_gradients_too():
+    table, dense = nn.Embedding(5, 2, sparse=True), nn.Linear(1, 1, bias=False)
+    (table(torch.tensor([1, 1, 3])).sum() + dense(torch.ones(1)).sum()).backward()
+    assert float(gradient_norm([*table.parameters(), *dense.parameters()])) == pytest.approx(math.sqrt(11.0))
+    assert gradient_norm(nn.Linear(2, 2).parameters()) is None

@@ -50,16 +50,89 @@ def test_a_newborn_seed_is_reported_as_not_measured():
     assert metrics.seed_gradient_norm_ratio is None
 
 
-def test_the_gradient_ratio_is_per_root_parameter():
-    model = grow_cnn()
-    model.germinate_seed("r0c0", "norm")
+def fossil_and_seed():
+    """A host with a fossil in its first slot and a live seed in its second."""
+    model = grow_cnn(lr=0.0)
+    put_on_probation(model, "r0c0", "conv_light", "linear", INPUTS)
+    model.fossilize_seed("r0c0")
+    model.germinate_seed("r0c1", "norm")
     model.tick()
-    for parameter in model.host.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    for parameter in model.slot("r0c0").seed.parameters():
-        parameter.grad = torch.full_like(parameter, 3.0)
-    model.record_gradients()
-    assert model.get_slot_reports()["r0c0"].metrics.seed_gradient_norm_ratio == pytest.approx(3.0)
+    return model
+
+
+def set_gradients(model, host, seed):
+    live = {id(parameter) for parameter in model.slot("r0c1").seed.parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, seed if id(parameter) in live else host)
+
+
+def ratio_of(model):
+    return model.get_slot_reports()["r0c1"].metrics.seed_gradient_norm_ratio
+
+
+def test_the_gradient_ratio_counts_fossils_with_the_host():
+    """Every gradient of host and fossil is 1 and every one of the seed 3, so the ratio is 3 whatever their sizes."""
+    model = fossil_and_seed()
+    set_gradients(model, 1.0, 3.0)
+    model.link.optimizer.step()
+    assert ratio_of(model) is None, "nothing is read inside an epoch"
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(3.0)
+
+
+def test_the_gradient_ratio_is_of_all_steps_since_the_last_reading():
+    model = fossil_and_seed()
+    for host, seed in ((1.0, 3.0), (3.0, 1.0)):
+        set_gradients(model, host, seed)
+        model.link.optimizer.step()
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(1.0)
+    set_gradients(model, 1.0, 2.0)
+    model.link.optimizer.step()
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(2.0)
+
+
+def test_the_gradient_ratio_is_of_the_norms_before_clipping():
+    model = fossil_and_seed()
+    set_gradients(model, 1.0, 3.0)
+    model.clip_gradients(1e-3)
+    model.link.optimizer.step()
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(3.0)
+
+
+def test_a_step_that_overflowed_is_no_reading_of_gradients():
+    model = fossil_and_seed()
+    for host, seed in ((1.0, float("inf")), (1.0, 3.0)):
+        set_gradients(model, host, seed)
+        model.link.optimizer.step()
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(3.0)
+
+
+def test_frozen_parameters_of_the_host_do_not_count_in_the_ratio():
+    model = fossil_and_seed()
+    set_gradients(model, 1.0, 3.0)
+    for parameter in model.host.blocks.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    model.link.optimizer.step()
+    model.read_gradients()
+    assert ratio_of(model) == pytest.approx(3.0)
+
+
+def test_gradients_of_another_structure_are_not_read():
+    """Norms of a host without its newest fossil say nothing about a host with it."""
+    model = fossil_and_seed()
+    put_on_probation(model, "r0c0", "conv_light", "linear", INPUTS)
+    model.read_gradients()
+    before = ratio_of(model)
+    set_gradients(model, 1.0, 50.0)
+    model.link.optimizer.step()
+    model.fossilize_seed("r0c0")
+    model.read_gradients()
+    assert ratio_of(model) == before > 0
 
 
 def test_evidence_of_birth_and_ownership_is_on_record():

@@ -152,73 +152,19 @@ def test_a_scheduler_of_another_optimiser_is_refused():
         model.attach(optim.SGD(model.host.parameters(), lr=0.1), scheduler=schedulers.StepLR(other, 2))
 
 
-# -- warm-up and re-warming --------------------------------------------------------------------------------------------
+# -- low rates ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_warms_up_along_a_line_and_the_host_does_not():
-    model, _ = attach(warmup_steps=3)
-    used = watch(model)
-    step(model)
-    model.germinate_seed("r0c0", "lora")
-    model.tick()
-    for _ in range(5):
-        step(model)
-    assert [seed / 0.2 for _, seed in used[1:]] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
-    assert {host for host, _ in used} == {0.2}
-
-
-def test_warm_up_leaves_the_plans_own_rate_in_place():
-    model, _ = attach(warmup_steps=3, seed_lr=0.5)
-    model.germinate_seed("r0c0", "lora")
-    for _ in range(5):
-        step(model)
-        assert seed_rate(model) == 0.2
-
-
-def test_every_generation_warms_up_anew():
-    model, _ = attach(warmup_steps=1)
-    used = watch(model)
-    for _ in range(2):
-        model.germinate_seed("r0c0", "lora")
-        model.tick()
-        step(model)
-        step(model)
-        model.cull_seed("r0c0")
-        for _ in range(5):
-            model.tick()
-    assert [seed for _, seed in used] == pytest.approx([0.1, 0.2, 0.1, 0.2])
-
-
-def decayed(**options):
+def decayed():
     """A model that trained at rate 0.2 and is at 0.02 now."""
-    model, _ = attach(**options)
+    model, _ = attach()
     step(model)
     for group in model.link.optimizer.param_groups:
         group["lr"] = group["lr"] * 0.1
     return model
 
 
-def test_rewarming_lifts_the_rate_to_its_peak_and_lets_it_down_again():
-    model = decayed(rewarm_steps=4)
-    used = watch(model)
-    step(model)
-    model.germinate_seed("r0c0", "lora")
-    model.tick()
-    for _ in range(6):
-        step(model)
-    assert [host for host, _ in used] == pytest.approx([0.02, 0.2, 0.155, 0.11, 0.065, 0.02, 0.02])
-    assert all(host == pytest.approx(seed) for host, seed in used)
-
-
-def test_the_plans_own_rates_come_back_after_every_rewarmed_step():
-    model = decayed(rewarm_steps=4, seed_lr=0.5)
-    model.germinate_seed("r0c0", "lora")
-    for _ in range(5):
-        step(model)
-        assert (host_rate(model), seed_rate(model)) == pytest.approx((0.02, 0.02))
-
-
-def test_without_rewarming_planting_leaves_the_rate_alone():
+def test_planting_leaves_a_low_rate_alone():
     model = decayed()
     used = watch(model)
     model.germinate_seed("r0c0", "lora")

@@ -73,9 +73,8 @@ def by_rank(parameters):
 
 SETUPS = {
     "sgd": (sgd, {}),
-    "sgd, seeds faster and warmed up": (sgd, {"seed_lr": 2.0, "warmup_steps": 5}),
+    "sgd, seeds faster": (sgd, {"seed_lr": 2.0}),
     "adamw and cosine": (adamw_cosine, {}),
-    "adamw and cosine, re-warmed": (adamw_cosine, {"rewarm_steps": 4}),
     "sgd and lambda": (sgd_lambda, {}),
     "adam and one cycle": (adam_one_cycle, {}),
     "sgd and multi step": (sgd_multi_step, {}),

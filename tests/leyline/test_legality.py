@@ -39,7 +39,7 @@ def view(stage=SeedStage.DORMANT, *, age=0, contribution=None, seeds=0, max_seed
 REFUSALS = [
     # action, view, error, rule, way out
     (act(1), view(SeedStage.BLENDING), SlotOccupiedError, "is BLENDING", "DORMANT"),
-    (act(1), view(seeds=2, max_seeds=2), SeedLimitError, "max_seeds is 2", "Cull"),
+    (act(1), view(seeds=2, max_seeds=2), SeedLimitError, "max_seeds is 2", "cull"),
     (act(1, blueprint=2), view(), BlueprintMismatchError, "r0c0", ": norm"),
     (act(1, blueprint=0), view(), BlueprintMismatchError, "r0c0", ": norm"),
     (act(1), view(budget=109), BudgetExceededError, "needs 10 parameters", "100 of 109"),

@@ -68,7 +68,7 @@ def test_order_does_not_depend_on_dict_insertion(shuffled):
 def test_index_and_id_are_each_others_inverse(chosen):
     config = SlotConfig(tuple(f"r{row}c{column}" for row, column in chosen))
     assert config.num_slots == len(chosen)
-    assert all(config.slot_id_for_index(config.index_for_slot_id(slot_id)) == slot_id for slot_id in config.slot_ids)
+    assert all(config.slot_ids[config.index_for_slot_id(slot_id)] == slot_id for slot_id in config.slot_ids)
 
 
 def test_the_default_is_one_row_of_three():
@@ -101,10 +101,11 @@ def test_an_unknown_slot_gets_the_nearest_one():
         SlotConfig.default().index_for_slot_id("r0c7")
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_an_index_without_a_slot_is_refused(index):
-    with pytest.raises(UnknownNameError, match="slot index"):
-        SlotConfig.default().slot_id_for_index(index)
+def test_choosing_slots_keeps_their_modules_and_their_order():
+    config = SlotConfig.for_modules(["a", "b", "c"])
+    assert config.choose(["r0c2", "r0c0"]) == SlotConfig(("r0c0", "r0c2"), {"r0c0": "a", "r0c2": "c"})
+    with pytest.raises(UnknownNameError, match="r0c7"):
+        config.choose(["r0c7"])
 
 
 def test_slot_errors_share_the_one_base():

@@ -126,13 +126,16 @@ def test_before_the_first_epoch_nothing_is_measured():
 
 
 def test_gradient_readings_are_means_of_norms_before_clipping():
-    """Against a loop written out: one epoch of two steps at a rate too small to matter."""
-    task = replace(BLOBS, epoch_examples=128, lr=1e-12, clip_norm=1e-3)
-    population = epochs(task, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    """Against a loop written out, with a fossil: one epoch of two steps at a rate too small to matter."""
+    task = replace(BLOBS, epoch_examples=128, lr=1e-12, clip_norm=1e-3, scale_at_birth=0.5)
+    population = Population(task, [1])
     run = population.runs[0]
+    run.model.build_in("r0c0", "mlp")
+    run.prime()
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     population.train_epoch()
     seed = list(run.model.slot("r0c0").seed.parameters())
-    host = list(run.model.host.parameters())
+    host = [*run.model.host.parameters(), *run.model.slot("r0c0").fossils.parameters()]
     norms = []
     for rows in run.plan.rows.split(64):
         inputs, targets = run.splits.train.gather(rows)

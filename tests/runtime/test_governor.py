@@ -208,7 +208,7 @@ def test_a_poisoned_host_is_brought_back_to_the_last_good_epoch(rolled_back):
 def test_a_rollback_culls_live_seeds_and_keeps_fossils(rolled_back):
     population, (rollback,), _, _ = rolled_back
     report = population.reports()[0]["r0c0"]
-    assert rollback.culled == ("r0c0",)
+    assert [change.slot_id for change in rollback.changes] == ["r0c0"]
     assert (report.stage, report.fossil_count) == (SeedStage.CULLED, 1)
     assert population.runs[0].model.active_seeds == 0
 
@@ -233,7 +233,7 @@ def test_a_second_rollback_does_not_cull_the_same_seed_again(rolled_back):
     poison(population, 0)
     population.train_epoch()
     (rollback,) = population.evaluate()
-    assert rollback.culled == ()
+    assert rollback.changes == ()
     assert population.governors[0].rollbacks == 2
 
 
@@ -244,7 +244,7 @@ def test_a_seed_that_breaks_its_host_at_once_is_culled_too():
     population.train_epoch()
     (rollback,) = population.evaluate()
     assert population.runs[0].model.active_seeds == 0
-    assert rollback.culled == ("r0c0",)
+    assert [change.slot_id for change in rollback.changes] == ["r0c0"]
     assert population.reports()[0]["r0c0"].stage is SeedStage.CULLED
 
 

@@ -10,9 +10,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
+from esper.leyline.lifecycle import StageLengths
 from esper.runtime import population as populations
 from esper.runtime.counterfactuals import bypassed
-from esper.runtime.ledger import PHASES, HostFlops, ablation_flops, network_flops
+from esper.runtime.ledger import PHASES, HostFlops, Ledger, PhaseCost, ablation_flops, network_flops
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks import TASKS, get_task
@@ -131,8 +132,7 @@ def test_a_counterfactual_is_cheap_on_the_cnn_host():
 def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed():
     population = grown_cifar()
     run = population.runs[0]
-    bare = HostFlops.__new__(HostFlops)
-    bare.whole, bare.after = population.flops.whole, {}
+    bare = HostFlops(population.flops.whole)
     with bypassed(run.model.slot("r0c1")):
         assert ablation_flops(run.model, bare, "r0c1") == forward_flops(run)
 
@@ -189,6 +189,30 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
     assert total == pytest.approx(8 * 2.5)  # an epoch and its evaluation, four times
 
 
+def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
+    """By FLOPs: an example costs the same in training and in scores, and a little more in shadow passes."""
+    population = Population(replace(IMAGES, lengths=StageLengths(training=2)), [1])
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    ledger = population.runs[0].ledger
+    ledger.phases = dict.fromkeys(PHASES, PhaseCost())
+    monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=count(step=2.5).__next__))
+    population.train_epoch()
+    trained = dict(ledger.phases)
+    assert sum(cost.seconds for cost in trained.values()) == pytest.approx(2.5)
+    assert trained["score"].seconds == pytest.approx(trained["training"].seconds * 32 / 81)
+    assert trained["shadow"].seconds > trained["training"].seconds
+    population.evaluate()
+    assert ledger.phases["validation"].seconds < ledger.phases["shadow"].seconds - trained["shadow"].seconds < 2.5
+
+
+def test_a_span_without_flops_is_shared_by_examples():
+    ledger = Ledger()
+    ledger.settle([("training", 30, 0), ("shadow", 10, 0)], 8.0)
+    assert (ledger.phases["training"].seconds, ledger.phases["shadow"].seconds) == (6.0, 2.0)
+    ledger.settle([("training", 0, 0)], 8.0)
+    assert ledger.phases["training"] == PhaseCost(30, 0, 6.0)
+
+
 def test_the_largest_size_is_remembered():
     population = epochs(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     largest = population.runs[0].model.total_params
@@ -199,5 +223,5 @@ def test_the_largest_size_is_remembered():
 
 def test_counting_allocates_no_weights_and_draws_nothing():
     before = torch.get_rng_state()
-    HostFlops(get_task("cifar10_deep").build_host, made_up("cifar10_deep").train)
+    HostFlops.of_task(get_task("cifar10_deep").build_host, made_up("cifar10_deep").train)
     assert torch.equal(torch.get_rng_state(), before)

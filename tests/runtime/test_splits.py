@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline.errors import DataError
 from esper.runtime.data import load_blobs, load_digits, load_python_text
-from esper.runtime.splits import PAD, SealedSplit, Splits, TensorSplit, TokenSplit, carve
+from esper.runtime.splits import PAD, SealedSplit, Splits, TensorSplit, TokenSplit, carve, draw_offsets
 
 
 def rows(split):
@@ -87,7 +87,7 @@ def test_too_few_examples_to_carve_are_refused(count, share):
 
 @pytest.mark.parametrize(("inputs", "targets"), [(3, 2), (0, 0)])
 def test_a_split_needs_as_many_targets_as_inputs_and_one(inputs, targets):
-    with pytest.raises(DataError, match=f"{inputs} inputs .*{targets} targets"):
+    with pytest.raises(DataError, match=f"{inputs} inputs, {targets} targets"):
         TensorSplit(torch.zeros(inputs, 2), torch.zeros(targets))
 
 
@@ -142,7 +142,7 @@ def test_a_gathered_crop_equals_a_slow_crop_of_every_image(channels, height, wid
     images = torch.randint(0, 256, (6, channels, height, width), generator=draw).to(torch.uint8)
     split = TensorSplit(images, torch.arange(6), scale=1 / 255, shift=-0.5).with_border()
     picked = torch.randint(6, (40,), generator=draw)
-    offsets = split.draw_offsets(40, draw)
+    offsets = draw_offsets(40, draw)
     found, targets = split.gather(picked, offsets)
     assert torch.equal(targets, picked)
     for index, row in enumerate(picked.tolist()):
@@ -185,7 +185,7 @@ def test_the_first_examples_are_the_first_and_look_the_same(count):
 
 def test_the_first_of_bordered_images_keep_their_border():
     split = TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border()
-    offsets = split.draw_offsets(2, torch.Generator().manual_seed(0))
+    offsets = draw_offsets(2, torch.Generator().manual_seed(0))
     assert torch.equal(split.first(2).gather(torch.arange(2), offsets)[0], split.gather(torch.arange(2), offsets)[0])
 
 

@@ -237,7 +237,7 @@ def test_of_a_host_that_lost_its_seeds_no_more_is_expected_than_before_the_save(
     population.tick()
     break_down(population)
     population.train_epoch()
-    assert population.evaluate()[0].culled == ("r0c0",)
+    assert [change.slot_id for change in population.evaluate()[0].changes] == ["r0c0"]
     store(population, tmp_path)
     again = restored(IMAGES, tmp_path)
     for episodes in (population, again):

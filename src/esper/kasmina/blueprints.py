@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import seeds
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
-from esper.leyline.factored_actions import CNN_BLUEPRINTS, TRANSFORMER_BLUEPRINTS
 
 KINDS = {4: "image", 3: "sequence", 2: "vector"}
 """Rank of a slot's features, batch included -> kind of blueprint."""
@@ -66,9 +65,7 @@ class Blueprint:
         except ValueError as problem:
             raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
-            raise BlueprintError(
-                f"blueprint {self.name!r} built a {type(body).__name__}. Its function must return an nn.Module."
-            )
+            raise BlueprintError(f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module.")
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
         return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)
@@ -143,29 +140,26 @@ blueprint = REGISTRY.register
 
 
 def _register_built_ins() -> None:
-    conv = {"spatial": 1.0, "normalising": 1.0}
-    for name, build, traits in (
-        ("conv_light", seeds.conv_light, conv),
-        ("attention", seeds.squeeze_excite, {"attention_like": 1.0, "depth": 2.0}),
-        ("norm", seeds.image_norm, {"normalising": 1.0}),
-        ("depthwise", seeds.depthwise, {**conv, "depth": 2.0}),
-        ("bottleneck", seeds.bottleneck, {**conv, "depth": 3.0}),
-        ("conv_small", seeds.conv_small, {"normalising": 1.0}),
-        ("conv_heavy", seeds.conv_heavy, {**conv, "depth": 2.0}),
-        ("inverted_bottleneck", seeds.inverted_bottleneck, {**conv, "depth": 3.0}),
+    conv, mlp = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
+    for kind, name, build, traits in (
+        ("image", "conv_light", seeds.conv_light, conv),
+        ("image", "attention", seeds.SqueezeExcite, {"attention_like": 1.0, "depth": 2.0}),
+        ("image", "norm", seeds.group_norm, {"normalising": 1.0}),
+        ("image", "depthwise", seeds.depthwise, {**conv, "depth": 2.0}),
+        ("image", "bottleneck", seeds.bottleneck, {**conv, "depth": 3.0}),
+        ("image", "conv_small", seeds.conv_small, {"normalising": 1.0}),
+        ("image", "conv_heavy", seeds.conv_heavy, {**conv, "depth": 2.0}),
+        ("image", "inverted_bottleneck", seeds.inverted_bottleneck, {**conv, "depth": 3.0}),
+        ("sequence", "lora", seeds.lora, {"depth": 2.0}),
+        ("sequence", "mlp", seeds.mlp, mlp),
+        ("sequence", "mlp_small", seeds.mlp_small, mlp),
+        ("sequence", "attention", seeds.attention, {**mlp, "spatial": 1.0, "attention_like": 1.0}),
+        ("sequence", "norm", seeds.token_norm, {"normalising": 1.0}),
+        ("vector", "lora", seeds.lora, {"depth": 2.0}),
+        ("vector", "mlp", seeds.mlp, mlp),
+        *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
     ):
-        blueprint("image", name, **traits)(build)
-    mlp = {"normalising": 1.0, "depth": 2.0}
-    for kind in ("sequence", "vector"):
-        blueprint(kind, "lora", depth=2.0)(seeds.lora)
-        blueprint(kind, "mlp", **mlp)(seeds.mlp)
-    blueprint("sequence", "mlp_small", **mlp)(seeds.mlp_small)
-    blueprint("sequence", "attention", spatial=1.0, attention_like=1.0, normalising=1.0, depth=2.0)(seeds.attention)
-    blueprint("sequence", "norm", normalising=1.0)(seeds.token_norm)
-    for kind in KINDS.values():
-        blueprint(kind, SHAM, depth=0.0)(lambda channels: seeds.Sham())
+        blueprint(kind, name, **traits)(build)
 
 
 _register_built_ins()
-for _kind, _built_in in (("image", CNN_BLUEPRINTS), ("sequence", TRANSFORMER_BLUEPRINTS)):
-    assert set(REGISTRY.names(_kind)) == {member.to_blueprint_id() for member in _built_in}, _kind

@@ -43,9 +43,7 @@ def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str) -> None
     _check_independence(seed, features, what)
     price, counted = blueprint.cost(shape).params, count_parameters(seed)
     if price != counted:
-        raise BlueprintError(
-            f"{what} is priced at {price} parameters but has {counted}; its function must build the same every time."
-        )
+        raise BlueprintError(f"{what} is priced at {price} parameters but has {counted}; build the same every time.")
     if blueprint.name != SHAM:
         _check_alive(seed, features, target, what)
 
@@ -92,9 +90,7 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
     with undisturbed(host), undisturbed(model):
         plain, wrapped = call_with(host, example), call_with(model, example)
         if not torch.equal(plain, wrapped):
-            raise HostError(
-                f"{type(host).__name__} gives another output once wrapped; its forward must be deterministic."
-            )
+            raise HostError(f"{type(host).__name__} gives another output once wrapped; it must be deterministic.")
         _plant_everywhere(model)
         plain = call_with(model, example)
         if not isinstance(twin, SegmentedHost):

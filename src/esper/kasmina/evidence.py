@@ -1,7 +1,7 @@
 """Turning losses and gradients into evidence. Reads tensors, returns records; decides nothing."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -40,27 +40,24 @@ def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     first, second = check_values(better), check_values(than)
     if len(first) != len(second):
         raise MeasurementError(
-            f"{len(first)} and {len(second)} held-out values do not pair up. Every evaluation must see the same "
-            "examples in the same order."
+            f"{len(first)} and {len(second)} held-out values do not pair up; use the same examples, in order."
         )
     gain = second - first
     return Measurement(float(gain.mean()), float(gain.std() / math.sqrt(len(gain))), len(gain))
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> float | None:
-    """Norm over all gradients; None where there is none yet."""
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
+    """Norm over all gradients, on their device; None where there is none."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else None
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return nn.utils.get_total_norm(dense) if dense else None
 
 
-def gradient_ratio(seed: nn.Module, host: nn.Module) -> float | None:
-    """Gradient norm per root parameter, seed over host; None where either has no gradient."""
-    norms = gradient_norm(seed.parameters()), gradient_norm(host.parameters())
-    sizes = [sum(p.numel() for p in module.parameters()) for module in (seed, host)]
-    if None in norms or not norms[1] or 0 in sizes:
+def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size: int) -> float | None:
+    """Gradient norm per root parameter, seed over host; None where there is nothing to compare."""
+    if not (seed_size and host_norm > 0):
         return None
-    assert norms[0] is not None
-    return (norms[0] / math.sqrt(sizes[0])) / (norms[1] / math.sqrt(sizes[1]))
+    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5)
 
 
 @contextmanager
@@ -86,17 +83,25 @@ def _keep(seen: list[Tensor], output: Tensor) -> Tensor:
     return output.clone()
 
 
-def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence[str]) -> list[Tensor]:
-    """How steeply a loss falls when every weight of a linear map added at a place takes one step of equal size.
+def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]) -> Tensor:
+    """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
 
     Args:
-        loss: a sum over examples, with the features in its graph.
-        kinds: of each place's features; tells where the channels are.
+        losses: runs the network and returns one loss per example, with the features in their graph.
+        kinds: of each site's features; tells where the channels are.
     """
-    features = [value for own in seen for value in own]
-    gradients = iter(torch.autograd.grad(loss, features, allow_unused=True))
+    with torch.enable_grad(), watched(sites) as seen:
+        values = losses()
+        if not values.requires_grad or not all(seen):
+            raise MeasurementError(
+                "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses (not "
+                "correctness), without torch.no_grad() or detach() inside, from the model itself and not a compiled "
+                "copy of it; or choose another policy."
+            )
+        features = [value for own in seen for value in own]
+        gradients = iter(torch.autograd.grad(values.sum(), features, allow_unused=True))
     scores = []
     for kind, own in zip(kinds, seen, strict=True):
         products = [
@@ -104,8 +109,9 @@ def score_places(loss: Tensor, seen: Sequence[Sequence[Tensor]], kinds: Sequence
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        scores.append(sum(products[1:], products[0]).abs().sum() if products else loss.new_zeros(()))
-    return scores
+        score = sum(products[1:], products[0]).abs().sum() if products else values.new_zeros(())
+        scores.append(score.to(values.device).double())
+    return torch.stack(scores) / len(values)
 
 
 def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     """The slots with the module each sits on, asked of the host where the caller did not say."""
     if has_slots(host):
         raise HostError(
-            f"this {type(host).__name__} is growing already: it carries slots. Go on with the garden it belongs to, or "
-            "grow garden.harvest(), which is a plain module again."
+            f"this {type(host).__name__} is growing already; go on with its garden, or grow garden.harvest()."
         )
     if slots is not None and slots.modules:
         return slots
@@ -38,11 +37,7 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
             "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
         )
     own = host.slot_config()
-    if slots is None:
-        return own
-    for slot_id in slots.slot_ids:
-        own.index_for_slot_id(slot_id)
-    return SlotConfig(slots.slot_ids, {slot_id: own.modules[slot_id] for slot_id in slots.slot_ids})
+    return own if slots is None else own.choose(slots.slot_ids)
 
 
 def build_slots(
@@ -57,10 +52,7 @@ def build_slots(
         }
     if example is None:
         if not isinstance(host, SegmentedHost):
-            raise HostError(
-                f"the shapes inside {type(host).__name__} are not known. Pass one batch: "
-                "MorphogeneticModel(host, slots, example=batch)."
-            )
+            raise HostError(f"the shapes inside {type(host).__name__} are not known; pass one batch, example=batch.")
         example = host.example()
     places = {place.name: place for place in find_places(host, example, kinds)}
     names = {name for name, _ in host.named_modules() if name}
@@ -133,7 +125,6 @@ def probe_deviation(seed: Seed | Sham, features: Tensor, blueprint_id: str) -> f
         grown = seed(features)
     if grown.shape != features.shape:
         raise BlueprintError(
-            f"blueprint {blueprint_id!r} turns features of shape {tuple(features.shape)} into {tuple(grown.shape)}. "
-            "A seed must keep the shape of its input."
+            f"{blueprint_id!r} turns shape {tuple(features.shape)} into {tuple(grown.shape)}; a seed must keep it."
         )
     return float((grown - features).abs().max())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.seeds import CausalAttention
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 
 
@@ -73,19 +73,11 @@ class ChainHost(nn.Module):
         return self.head(features)
 
     def _index(self, slot_id: str) -> int:
-        known = self.slot_config().slot_ids
-        if slot_id not in known:
-            raise UnknownNameError("slot", slot_id, known)
-        return known.index(slot_id)
+        return self.slot_config().index_for_slot_id(slot_id)
 
 
 def build_cnn_host(
-    *,
-    blocks: int = 3,
-    base_channels: int = 8,
-    in_channels: int = 3,
-    image_size: int = 32,
-    classes: int = 10,
+    *, blocks: int = 3, base_channels: int = 8, in_channels: int = 3, image_size: int = 32, classes: int = 10
 ) -> ChainHost:
     """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear head."""
     _require_positive(

@@ -8,18 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina import fitting
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.evidence import gradient_ratio, measure_pairs
-from esper.kasmina.fitting import (
-    KnownShapes,
-    build_slots,
-    complete_slots,
-    price_list,
-    probe_deviation,
-    refuse_limits,
-    refuse_mispriced,
-)
-from esper.kasmina.probing import Example
+from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
+from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
@@ -80,7 +72,7 @@ class MorphogeneticModel(nn.Module):
         host: nn.Module,
         slots: SlotConfig | None = None,
         *,
-        example: Example | KnownShapes | None = None,
+        example: Example | fitting.KnownShapes | None = None,
         blueprints: Sequence[str] | None = None,
         max_seeds: int | None = None,
         budget: int | None = None,
@@ -90,20 +82,28 @@ class MorphogeneticModel(nn.Module):
         self.host = host
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
-        self.slot_config = complete_slots(host, slots)
-        self.slots = nn.ModuleDict(build_slots(host, self.slot_config, example, self.settings.kinds))
+        self.slot_config = fitting.complete_slots(host, slots)
+        self.slots = nn.ModuleDict(fitting.build_slots(host, self.slot_config, example, self.settings.kinds))
         names = tuple(blueprints or REGISTRY.names_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
-        self.costs = price_list(self._ordered(), self.space)
+        self.costs = fitting.price_list(self._ordered(), self.space)
         self.max_seeds, self.budget = max_seeds, budget
-        refuse_limits(max_seeds, budget, self.host_params, self.costs)
+        fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
+        self.examples = {"training": 0, "shadow": 0}
+        """learned from since whoever keeps the books last looked; calls of a compiled network are not counted"""
+        self._clipped_norms: list[Tensor | None] | None = None
+        """norms before `clip_gradients`, for the step that follows"""
+        self._gradient_sums: Tensor | None = None
         for slot in self._ordered():
-            host.get_submodule(self.slot_config.modules[slot.slot_id]).register_forward_hook(slot.hook)
+            self.site(slot.slot_id).register_forward_hook(slot.hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            phase = "shadow" if any(slot.is_shadowed for slot in self._ordered()) else "training"
+            self.examples[phase] += batch_size((*args, *kwargs.values()))
         return self.host(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,15 +129,14 @@ class MorphogeneticModel(nn.Module):
         with own_randomness(self.settings.seed, self.births):
             seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
             probe = torch.randn(2, *slot.feature_shape)
-        refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
+        fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
         seed = seed.to(device=slot.alpha.device, dtype=slot.alpha.dtype)
-        deviation = probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
+        deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
         evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
         if not evidence.passed:
-            raise BlueprintError(
-                f"blueprint {blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
-            )
+            raise BlueprintError(f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
         self.births += 1
+        self._gradient_sums = None
         before = slot.state
         if self.link is not None:
             self.link.adopt(slot_id, seed.parameters())
@@ -164,11 +163,8 @@ class MorphogeneticModel(nn.Module):
         is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
         blend_id = next((blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id)
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
-        slot = self.slot(slot_id)
-        seed = slot.petrify()
-        if self.link is not None:
-            self.link.commit(slot_id, seed.parameters())
-        slot.assign(SeedState())
+        self._settle(self.slot(slot_id), SeedState(SeedStage.FOSSILIZED))
+        self.slot(slot_id).assign(SeedState())
 
     def act(self, choice: Choice) -> SlotChange | None:
         """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
@@ -187,25 +183,25 @@ class MorphogeneticModel(nn.Module):
 
     def _permit(self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
-        self.slot_config.index_for_slot_id(slot_id)
+        slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
         problem = refuse(op, slot_id, blueprint_id, blend_id, self.view())
         if problem is not None:
             raise problem
-        return self.slot(slot_id)
+        return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
         before = slot.state
-        if after.stage is not before.stage and after.stage is SeedStage.CULLED:
-            seed = slot.uproot()
-            if self.link is not None:
-                self.link.release(slot.slot_id, seed.parameters())
-        elif after.stage is not before.stage and after.stage is SeedStage.FOSSILIZED:
-            seed = slot.petrify()
-            if self.link is not None:
+        if after.stage is not before.stage and after.stage in (SeedStage.CULLED, SeedStage.FOSSILIZED):
+            is_kept = after.stage is SeedStage.FOSSILIZED
+            seed = slot.petrify() if is_kept else slot.uproot()
+            self._gradient_sums = None  # they are of another structure
+            if self.link is not None and is_kept:
                 self.link.commit(slot.slot_id, seed.parameters())
+            elif self.link is not None:
+                self.link.release(seed.parameters())
         slot.assign(after)
         return SlotChange(slot.slot_id, before, after)
 
@@ -227,16 +223,14 @@ class MorphogeneticModel(nn.Module):
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
         slot = self._require_stage(slot_id, SeedStage.BLENDING, SeedStage.PROBATIONARY)
-        measurement = measure_pairs(better=with_slot, than=without_slot)
-        slot.assign(slot.state.measured(measurement))
-        return measurement
+        slot.assign(slot.state.measured(gain := measure_pairs(better=with_slot, than=without_slot)))
+        return gain
 
     def record_shadow(self, slot_id: str, with_seed: Tensor, without_seed: Tensor) -> Measurement:
         """Take held-out losses with a TRAINING seed at full strength, and without it, as its incubation's evidence."""
         slot = self._require_stage(slot_id, SeedStage.TRAINING)
-        measurement = measure_pairs(better=with_seed, than=without_seed)
-        slot.assign(slot.state.incubated(measurement))
-        return measurement
+        slot.assign(slot.state.incubated(gain := measure_pairs(better=with_seed, than=without_seed)))
+        return gain
 
     def _require_stage(self, slot_id: str, *stages: SeedStage) -> SeedSlot:
         slot = self.slot(slot_id)
@@ -247,22 +241,50 @@ class MorphogeneticModel(nn.Module):
             )
         return slot
 
-    def record_gradients(self) -> None:
-        """Read the gradients of the last backward pass into the reports."""
-        for slot in self._ordered():
-            slot.gradient_ratio = None if slot.seed is None else gradient_ratio(slot.seed, self.host)
+    def owners(self) -> list[list[nn.Parameter]]:
+        """Parameters of the host (with its fossils), then those of each slot's live seed."""
+        seeds = [[] if slot.seed is None else list(slot.seed.parameters()) for slot in self._ordered()]
+        live = {id(parameter) for own in seeds for parameter in own}
+        return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step."""
-        live = [list(slot.seed.parameters()) for slot in self._ordered() if slot.seed is not None]
-        apart = {id(parameter) for parameters in live for parameter in parameters}
-        host = [parameter for parameter in self.parameters() if id(parameter) not in apart]
-        for parameters in (host, *live):
-            nn.utils.clip_grad_norm_(parameters, max_norm)
+    def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
+        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step.
+
+        Returns the norms before, in the order of `owners`; None where there is no gradient.
+        """
+        learning = [[parameter for parameter in own if parameter.grad is not None] for own in self.owners()]
+        norms = [nn.utils.clip_grad_norm_(own, max_norm) if own else None for own in learning]
+        if self.link is not None and self.link.follows_rates:
+            self._clipped_norms = norms
+        return norms
+
+    def _note_gradients(self) -> None:
+        """Before an optimiser's step: add up the norms on the device while a seed is live. Nothing is read back."""
+        norms, self._clipped_norms = self._clipped_norms, None
+        if all(slot.seed is None for slot in self._ordered()):
+            return
+        norms = norms or [gradient_norm(own) for own in self.owners()]
+        nothing = torch.zeros((), device=next((norm.device for norm in norms if norm is not None), None))
+        row = torch.stack([nothing if norm is None else norm.to(nothing) for norm in norms])
+        row = torch.where(row.isfinite().all(), row, 0.0)  # a step that overflows is skipped, so it is no reading
+        self._gradient_sums = row if self._gradient_sums is None else self._gradient_sums + row
+
+    def read_gradients(self) -> None:
+        """Take the gradients of the optimiser's steps since the last call as readings of the live seeds."""
+        if self._gradient_sums is not None:
+            self.record_gradients(self._gradient_sums.tolist())
+        self._gradient_sums = None
+
+    def record_gradients(self, norms: Sequence[float], steps: int | None = None) -> None:
+        """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
+        sizes = [sum(parameter.numel() for parameter in own if parameter.requires_grad) for own in self.owners()]
+        for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
+            slot.gradient_norm = norm / steps if steps and size else None
+            slot.gradient_ratio = gradient_ratio(norm, size, norms[0], sizes[0])
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
-        """The network as it would be without this slot's live seed."""
+        """The network as it would be without this slot's live seed. No change of structure: a compiled one stays."""
         slot = self.slot(slot_id)
         try:
             slot.alpha.fill_(0.0)
@@ -316,6 +338,10 @@ class MorphogeneticModel(nn.Module):
         assert isinstance(slot, SeedSlot)
         return slot
 
+    def site(self, slot_id: str) -> nn.Module:
+        """The host's module whose output the slot sits on."""
+        return self.host.get_submodule(self.slot_config.modules[slot_id])
+
     def _ordered(self) -> list[SeedSlot]:
         return [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
 
@@ -360,14 +386,14 @@ class MorphogeneticModel(nn.Module):
         """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
         if self.link is not None and self.link.optimizer is optimizer:
             raise OptimizerError("this optimiser is attached already; one attach(optimizer) is enough.")
-        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, **options)
+        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link
         for slot in self._ordered():
             link.claim_fossils(slot.fossils.parameters())
             if slot.seed is not None:
-                link.release(slot.slot_id, slot.seed.parameters())
+                link.release(slot.seed.parameters())
                 link.adopt(slot.slot_id, slot.seed.parameters())
         return link
 

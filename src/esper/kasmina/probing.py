@@ -45,6 +45,12 @@ def call_with(model: nn.Module, example: Example) -> Any:
     return model(*example)
 
 
+def batch_size(example: Example) -> int:
+    """Examples in a batch: the length of its first tensor; 0 if it has none."""
+    values = example.values() if isinstance(example, Mapping) else [example] if isinstance(example, Tensor) else example
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; mode flags and random state are restored afterwards."""
@@ -80,10 +86,7 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
             handle.remove()
     modules = dict(model.named_modules())
     tokens_first = any(getattr(module, "batch_first", True) is False for module in modules.values())
-    order = list(seen)
-    return [
-        _judge(name, modules[name], seen[name], tokens_first, kinds or {}) for name in sorted(order, key=order.index)
-    ]
+    return [_judge(name, modules[name], outputs, tokens_first, kinds or {}) for name, outputs in seen.items()]
 
 
 def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool, kinds: Mapping[str, str]) -> Place:
@@ -108,9 +111,7 @@ def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool,
     if natural is None:
         return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
     if said not in (None, natural, "vector"):
-        return place(
-            f"it is said to be {said}, but its output is {natural} with {output.dim()} dimensions", None, output
-        )
+        return place(f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions", None, output)
     if said is None and natural == "sequence" and tokens_first:
         said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
     return place(None, said or natural, output)
@@ -143,9 +144,7 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
     for pattern in patterns:
         meant = find_names(pattern, names)
         if not meant:
-            raise UnknownNameError(
-                "module or pattern", pattern, names, "esper.inspect(model, example) lists the places."
-            )
+            raise UnknownNameError("module or pattern", pattern, names, "See esper.inspect(model, example).")
         problems = [
             f"{name}: {by_name[name].problem if name in by_name else 'it does not run on the example batch'}"
             for name in sorted(meant)

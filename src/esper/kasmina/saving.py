@@ -195,7 +195,7 @@ def _state_from(saved: Plain) -> SeedState:
 
 
 def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
-    """State by parameter name, group settings, the scheduler's numbers and the link's own clock."""
+    """State by parameter name, group settings, the scheduler's numbers and the highest rate so far."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Plain] = {}
@@ -217,7 +217,6 @@ def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> Optimi
         "scalars": scalars,
         "groups": groups,
         "scheduler": None if link.scheduler is None else _scheduler_facts(link.scheduler),
-        "steps_since_planting": link.steps_since_planting,
         "peak_rate": link.peak_rate,
     }
     return OptimizerSnapshot(facts, tensors)
@@ -246,7 +245,6 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict(dict(facts["scheduler"]))
-    link.steps_since_planting = dict(facts["steps_since_planting"])
     link.peak_rate = facts["peak_rate"]
 
 

@@ -123,14 +123,6 @@ def inverted_bottleneck(channels: int) -> nn.Module:
     return conv_stack(channels, widen, conv(inner, channels, 1))
 
 
-def squeeze_excite(channels: int) -> nn.Module:
-    return SqueezeExcite(channels)
-
-
-def image_norm(channels: int) -> nn.Module:
-    return group_norm(channels)
-
-
 def token_norm(channels: int) -> nn.Module:
     return nn.LayerNorm(channels)
 

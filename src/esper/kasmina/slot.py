@@ -60,8 +60,7 @@ class SeedSlot(nn.Module):
             return output
         if output.is_nested:
             raise HostError(
-                f"slot {self.slot_id} got a nested tensor, which seeds cannot work on. "
-                "Build nn.TransformerEncoder with enable_nested_tensor=False."
+                f"slot {self.slot_id} got a nested tensor; build its encoder with enable_nested_tensor=False."
             )
         return self(output)
 
@@ -117,18 +116,24 @@ class SeedSlot(nn.Module):
         )
 
 
+def _slot_hooks(host: nn.Module) -> list[tuple[nn.Module, int]]:
+    return [
+        (module, key)
+        for module in host.modules()
+        for key, hook in module._forward_hooks.items()
+        if isinstance(getattr(hook, "__self__", None), SeedSlot)
+    ]
+
+
 def has_slots(host: nn.Module) -> bool:
     """Whether somebody is growing this host already."""
-    hooks = (hook for module in host.modules() for hook in module._forward_hooks.values())
-    return any(isinstance(getattr(hook, "__self__", None), SeedSlot) for hook in hooks)
+    return bool(_slot_hooks(host))
 
 
 def remove_slots(host: nn.Module) -> None:
     """Take every slot's hook off a host."""
-    for module in host.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), SeedSlot):
-                del module._forward_hooks[key]
+    for module, key in _slot_hooks(host):
+        del module._forward_hooks[key]
 
 
 def has_gate(seed: nn.Module | None) -> bool:

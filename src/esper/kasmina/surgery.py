@@ -1,6 +1,6 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,31 +42,31 @@ class OptimizerLink:
         optimizer: torch.optim.Optimizer,
         host: nn.Module,
         slot_ids: Sequence[str],
+        note_gradients: Callable[[], None] = lambda: None,
         *,
         scheduler: Any = None,
         seed_lr: float = 1.0,
-        warmup_steps: int = 0,
-        rewarm_steps: int = 0,
         follows_rates: bool = True,
     ):
         """Args:
-        follows_rates: watch the learning rate at every step, for warm-up, re-warming and the hint about low rates. Off
-            where the rates are tensors on a device, which nobody may read back inside an epoch.
+        note_gradients: called before every step that is followed.
+        follows_rates: watch every step, for the gradients, the seeds' rates and the hint about low rates. Off where the
+            rates are tensors on a device, which nobody may read back inside an epoch.
         """
-        for name, value in (("seed_lr", seed_lr), ("warmup_steps", warmup_steps), ("rewarm_steps", rewarm_steps)):
-            if value < 0 or (name == "seed_lr" and value == 0):
-                raise SettingError(f"{name} must not be {value!r}; seed_lr is above 0, step counts are at least 0.")
+        if not seed_lr > 0:
+            raise SettingError(f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate.")
         _refuse_unfit(optimizer, host, scheduler)
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.seed_lr, self.warmup_steps, self.rewarm_steps = seed_lr, warmup_steps, rewarm_steps
-        self.home = max(range(len(optimizer.param_groups)), key=lambda i: _numel(optimizer.param_groups[i]["params"]))
+        self.optimizer, self.scheduler, self.seed_lr = optimizer, scheduler, seed_lr
+        sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
+        self.home = sizes.index(max(sizes))
         self.groups: dict[str, int] = {}
         for slot_id in slot_ids:
             self._add_group(slot_id)
-        self.steps_since_planting: dict[str, int] = {}
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
-        self._scheduled: list[Any] = []
+        self.follows_rates, self._note_gradients = follows_rates, note_gradients
+        self._planned: dict[str, Any] = {}
+        self.steps = 0
         self._handles = []
         if follows_rates:
             self._handles = [
@@ -92,17 +92,15 @@ class OptimizerLink:
         """A seed is planted: its parameters start without history in the slot's own group."""
         parameters = list(parameters)
         self._group(slot_id)["params"].extend(parameters)
-        self.steps_since_planting[slot_id] = 0
         self._make_state(parameters, self._group(slot_id))
 
-    def release(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
+    def release(self, parameters: Iterable[nn.Parameter]) -> None:
         """A seed is culled: its parameters and their state leave."""
         gone = {id(parameter) for parameter in parameters}
         for group in self.optimizer.param_groups:
             group["params"][:] = [p for p in group["params"] if id(p) not in gone]
         for parameter in [p for p in self.optimizer.state if id(p) in gone]:
             del self.optimizer.state[parameter]
-        self.steps_since_planting.pop(slot_id, None)
 
     def commit(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
         """A seed is host now: its parameters move to the host's group, state and all."""
@@ -110,7 +108,6 @@ class OptimizerLink:
         group = self._group(slot_id)
         self.optimizer.param_groups[self.home]["params"].extend(p for p in group["params"] if id(p) in moving)
         group["params"][:] = [p for p in group["params"] if id(p) not in moving]
-        self.steps_since_planting.pop(slot_id, None)
 
     def claim_fossils(self, parameters: Iterable[nn.Parameter]) -> None:
         """Fossils of a network that grew before this optimiser existed belong to the host's group."""
@@ -144,34 +141,17 @@ class OptimizerLink:
             _extend_scheduler(self.scheduler, self.home)
 
     def _before_step(self, *_: Any) -> None:
-        """The seeds' multiple, warm-up and re-warming act on one step; the plan's rates come back after it."""
+        """The seeds' multiple acts on one step; the plan's rates come back after it."""
+        self.steps += 1
+        self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
-        groups = self.optimizer.param_groups
-        self._scheduled = [group["lr"] for group in groups]
-        lift = self._rewarm_factor()
-        if lift != 1.0:
-            for group in groups:
-                group["lr"] = group["lr"] * lift
-        for slot_id, steps in self.steps_since_planting.items():
-            group = self._group(slot_id)
-            group["lr"] = group["lr"] * (self.seed_lr * min(1.0, (steps + 1) / (self.warmup_steps + 1)))
-
-    def _rewarm_factor(self) -> float:
-        """How far above its plan the rate is: back at the peak when a seed is planted, then down along a line."""
-        if not self.rewarm_steps or not self.steps_since_planting or self.rate == 0.0:
-            return 1.0
-        share = max(0.0, 1.0 - min(self.steps_since_planting.values()) / self.rewarm_steps)
-        return (self.rate + share * (self.peak_rate - self.rate)) / self.rate
+        self._planned = {slot_id: self._group(slot_id)["lr"] for slot_id in self.groups}
+        for slot_id, rate in self._planned.items():
+            self._group(slot_id)["lr"] = rate * self.seed_lr
 
     def _after_step(self, *_: Any) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self._scheduled, strict=True):
-            group["lr"] = rate
-        for slot_id in self.steps_since_planting:
-            self.steps_since_planting[slot_id] += 1
-
-
-def _numel(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
+        for slot_id, rate in self._planned.items():
+            self._group(slot_id)["lr"] = rate
 
 
 def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:

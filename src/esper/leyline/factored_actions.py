@@ -48,66 +48,19 @@ class BlueprintAction(IntEnum):
         return None if self is BlueprintAction.NOOP else self.name.lower()
 
 
-OP_NAMES: tuple[str, ...] = ("WAIT", "GERMINATE", "CULL", "FOSSILIZE")
-BLEND_IDS: tuple[str, ...] = ("linear", "sigmoid", "gated")
-BLUEPRINT_IDS: tuple[str | None, ...] = (
-    None,
-    "conv_light",
-    "attention",
-    "norm",
-    "depthwise",
-    "bottleneck",
-    "conv_small",
-    "conv_heavy",
-    "inverted_bottleneck",
-    "lora",
-    "mlp_small",
-    "mlp",
-)
-OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = range(4)
+OP_NAMES: tuple[str, ...] = tuple(op.name for op in LifecycleOp)
+BLEND_IDS: tuple[str, ...] = tuple(blend.to_algorithm_id() for blend in BlendAction)
+BLUEPRINT_IDS: tuple[str | None, ...] = tuple(blueprint.to_blueprint_id() for blueprint in BlueprintAction)
+OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = (int(op) for op in LifecycleOp)
 Choice = tuple[int, int, int, int]
 """One decision as indices: op, slot, blueprint, blend."""
 NUM_OPS = len(OP_NAMES)
 NUM_BLENDS = len(BLEND_IDS)
 NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
 
-CNN_BLUEPRINTS = frozenset(
-    {
-        BlueprintAction.CONV_LIGHT,
-        BlueprintAction.ATTENTION,
-        BlueprintAction.NORM,
-        BlueprintAction.DEPTHWISE,
-        BlueprintAction.BOTTLENECK,
-        BlueprintAction.CONV_SMALL,
-        BlueprintAction.CONV_HEAVY,
-        BlueprintAction.INVERTED_BOTTLENECK,
-    }
-)
-TRANSFORMER_BLUEPRINTS = frozenset(
-    {
-        BlueprintAction.LORA,
-        BlueprintAction.MLP,
-        BlueprintAction.MLP_SMALL,
-        BlueprintAction.ATTENTION,
-        BlueprintAction.NORM,
-    }
-)
-
-
-def _check_tables() -> None:
-    """The hot loop reads the tables, people read the enums: a difference must not survive an import."""
-    pairs = (
-        ("OP_NAMES", OP_NAMES, tuple(op.name for op in LifecycleOp)),
-        ("BLEND_IDS", BLEND_IDS, tuple(blend.to_algorithm_id() for blend in BlendAction)),
-        ("BLUEPRINT_IDS", BLUEPRINT_IDS, tuple(blueprint.to_blueprint_id() for blueprint in BlueprintAction)),
-        ("OP_* constants", (OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE), tuple(int(op) for op in LifecycleOp)),
-    )
-    for name, table, expected in pairs:
-        if table != expected:
-            raise AssertionError(f"{name} is {table} but its enum says {expected}; make them equal")
-
-
-_check_tables()
+_FOR_TOKENS_ONLY = {BlueprintAction.LORA, BlueprintAction.MLP_SMALL, BlueprintAction.MLP}
+CNN_BLUEPRINTS = frozenset(BlueprintAction) - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
+TRANSFORMER_BLUEPRINTS = frozenset({*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM})
 
 
 @dataclass(frozen=True)

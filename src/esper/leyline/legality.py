@@ -81,8 +81,7 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
         )
     if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
         return SeedLimitError(
-            f"{view.seeds_used} seeds and fossils exist and max_seeds is {view.max_seeds}. "
-            "Cull a live seed first, or raise max_seeds."
+            f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}; cull one or raise max_seeds."
         )
     return None
 
@@ -116,8 +115,8 @@ def _refuse_cull(report: SeedStateReport) -> IllegalActionError | None:
         )
     if report.seed_age_epochs < MIN_CULL_AGE:
         return SeedTooYoungError(
-            f"the seed in slot {report.slot_id} is {report.seed_age_epochs} epochs old. "
-            f"It can be culled from age {MIN_CULL_AGE} on; train an epoch first."
+            f"the seed in slot {report.slot_id} is {report.seed_age_epochs} epochs old; it can be culled from age "
+            f"{MIN_CULL_AGE} on, so train an epoch first."
         )
     return None
 
@@ -126,9 +125,7 @@ def _refuse_fossilize(report: SeedStateReport) -> IllegalActionError | None:
     if report.stage is SeedStage.PROBATIONARY and report.is_measured:
         return None
     if not report.is_live:
-        return NoLiveSeedError(
-            f"slot {report.slot_id} is {report.stage.name} and holds no live seed to fossilize; germinate one first."
-        )
+        return NoLiveSeedError(f"slot {report.slot_id} is {report.stage.name} and holds no live seed; germinate one.")
     problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
     return NotMeasuredError(
         f"the seed in slot {report.slot_id} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "

@@ -6,14 +6,7 @@ from typing import Self
 
 from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.gates import (
-    GateEvidence,
-    Measurement,
-    counterfactual_gate,
-    probation_end,
-    ramp_gate,
-    shadow_gate,
-)
+from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, probation_end, ramp_gate, shadow_gate
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
 MIN_CULL_AGE = 1

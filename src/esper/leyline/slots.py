@@ -49,10 +49,7 @@ class SlotConfig:
         if repeated:
             raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
         if self.modules and set(self.modules) != set(ordered):
-            raise SlotIdError(
-                f"module names are given for {sorted(self.modules)} but the slots are {list(ordered)}. "
-                "Name one module for every slot, or none."
-            )
+            raise SlotIdError(f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none.")
         object.__setattr__(self, "slot_ids", ordered)
 
     @classmethod
@@ -81,7 +78,7 @@ class SlotConfig:
             raise UnknownNameError("slot", slot_id, self.slot_ids)
         return self.slot_ids.index(slot_id)
 
-    def slot_id_for_index(self, index: int) -> str:
-        if not 0 <= index < self.num_slots:
-            raise UnknownNameError("slot index", index, (str(i) for i in range(self.num_slots)))
-        return self.slot_ids[index]
+    def choose(self, slot_ids: Iterable[str]) -> Self:
+        """Some of these slots, with their modules; an unknown id is refused."""
+        chosen = {self.slot_ids[self.index_for_slot_id(slot_id)]: self.modules[slot_id] for slot_id in slot_ids}
+        return type(self)(tuple(chosen), chosen)

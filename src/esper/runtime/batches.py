@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.runtime.splits import Split
+from esper.runtime.splits import Split, draw_offsets
 
 
 def whole_steps(examples: int, batch: int) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class EpochPlan:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
         self._drawn[0, : self.examples] = self.stream.draw(self.examples)
         if self.offsets is not None:
-            self._drawn[1:, : self.examples] = self.split.draw_offsets(self.examples, self.stream.generator)
+            self._drawn[1:, : self.examples] = draw_offsets(self.examples, self.stream.generator)
         self._placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 

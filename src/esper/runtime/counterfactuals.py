@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from esper.kasmina.evidence import score_places, watched
+from esper.kasmina.evidence import score_sites
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.stages import SeedStage
@@ -22,7 +22,10 @@ SCORE_EXAMPLES = 32
 
 @contextmanager
 def bypassed(slot: SeedSlot) -> Iterator[None]:
-    """The network as if the live seed were not there; a change of structure, so nothing of the seed is computed."""
+    """The network as if the live seed were not there. A change of structure, unlike `MorphogeneticModel.slot_off`:
+
+    nothing of the seed is computed, and a captured graph holds no alpha of the day it was captured.
+    """
     slot.is_in_output = False
     try:
         yield
@@ -97,20 +100,19 @@ def _shadow_passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Itera
 
 
 def greedy_scores(run: HostRun) -> Tensor:
-    """The greedy score of each slot per example, [S].
+    """The greedy score of each slot, [S].
 
     Read off the first training examples of the epoch just drawn, in evaluation mode: no buffer and no weight changes.
     """
-    sites = [run.model.host.get_submodule(run.model.slot_config.modules[slot.slot_id]) for slot in run.slots]
+    sites = [run.model.site(slot.slot_id) for slot in run.slots]
     was_training = run.model.training
     run.model.eval()
     try:
         size = min(SCORE_EXAMPLES, run.examples)
         offsets = None if run.plan.offsets is None else run.plan.offsets[:, :size]
         inputs, targets = run.splits.train.gather(run.plan.rows[:size], offsets)
-        with torch.enable_grad(), watched(sites) as seen:
-            losses, _ = run.task.score(run.model(inputs).float(), targets)
-            scores = score_places(losses.sum(), seen, [slot.kind for slot in run.slots])
-        return torch.stack(scores).double() / size
+        return score_sites(
+            lambda: run.task.score(run.model(inputs).float(), targets)[0], sites, [slot.kind for slot in run.slots]
+        )
     finally:
         run.model.train(was_training)

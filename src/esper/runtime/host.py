@@ -164,29 +164,19 @@ class HostRun:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def _clip(self) -> list[Tensor]:
-        """Clip host (with its fossils) and each live seed apart; the norms before clipping are readings."""
-        live = {id(p) for slot in self.slots if slot.seed is not None for p in slot.seed.parameters()}
-        host = [p for p in self.model.parameters() if id(p) not in live and p.grad is not None]
-        norms = [nn.utils.clip_grad_norm_(host, self.task.clip_norm)]
-        for slot in self.slots:
-            own = [] if slot.seed is None else [p for p in slot.seed.parameters() if p.grad is not None]
-            norms.append(nn.utils.clip_grad_norm_(own, self.task.clip_norm) if own else self._nothing)
+        """Clip host and seeds apart; the norms before clipping are readings."""
+        norms = [self._nothing if norm is None else norm for norm in self.model.clip_gradients(self.task.clip_norm)]
         if self.scaler is not None:  # an overflow skips its step, so it is no reading of the host
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
 
     def end_epoch(self, sums: list[float]) -> None:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
-        loss, correct, host_norm, *seed_norms = sums
+        loss, correct, *norms = sums
         steps = self.plan.steps
         rate = self.task.rate(self.epoch)
-        self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, host_norm / steps, rate)
-        host_params = self.model.host_params
-        for slot, norm in zip(self.slots, seed_norms, strict=True):
-            size = count_parameters(slot.seed)
-            is_measured = size > 0 and host_norm > 0
-            slot.gradient_norm = norm / steps if size else None
-            slot.gradient_ratio = (norm / size**0.5) / (host_norm / host_params**0.5) if is_measured else None
+        self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, norms[0] / steps, rate)
+        self.model.record_gradients(norms, steps)
         self.epoch += 1
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
@@ -201,13 +191,8 @@ class HostRun:
         return {
             "slots": [
                 (
-                    list(s.fossils),
-                    list(s.fossil_names),
-                    s.seed,
-                    s.state,
-                    s.gradient_ratio,
-                    s.gradient_norm,
-                    s.greedy_score,
+                    *(list(s.fossils), list(s.fossil_names), s.seed, s.state),
+                    *(s.gradient_ratio, s.gradient_norm, s.greedy_score),
                 )
                 for s in self.slots
             ],
@@ -286,8 +271,7 @@ def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tenso
         return None
     own = host.slot_config() if isinstance(host, SegmentedHost) else None
     if own is not None and any(is_slot_id(name) for name in patterns):
-        chosen = {own.slot_id_for_index(own.index_for_slot_id(name)): own.modules[name] for name in patterns}
-        return SlotConfig(tuple(chosen), chosen)
+        return own.choose(patterns)
     places = find_places(host, example)
     for pattern in patterns:
         if not find_names(pattern, [name for name, _ in host.named_modules()]):

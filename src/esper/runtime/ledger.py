@@ -1,16 +1,19 @@
 """What a host has cost: FLOPs, examples and seconds by phase. Counted from shapes; nothing here runs on a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.probing import Example, batch_size, call_with, undisturbed
 from esper.kasmina.slot import SeedSlot, has_gate
 from esper.runtime.splits import Split
 
@@ -24,6 +27,10 @@ class PhaseCost:
     examples: int = 0
     flops: int = 0
     seconds: float = 0.0
+
+
+Charge = tuple[str, int, int]
+"""Phase, examples, FLOPs of each."""
 
 
 @dataclass
@@ -41,6 +48,15 @@ class Ledger:
     def spend(self, phase: str, seconds: float) -> None:
         self.phases[phase] = replace(self.phases[phase], seconds=self.phases[phase].seconds + seconds)
 
+    def settle(self, charges: Sequence[Charge], seconds: float) -> None:
+        """Charge a span that was timed as a whole: its phases share the seconds by FLOPs, else by examples."""
+        weights = [examples * flops for _, examples, flops in charges]
+        if not any(weights):
+            weights = [examples for _, examples, _ in charges]
+        for (phase, examples, flops), weight in zip(charges, weights, strict=True):
+            self.charge(phase, examples, flops)
+            self.spend(phase, seconds * weight / max(sum(weights), 1))
+
     def counts(self) -> dict[str, int]:
         """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""
         found = {f"{name}.examples": cost.examples for name, cost in self.phases.items()}
@@ -52,21 +68,37 @@ class Ledger:
         return sum(cost.flops for cost in self.phases.values())
 
 
+@dataclass(frozen=True)
 class HostFlops:
-    """Forward FLOPs of one example through a bare host, whole and from each slot on, counted without memory."""
+    """Forward FLOPs of one example through a bare host, whole and from each slot on."""
 
-    def __init__(self, build_host: Callable[[], nn.Module], split: Split):
+    whole: int
+    after: dict[str, int] = field(default_factory=dict)
+    """empty where no prefix is shared: every counterfactual then costs a whole pass"""
+
+    @classmethod
+    def of_task(cls, build_host: Callable[[], nn.Module], split: Split) -> Self:
+        """Counted without memory."""
         with torch.device("meta"):
             host = build_host()
         host.eval()
         example = split.example()[:1].to("meta")
-        self.whole = _count(partial(host, example))
-        self.after: dict[str, int] = {}
+        after: dict[str, int] = {}
         if isinstance(host, SegmentedHost):
             for slot_id in host.slot_config().slot_ids:
                 with torch.no_grad():
                     features = host.forward_to_segment(slot_id, example)
-                self.after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+                after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+        return cls(_count(partial(host, example)), after)
+
+
+def count_flops(model: nn.Module, example: Example) -> int | None:
+    """Forward FLOPs of one example through any model; None where they cannot be counted."""
+    try:
+        with undisturbed(model), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
+            return _count(partial(call_with, model, example)) // batch_size(example)
+    except Exception:  # a dispatch mode cannot run everything that a model may hold; growing needs no FLOPs
+        return None
 
 
 def _count(run: Callable[[], object]) -> int:

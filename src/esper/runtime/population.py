@@ -36,10 +36,6 @@ class Rollback:
     changes: tuple[SlotChange, ...]
     """live seeds that were culled"""
 
-    @property
-    def culled(self) -> tuple[str, ...]:
-        return tuple(change.slot_id for change in self.changes)
-
 
 @dataclass(frozen=True)
 class FinalScore:
@@ -75,19 +71,16 @@ class Population:
         if task.held_out is not None:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
         self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
-        self.flops = HostFlops(task.build_host, self._splits[self.placed[0]].train)
+        self.flops = HostFlops.of_task(task.build_host, self._splits[self.placed[0]].train)
         self.runs: list[HostRun] = []
         self.governors: list[Governor] = []
         self.is_over = False
         with memory_errors():
             for seed, device in zip(seeds, self.placed, strict=True):
-                self.runs.append(self._build(seed, device))
+                self.runs.append(HostRun(task, self._splits[device], seed, device, amp))
                 self.governors.append(Governor(self.runs[-1]))
         if self.runs and not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
-
-    def _build(self, seed: int, device: torch.device) -> HostRun:
-        return HostRun(self.task, self._splits[device], seed, device, self.amp)
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -107,12 +100,11 @@ class Population:
             for slot, value in zip(run.slots, score, strict=True):
                 slot.greedy_score = value
             flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
-            run.ledger.charge("training", run.examples, flops)
-            run.ledger.charge("score", min(SCORE_EXAMPLES, run.examples), flops)
+            charges = [("training", run.examples, flops), ("score", min(SCORE_EXAMPLES, run.examples), flops)]
             if incubated := incubated_slots(run):
                 seeds = sum(incubation_flops(slot) for slot in incubated)
-                run.ledger.charge("shadow", run.examples, flops + (1 + BACKWARD) * seeds)
-            run.ledger.spend("training", seconds)
+                charges.append(("shadow", run.examples, flops + (1 + BACKWARD) * seeds))
+            run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
@@ -150,15 +142,10 @@ class Population:
     def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
         count = len(run.splits.validation)
         whole = network_flops(run.model, self.flops)
-        extra = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
-        run.ledger.charge("validation", count, whole)
-        for flops in extra:
-            run.ledger.charge("counterfactual", count, flops)
-        for slot in incubated_slots(run):
-            run.ledger.charge("shadow", count, whole + incubation_flops(slot))
-        share = sum(extra) / (whole + sum(extra))
-        run.ledger.spend("validation", seconds * (1 - share))
-        run.ledger.spend("counterfactual", seconds * share)
+        ablated = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
+        charges = [("validation", count, whole), *(("counterfactual", count, flops) for flops in ablated)]
+        charges += [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
+        run.ledger.settle(charges, seconds)
 
     def apply(self, host: int, choice: Choice) -> SlotChange | None:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""
@@ -231,9 +218,7 @@ class Population:
 
     def _require_episode(self) -> None:
         if self.is_over:
-            raise DataError(
-                "the test split has been read, so these episodes are over; build a new population to go on."
-            )
+            raise DataError("the test split has been read, so these episodes are over; build a new population.")
 
 
 @contextmanager

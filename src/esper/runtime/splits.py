@@ -12,6 +12,12 @@ PAD = 4
 """Pixels by which a training image may shift."""
 
 
+def draw_offsets(count: int, generator: torch.Generator) -> Tensor:
+    """Shift down, shift right and mirror for each of `count` images, [3, count]."""
+    shifts = torch.randint(0, 2 * PAD + 1, (2, count), generator=generator)
+    return torch.cat([shifts, torch.randint(0, 2, (1, count), generator=generator)])
+
+
 @dataclass(frozen=True)
 class TensorSplit:
     """Examples and targets as tensors; inputs become `inputs * scale + shift` in floating point."""
@@ -25,9 +31,7 @@ class TensorSplit:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
-            raise DataError(
-                f"{len(self.inputs)} inputs and {len(self.targets)} targets: a split needs as many of both, and one."
-            )
+            raise DataError(f"{len(self.inputs)} inputs, {len(self.targets)} targets: a split needs as many, and some.")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -41,11 +45,6 @@ class TensorSplit:
             raise DataError(f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}.")
         inputs = torch.nn.functional.pad(self.inputs, (PAD,) * 4)
         return TensorSplit(inputs, self.targets, self.scale, self.shift, padded=True)
-
-    def draw_offsets(self, count: int, generator: torch.Generator) -> Tensor:
-        """Shift down, shift right and mirror for each of `count` examples, [3, count]."""
-        shifts = torch.randint(0, 2 * PAD + 1, (2, count), generator=generator)
-        return torch.cat([shifts, torch.randint(0, 2, (1, count), generator=generator)])
 
     def gather(self, rows: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A batch: inputs in floating point, targets as stored."""
@@ -98,9 +97,6 @@ class TokenSplit:
 
     def first(self, count: int) -> "TokenSplit":
         return TokenSplit(self.tokens[: count * self.context + 1], self.context)
-
-    def draw_offsets(self, count: int, generator: torch.Generator) -> Tensor:
-        raise DataError("text is not augmented; switch augmentation off for this task.")
 
     def with_border(self) -> "TokenSplit":
         raise DataError("text is not augmented; switch augmentation off for this task.")
