@@ -38,7 +38,7 @@ class History:
             self._save(agent, rounds, mean_return, name, events)
 
     def _save(self, agent: PPOAgent, rounds: int, mean_return: float, name: str, events: dict[str, int]) -> None:
-        facts = {"rounds": rounds, "events": events, "telemetry": self.sink.telemetry.state(), "deal": self.team.deal}
+        facts = {"rounds": rounds, "events": events, "telemetry": self.sink.telemetry.state()}
         path = self.folder / runfolder.CHECKPOINTS / name
         save_agent(path, agent, self.layout, facts)
         entry = {"file": name, "rounds": rounds, "return": mean_return, "sha256": runfolder.digest(path)}
@@ -75,8 +75,6 @@ class History:
         if self.best is not None and self.best["rounds"] > newest["rounds"]:
             self.best = max(self.entries, key=lambda known: known["return"])
         self._rewind(facts["events"])
-        if len(deal := facts.get("deal", ())) == self.team.size:
-            self.team.deal = deal
         self.sink.telemetry.load(facts["telemetry"])
         self.sink.telemetry.end_round()
         return int(facts["rounds"])

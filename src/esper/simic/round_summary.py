@@ -12,7 +12,7 @@ from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import ActionRefused, Event, HostEpoch, RoundFinished, StageChanged
+from esper.telemetry.events import ActionRefused, Event, HostEpoch, RankTimed, RoundFinished, StageChanged
 from esper.telemetry.sink import Sink
 
 
@@ -28,6 +28,8 @@ class RoundTally:
         self.refused = 0
         self.last = np.zeros((env.num_envs, 3))
         """accuracy, twin's accuracy, parameters over the host's own, at each host's last epoch"""
+        self.ranks: list[RankTimed] = []
+        """how long each process took to play its share: this one until the round is finished, then all"""
 
     def take(
         self,
@@ -89,10 +91,8 @@ class RoundTally:
         )
         self.sink.write_record(ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
 
-    def finish(
-        self, number: int, decisions: int, update: dict[str, Any], seconds: float, team: Team | None = None
-    ) -> RoundFinished:
-        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts."""
+    def finish(self, decisions: int, update: dict[str, Any], seconds: float, team: Team) -> RoundFinished:
+        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts. Rank 0 tells it."""
         own = {
             "hosts": self.env.num_envs,
             "returns": float(self.returns.sum()),
@@ -100,14 +100,14 @@ class RoundTally:
             "refused": self.refused,
             "seconds": seconds,
         }
-        everyone = (team or Team()).gather(
-            (own, self.parts, dict(zip(OP_NAMES, self.ops.tolist(), strict=True)), self.stages)
-        )
+        ops = dict(zip(OP_NAMES, self.ops.tolist(), strict=True))
+        everyone = team.gather((own, self.parts, ops, self.stages, self.ranks))
+        self.ranks = [timed for *_, ranks in everyone for timed in ranks]
         hosts = sum(facts["hosts"] for facts, *_ in everyone)
         accuracy, twin, params = (sum(facts["last"][place] for facts, *_ in everyone) / hosts for place in range(3))
         parts, ops, stages = (_added([found[place] for found in everyone]) for place in (1, 2, 3))
-        return RoundFinished(
-            round=number,
+        event = RoundFinished(
+            round=self.number,
             decisions=decisions,
             mean_return=sum(facts["returns"] for facts, *_ in everyone) / hosts,
             accuracy=accuracy,
@@ -122,6 +122,9 @@ class RoundTally:
             update=update,
             seconds=max(facts["seconds"] for facts, *_ in everyone),
         )
+        if team.rank == 0:
+            self.sink.write(event)
+        return event
 
 
 def _added(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

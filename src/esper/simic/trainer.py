@@ -2,11 +2,10 @@
 and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
-import gc
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -60,15 +59,14 @@ def train_ppo_vectorized(
     Args:
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
-        watch_ranks: is shown how long each rank took to live its share of a round.
-        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all, where
-            there are several some epochs later.
+        watch_ranks: is shown how long each rank took to play its share of a round.
+        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
     team = team or Team()
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env, deal = build_environment(config, team, should_stop), team.deal
+            env = build_environment(config, team, should_stop)
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team)
             first = history.resume(agent) if resume else 0
@@ -77,32 +75,14 @@ def train_ppo_vectorized(
         rollout = build_rollout(env, agent, config.hosts)
         started = time.perf_counter()
         for number in range(first, config.rounds):
-            if team.deal != deal:  # hosts begin anew with every round, so they may as well do so on another rank
-                del env, rollout
-                gc.collect()  # of two populations at once the second may find no room
-                torch.cuda.empty_cache()
-                with team.together():
-                    env, deal = build_environment(config, team, should_stop), team.deal
-                    rollout = build_rollout(env, agent, config.hosts)
-            began = team.clock()
-            sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
-            timed = RankTimed(number, team.rank, env.num_envs, team.clock() - began)
-            sink.write(timed)
-            ranks = [RankTimed(*row) for row in team.gather(astuple(timed))]
-            team.pace(max(rank.seconds for rank in ranks) / rollout.steps)
-            if not config.deterministic:  # sums would be added up in an order that the clock decides
-                team.deal_anew([rank.seconds for rank in ranks])
-            watch_ranks(ranks)
             record = agent.update(rollout)
             check_health(record, number, config, sink, team)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
-            event = tally.finish(number, agent.decisions, plain_record(record), started - before, team)
-            del tally  # it holds the hosts
-            if team.rank == 0:
-                sink.write(event)
+            event = tally.finish(agent.decisions, plain_record(record), started - before, team)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
+            watch_ranks(tally.ranks)
             watch(event)
     return agent
 
@@ -112,13 +92,13 @@ def build_environment(
 ) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
-    here, task, folder = team.share(config.hosts), config.task.build(), config.out / runfolder.TWINS
+    here, task, folder = team.assign(config.hosts)[team.rank], config.task.build(), config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
     places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
         with team.together():  # every rank plays some of the twins, and then reads the others'
-            lived = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
-        if team.any(lived is None):
+            played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
+        if team.any(played is None):
             raise InterruptedTraining(runfolder.read_manifest(config.out).get("rounds", 0))
         env = GrowthVectorEnv(
             task,
@@ -204,6 +184,8 @@ def play_round(
     should_stop: Callable[[], bool],
 ) -> RoundTally:
     """N whole episodes, side by side. A host that is given up has no more steps in this round."""
+    sink.write(RoundBegan(number))
+    began, waited = time.perf_counter(), 0.0
     obs, info = env.reset(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
@@ -225,9 +207,13 @@ def play_round(
         rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
         tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
         goes_on &= ~_on(terminated, agent)
-        if agent.team.vote(should_stop(), step + 1 == rollout.steps):
+        asked = time.perf_counter()
+        if agent.team.any(should_stop()):
             raise InterruptedTraining(number)
+        waited += time.perf_counter() - asked  # for ranks that take longer
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
+    tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
+    sink.write(tally.ranks[0])
     return tally
 
 
