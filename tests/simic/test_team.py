@@ -137,10 +137,11 @@ class Heard(Team):
         return [value, *self.others]
 
 
-def left_behind(ratios):
-    """The trace of one row of decisions by one head, with these ratios."""
-    changes, one = torch.tensor(ratios).log()[None, None], torch.zeros(1)
-    used = torch.ones_like(changes, dtype=torch.bool)
+def left_behind(ratios, steps=4):
+    """The trace of one row of decisions by one head, with these ratios; steps that are left over are not valid."""
+    empty, one = steps - len(ratios), torch.zeros(1)
+    changes = torch.tensor([*ratios, *[1.0] * empty]).log()[None, None]
+    used = torch.tensor([*[True] * len(ratios), *[False] * empty])[None, None]
     return MinibatchTrace(
         torch.tensor([0]), torch.tensor([0]), changes, used, used[0], one, one, one[0], one[0], one[0]
     )

@@ -121,7 +121,6 @@ class PPOAgent:
             config.clip,
             rollout.uses(),
             self.team,
-            first=rollout.first,
             explained_variance=known,
             early_stop_epoch=stopped,
             stale_state_error=stale,
@@ -174,7 +173,7 @@ class PPOAgent:
         entropies = mean_entropy(entropy, steps.is_open, rows.valid, counts.open)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
-            rows=index // rollout.per_row,
+            rows=rollout.first + index // rollout.per_row,
             begins=rollout.begins(index),
             log_ratios=policy.log_ratios,
             is_relevant=relevant,
