@@ -39,7 +39,7 @@ class RoundTally:
         info: dict[str, Any],
         goes_on: NDArray[np.bool_],
     ) -> None:
-        """Take in one step of the hosts whose episode goes on."""
+        """Take in one step of the hosts whose episode goes on; what an episode has cost is told as it ends."""
         for host in np.flatnonzero(goes_on).tolist():
             self.returns[host] += rewards[host]
             for name, value in info["reward_parts"][host].items():
@@ -51,6 +51,8 @@ class RoundTally:
             if self.sink.wants(TelemetryLevel.DEBUG):
                 self._tell_action(host, actions[host].tolist(), masks, success)
             self.tell(host, events, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
+            if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
+                self.sink.write(self.env.episodes.close(host))
 
     def tell(self, host: int, events: Sequence[Event], **earned: Any) -> None:
         """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""

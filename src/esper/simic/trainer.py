@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.episodes import decision_flops
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
@@ -192,15 +193,17 @@ def play_round(
     rollout.begin(hidden)
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
     begins = torch.zeros_like(goes_on)  # hidden is zero already
-    tally = RoundTally(env, number, sink)
+    tally, flops = RoundTally(env, number, sink), decision_flops(agent.network)
     for host, events in enumerate(info["events"]):
         tally.tell(host, events)
     for step in range(rollout.steps):
+        asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
         choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, noise=noise[step])
-        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
+        env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
+        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         before = info
         obs, rewards, terminated, truncated, info = env.step(actions)
         paid = _on(rewards, agent).to(rollout.rewards.dtype)
