@@ -15,6 +15,9 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import ActionRefused, Event, HostEpoch, RankTimed, RoundFinished, StageChanged
 from esper.telemetry.sink import Sink
 
+_LAST = ("accuracy", "twin_accuracy", "params_share")
+"""what is kept of each host's last epoch; parameters are over the host's own"""
+
 
 class RoundTally:
     """Follows one round through its steps."""
@@ -26,8 +29,7 @@ class RoundTally:
         self.ops = np.zeros(len(OP_NAMES), int)
         self.stages: dict[str, int] = {}
         self.refused = 0
-        self.last = np.zeros((env.num_envs, 3))
-        """accuracy, twin's accuracy, parameters over the host's own, at each host's last epoch"""
+        self.last = np.zeros((env.num_envs, len(_LAST)))
         self.ranks: list[RankTimed] = []
         """how long each process took to play its share: this one until the round is finished, then all"""
 
@@ -95,34 +97,27 @@ class RoundTally:
 
     def finish(self, decisions: int, update: dict[str, Any], seconds: float, team: Team) -> RoundFinished:
         """The round as one event, of the hosts of all ranks; the slowest rank's clock counts. Rank 0 tells it."""
-        own = {
-            "hosts": self.env.num_envs,
-            "returns": float(self.returns.sum()),
-            "last": self.last.sum(0).tolist(),
-            "refused": self.refused,
-            "seconds": seconds,
-        }
+        last = dict(zip(_LAST, self.last.sum(0).tolist(), strict=True))
+        own = {"hosts": self.env.num_envs, "returns": float(self.returns.sum()), "refused": self.refused, **last}
         ops = dict(zip(OP_NAMES, self.ops.tolist(), strict=True))
-        everyone = team.gather((own, self.parts, ops, self.stages, self.ranks))
-        self.ranks = [timed for *_, ranks in everyone for timed in ranks]
-        hosts = sum(facts["hosts"] for facts, *_ in everyone)
-        accuracy, twin, params = (sum(facts["last"][place] for facts, *_ in everyone) / hosts for place in range(3))
-        parts, ops, stages = (_added([found[place] for found in everyone]) for place in (1, 2, 3))
+        everyone = team.gather((own, self.parts, ops, self.stages, seconds, self.ranks))
+        *tables, clocks, ranks = zip(*everyone, strict=True)
+        whole, parts, ops, stages = map(_added, tables)
+        self.ranks = [timed for own_ranks in ranks for timed in own_ranks]
+        hosts = whole["hosts"]
         event = RoundFinished(
             round=self.number,
             decisions=decisions,
-            mean_return=sum(facts["returns"] for facts, *_ in everyone) / hosts,
-            accuracy=accuracy,
-            twin_accuracy=twin,
-            params_share=params,
+            mean_return=whole["returns"] / hosts,
+            **{name: whole[name] / hosts for name in _LAST},
             reward_parts={name: value / hosts for name, value in parts.items()},
             ops=ops,
             germinated=stages.get("GERMINATED", 0),
             fossilized=stages.get("FOSSILIZED", 0),
             culled=stages.get("CULLED", 0),
-            refused=sum(facts["refused"] for facts, *_ in everyone),
+            refused=whole["refused"],
             update=update,
-            seconds=max(facts["seconds"] for facts, *_ in everyone),
+            seconds=max(clocks),
         )
         if team.rank == 0:
             self.sink.write(event)

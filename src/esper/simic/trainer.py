@@ -2,7 +2,6 @@
 and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -31,7 +30,7 @@ from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished
+from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
 
 Watch = Callable[[RoundFinished], None]
@@ -78,9 +77,9 @@ def train_ppo_vectorized(
         for number in range(first, config.rounds):
             tally = play_round(env, agent, rollout, number, sink, should_stop)
             record = agent.update(rollout)
-            check_health(record, number, config, sink, team)
+            check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
-            event = tally.finish(agent.decisions, plain_record(record), started - before, team)
+            event = tally.finish(agent.decisions, plain(asdict(record)), started - before, team)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -220,39 +219,31 @@ def play_round(
     return tally
 
 
-def check_health(
-    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, team: Team | None = None
-) -> None:
+def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
-    team = team or Team()
-    tells = team.rank == 0
     found = AnomalyDetector().check(record, number / config.rounds)
     for anomaly in found:
         escalated = sink.telemetry.escalate_temporarily()
-        value, limit = (x if math.isfinite(x) else None for x in (anomaly.value, anomaly.limit))
         if tells:
+            value, limit = finite(anomaly.value), finite(anomaly.limit)
             sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
-        if tells and escalated and sink.wants(TelemetryLevel.DEBUG):
-            sink.write_record("UPDATE_DUMP", {"round": number, **plain_record(record)}, TelemetryLevel.DEBUG)
-    if config.stop_on_anomaly and team.any(bool(found)):
-        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found)) or "an anomaly on another rank"
+            if escalated:
+                sink.write_record("UPDATE_DUMP", {"round": number, **plain(asdict(record))}, TelemetryLevel.DEBUG)
+    if config.stop_on_anomaly and found:
+        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
         raise MeasurementError(
             f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} whole rounds are saved; lower ppo.lr, "
             "say, and use --resume."
         )
 
 
-def plain_record(record: UpdateRecord) -> dict[str, Any]:
-    """An update's record for JSON: NaN and infinity become None."""
-    return _plain(asdict(record))
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same for JSON: NaN and infinity become None."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [plain(inner) for inner in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _on(values: Any, agent: PPOAgent) -> Tensor:
