@@ -140,6 +140,16 @@ def test_a_rank_that_is_killed_is_one_line_on_the_others(tmp_path):
     assert own.code == -signal.SIGKILL
 
 
+def test_of_several_ranks_rank_0_names_the_one_that_is_gone(tmp_path):
+    def prepare(rank):
+        if rank == 2:
+            at_call(GrowthVectorEnv, "step", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    first, second, _ = train_ranks(tmp_path / "run", 3, prepare=prepare, hosts=3)
+    assert_one_line([first], "rank 0 lost contact with rank 2")
+    assert_one_line([second], "rank 1 lost contact with rank 0")
+
+
 def test_a_rank_that_falls_silent_is_not_waited_for(tmp_path):
     def pause():
         subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])

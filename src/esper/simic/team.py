@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
 import threading
@@ -193,6 +192,7 @@ class Pulse:
         self.heard = ""
         """what became of another rank; empty while nothing has"""
         self._rank, self._size = rank, size
+        self._other = 0  # whom it waits for
         self._own: str | None = None  # None while it works, empty when it has ended well
         self._is_over = threading.Event()
         self._group = dist.new_group(backend="gloo", timeout=_SILENCE)
@@ -207,25 +207,36 @@ class Pulse:
         self._thread.join()
 
     def _beat(self) -> None:
-        words: list[str | None] = [None] * self._size
+        words: list[str | None] = [None]
         try:
             while None in words and not any(words):
                 self._is_over.wait(_BEAT.total_seconds())
-                dist.monitored_barrier(
-                    self._group, _SILENCE, wait_all_ranks=True
-                )  # unlike others it says who is missing
-                dist.all_gather_object(words, self._own, group=self._group)
+                words = self._meet()
             failed = [f"rank {rank} failed: {word}" for rank, word in enumerate(words) if word and rank != self._rank]
             self.heard = "; ".join(failed)
-        except RuntimeError as problem:
-            missing = re.search(r"Ranks? ([\d, ]*\d) failed", str(problem))  # rank 0 looks for all, all look for rank 0
+        except RuntimeError:
             self.heard = (
-                f"rank {self._rank} lost contact with rank {missing[1] if missing else 0}. A process, a machine or the "
-                "network is down; when all are back, go on with the same command and --resume."
+                f"rank {self._rank} lost contact with rank {self._other}. A process, a machine or the network is down; "
+                "when all are back, go on with the same command and --resume."
             )
         if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):  # it trains, or waits on a GPU
             print(f"esper: {self.heard}", file=sys.stderr, flush=True)
             os._exit(2)
+
+    def _meet(self) -> list[str | None]:
+        """Every rank's word, by way of rank 0: one at a time, so that it is known who does not answer."""
+        words, others = [self._own] * self._size, range(1, self._size)
+        if self._rank > 0:
+            dist.send_object_list([self._own], 0, self._group)
+            dist.recv_object_list(words, 0, self._group)
+            return words
+        for self._other in others:
+            word: list[str | None] = [None]
+            dist.recv_object_list(word, self._other, self._group)
+            words[self._other] = word[0]
+        for self._other in others:
+            dist.send_object_list(words, self._other, self._group)
+        return words
 
 
 def _met(store: Store, rank: int, size: int) -> Store:
