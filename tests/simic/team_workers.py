@@ -208,7 +208,7 @@ def counted(out):
 
 
 def hosts_of(out):
-    """Round and host -> its events in order, wherever it was lived."""
+    """Round and host -> its events in order, wherever it was played."""
     found, number = {}, None
     for row in all_records(out):
         number = row["round"] if row["type"] == "RoundBegan" else number

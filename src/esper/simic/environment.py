@@ -38,7 +38,7 @@ LEAST_CHANGE = 0.1
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
-    """N hosts that live side by side. Episodes end by themselves after `task.epochs` epochs (terminated).
+    """N hosts that train side by side. Episodes end by themselves after `task.epochs` epochs (terminated).
 
     A host that has ended begins a new episode in the next step, which ignores its action (NEXT_STEP).
 
