@@ -16,12 +16,8 @@ class SlowLearner:
     """PPO as the paper has it, in loops over rows, steps and heads, with an optimiser and a network of its own."""
 
     def __init__(self, agent, rollout, assigned):
-        self.network, self.config, self.rollout, self.assigned = (
-            copy.deepcopy(agent.network),
-            agent.config,
-            rollout,
-            assigned,
-        )
+        self.network, self.config = copy.deepcopy(agent.network), agent.config
+        self.rollout, self.assigned = rollout, assigned
         self.names = agent.network.spec.names
         self.optimizer = torch.optim.Adam(self.network.parameters(), self.config.lr, eps=1e-5)
         raw, self.returns = rollout.advantages(self.config.gamma, self.config.gae_lambda)
