@@ -152,8 +152,8 @@ def test_each_ratio_that_was_looked_at_counts_once_whatever_a_rank_has_come_to()
         ("explained_variance", "early_stop_epoch", "stale_state_error", "lr", "entropy_weight", "decisions"), 0.0
     )
     other = Heard()
-    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [4], other, **known)  # all of its four decisions
-    record = summarise([left_behind([1.0])], ["op"], 0.2, [4], Heard(other.said), **known)  # one of four: cut short
+    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [8], other, **known)  # all of its four decisions
+    record = summarise([left_behind([1.0])], ["op"], 0.2, [8], Heard(other.said), **known)  # one of four: cut short
     assert record.heads["op"].clip_fraction == record.clip_fraction == pytest.approx(0.8)
     assert (record.ratio_mean, record.ratio_std) == (pytest.approx(1.8), pytest.approx(0.4))
     assert (record.heads["op"].steps, record.heads["op"].ratio_max, record.ratio_min) == (8, 2.0, 1.0)

@@ -44,12 +44,10 @@ def summarise(
     """One record of all minibatches of all processes, the same on each.
 
     Args:
-        uses: decisions that each head took part in, here.
+        uses: decisions of all processes that each head took part in.
         known: the fields that the caller measured itself.
     """
-    everyone = team.gather(([_to_cpu(trace) for trace in traces], uses))
-    whole = [_joined(parts) for parts in zip(*(own for own, _ in everyone), strict=True)]
-    steps = [sum(counts) for counts in zip(*(counts for _, counts in everyone), strict=True)]
+    whole = [_joined(parts) for parts in zip(*team.gather([_to_cpu(trace) for trace in traces]), strict=True)]
     log_ratios = torch.cat([trace.log_ratios for trace in whole], 1)  # [heads, rows of all passes, T]
     relevant = torch.cat([trace.is_relevant for trace in whole], 1)
     valid, rows, begins = (torch.cat([getattr(trace, name) for trace in whole]) for name in ("valid", "rows", "begins"))
@@ -61,7 +59,7 @@ def summarise(
     heads = {}
     for place, name in enumerate(names):
         own = _ratios(log_ratios[place], relevant[place])
-        heads[name] = HeadRecord(losses[place], entropies[place], _outside(own, clip), float(own.max()), steps[place])
+        heads[name] = HeadRecord(losses[place], entropies[place], _outside(own, clip), float(own.max()), uses[place])
     return UpdateRecord(
         policy_loss=float(torch.stack([trace.head_losses.sum() for trace in whole]).mean()),
         value_loss=float(torch.stack([trace.value_loss for trace in whole]).mean()),
