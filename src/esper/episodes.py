@@ -1,10 +1,13 @@
 """The one place where a host's epoch is played: train, measure, decide, act, tick. What happened is told as events."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from torch import nn
+
 from esper.kasmina.model import SlotChange
+from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, Choice, look_up
 from esper.leyline.legality import GrowthView
@@ -78,6 +81,13 @@ class Episodes:
     def tick(self) -> list[list[Event]]:
         """Stages and ramps of every host take their step."""
         return [tell_changes(*self._place(host), changes) for host, changes in enumerate(self.population.tick())]
+
+    def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
+        """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
+        for host in hosts:
+            ledger = self.population.runs[host].ledger
+            ledger.charge("policy", 1, flops)
+            ledger.spend("policy", seconds / len(hosts))
 
     def close(self, host: int) -> LedgerClosed:
         """What the host's episode has cost."""
@@ -181,6 +191,11 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
         params_share=view.params_used / budget,
         seeds_share=view.seeds_used / seeds,
     )
+
+
+def decision_flops(network: nn.Module | None) -> int:
+    """What one decision costs: a multiplication and an addition for each weight; a rule, without network, is free."""
+    return 0 if network is None else 2 * count_parameters(network)
 
 
 def loss_scale(task: Task) -> float:

@@ -208,7 +208,7 @@ def counted(out):
 
 
 def hosts_of(out):
-    """Round and host -> its events in order, wherever it was lived."""
+    """Round and host -> its events in order, wherever it was played."""
     found, number = {}, None
     for row in all_records(out):
         number = row["round"] if row["type"] == "RoundBegan" else number
@@ -231,7 +231,7 @@ def sorted_episodes(out):
     return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
 
 
-def deals_of(out):
+def assigned(out):
     """Round by round, the hosts of each rank."""
     rows = sorted((row["round"], row["rank"], row["hosts"]) for row in all_records(out) if row["type"] == "RankTimed")
     return [[hosts for number, _, hosts in rows if number == wanted] for wanted in sorted({row[0] for row in rows})]

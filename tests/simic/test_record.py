@@ -15,8 +15,9 @@ from simic.worlds import SMALL, growth_agent, growth_rollout
 class SlowLearner:
     """PPO as the paper has it, in loops over rows, steps and heads, with an optimiser and a network of its own."""
 
-    def __init__(self, agent, rollout, dealt):
-        self.network, self.config, self.rollout, self.dealt = copy.deepcopy(agent.network), agent.config, rollout, dealt
+    def __init__(self, agent, rollout, assigned):
+        self.network, self.config = copy.deepcopy(agent.network), agent.config
+        self.rollout, self.assigned = rollout, assigned
         self.names = agent.network.spec.names
         self.optimizer = torch.optim.Adam(self.network.parameters(), self.config.lr, eps=1e-5)
         raw, self.returns = rollout.advantages(self.config.gamma, self.config.gae_lambda)
@@ -83,7 +84,7 @@ class SlowLearner:
 
     def run(self):
         count = self.config.minibatches
-        for place, rows in enumerate(self.dealt):
+        for place, rows in enumerate(self.assigned):
             loss = self.minibatch(rows)
             if self.config.target_kl is not None and self.kl > KL_SLACK * self.config.target_kl:
                 self.stopped = place // count

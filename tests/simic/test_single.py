@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
 from esper.leyline.legality import is_legal
-from esper.simic.single import GrowthEnv
+from esper.simic.environment import GrowthEnv
 from simic.growths import (
     BUSY,
     POINTS,

@@ -1,7 +1,5 @@
 """What a team of one does, and the parts of a team that need no other process."""
 
-from itertools import product
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,75 +9,22 @@ from torch import nn
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
 from esper.simic.diagnostics import RatioExplosionDiagnostic
-from esper.simic.team import Team, code_digest, deal_hosts, is_launched, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.update_record import MinibatchTrace, summarise
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_every_host_has_one_rank_and_shares_differ_by_one_at_most(size, more):
     total = size + more - 1
-    shares = [Team(rank, size).share(total) for rank in range(size)]
+    shares = Team(0, size).assign(total)
+    assert len(shares) == size
     assert [host for share in shares for host in share] == list(range(total))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-RATES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=4)
-
-
-@given(RATES, st.integers(0, 6))
-def test_no_deal_is_done_earlier(rates, more):
-    total = len(rates) + more
-    found = deal_hosts(total, rates)
-
-    def seconds(deal):
-        return max(hosts / rate for hosts, rate in zip(deal, rates, strict=True))
-
-    every = [deal for deal in product(range(1, more + 2), repeat=len(rates)) if sum(deal) == total]
-    assert tuple(found) in every
-    assert seconds(found) == min(map(seconds, every))
-
-
-def dealt(rounds, total=8, size=2):
-    """The deal after rounds that took each rank so many seconds."""
-    ranks = [Team(rank, size) for rank in range(size)]
-    for rank in ranks:
-        rank.share(total)
-        for seconds in rounds:
-            rank.deal_anew(seconds)
-    assert [host for rank in ranks for host in rank.share(total)] == list(range(total))
-    assert all(rank.deal == ranks[0].deal for rank in ranks)
-    return ranks[0].deal
-
-
-@pytest.mark.parametrize(
-    ("rounds", "deal"),
-    [
-        ([], [4, 4]),
-        ([[1.0, 3.0]], [4, 4]),
-        ([[1.0, 3.0]] * 2, [6, 2]),
-        ([[9.0, 1.0], [1.0, 3.0]], [4, 4]),
-        ([[1.0, 3.0], [1.0, 1.0]], [4, 4]),
-        ([[1.0, 1.4]] * 4, [4, 4]),
-        ([[1.0, 1.7]] * 2, [5, 3]),
-        ([[1.0, 3.0]] * 3, [6, 2]),
-        ([[1.0, 3.0]] * 2 + [[1.5, 1.5]] * 4, [6, 2]),
-        ([[1.0, 3.0]] * 2 + [[6.0, 1.0]] * 2, [3, 5]),
-    ],
-    ids=str,
-)
-def test_hosts_are_dealt_anew_where_two_rounds_say_that_it_helps(rounds, deal):
-    assert dealt(rounds) == deal
-
-
-def test_shares_that_cannot_be_evener_are_left_alone():
-    assert dealt([[3.0, 2.0]] * 4, total=5) == [3, 2]
-    assert dealt([[1.0, 50.0]] * 4, total=2) == [1, 1]
-    assert dealt([[1.0]] * 4, size=1) == [8]
-
-
 def test_more_ranks_than_hosts_are_refused_with_the_way_out():
     with pytest.raises(SettingError, match=r"3 hosts .*4 ranks.*--hosts"):
-        Team(0, 4).share(3)
+        Team(0, 4).assign(3)
 
 
 def test_a_team_of_one_has_what_it_has():
@@ -91,8 +36,7 @@ def test_a_team_of_one_has_what_it_has():
     assert weight.grad.tolist() == [3.0, 4.0]
     assert alone.gather({"a": 1}) == [{"a": 1}]
     assert [alone.any(claim) for claim in (True, False)] == [True, False]
-    assert [alone.vote(claim, is_last=False) for claim in (True, False)] == [True, False]
-    assert alone.share(7) == range(7)
+    assert alone.assign(7) == [range(7)]
 
 
 def test_a_mistake_of_a_team_of_one_is_raised_as_it_is():
@@ -193,10 +137,11 @@ class Heard(Team):
         return [value, *self.others]
 
 
-def left_behind(ratios):
-    """The trace of one row of decisions by one head, with these ratios."""
-    changes, one = torch.tensor(ratios).log()[None, None], torch.zeros(1)
-    used = torch.ones_like(changes, dtype=torch.bool)
+def left_behind(ratios, steps=4):
+    """The trace of one row of decisions by one head, with these ratios; steps that are left over are not valid."""
+    empty, one = steps - len(ratios), torch.zeros(1)
+    changes = torch.tensor([*ratios, *[1.0] * empty]).log()[None, None]
+    used = torch.tensor([*[True] * len(ratios), *[False] * empty])[None, None]
     return MinibatchTrace(
         torch.tensor([0]), torch.tensor([0]), changes, used, used[0], one, one, one[0], one[0], one[0]
     )
@@ -207,8 +152,8 @@ def test_each_ratio_that_was_looked_at_counts_once_whatever_a_rank_has_come_to()
         ("explained_variance", "early_stop_epoch", "stale_state_error", "lr", "entropy_weight", "decisions"), 0.0
     )
     other = Heard()
-    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [4], other, **known)  # all of its four decisions
-    record = summarise([left_behind([1.0])], ["op"], 0.2, [4], Heard(other.said), **known)  # one of four: cut short
+    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [8], other, **known)  # all of its four decisions
+    record = summarise([left_behind([1.0])], ["op"], 0.2, [8], Heard(other.said), **known)  # one of four: cut short
     assert record.heads["op"].clip_fraction == record.clip_fraction == pytest.approx(0.8)
     assert (record.ratio_mean, record.ratio_std) == (pytest.approx(1.8), pytest.approx(0.4))
     assert (record.heads["op"].steps, record.heads["op"].ratio_max, record.ratio_min) == (8, 2.0, 1.0)

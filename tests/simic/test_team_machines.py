@@ -106,7 +106,7 @@ def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_b
             ip("-n", machines[0], "link", "set", "cable", "up")
     assert codes == [1, 1], said
     for rank, text in enumerate(said):
-        assert f"esper: rank {rank} " in text
+        assert f"esper: rank {rank} lost contact with rank {1 - rank}" in text
         assert "exitcode  : 2" in text
     assert 1 <= manifest_of(out)["rounds"] < SETTINGS["rounds"]
     with started(machines, tmp_path / "second", again) as runs:

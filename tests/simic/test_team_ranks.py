@@ -1,4 +1,4 @@
-"""Real processes joined by gloo: the same answer as one, stopping together, refusing together, dealt anew."""
+"""Real processes joined by gloo: the same answer as one, stopping together, refusing together."""
 
 import errno
 import os

@@ -82,7 +82,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     sink=sink,
                     resume=resume,
                     watch=watch,
-                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, console),
+                    watch_ranks=lambda ranks: _tell_ranks(ranks, console),
                     should_stop=lambda: is_asked() or time.monotonic() > until,
                     team=team,
                 )
@@ -103,7 +103,7 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     if len(config.devices) > 1:
         named = ", ".join(config.devices)
         raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
-    team.share(config.hosts)
+    team.assign(config.hosts)  # refuses more ranks than hosts
     places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
     if config.policy_device.startswith("cuda"):
         if team.device.type == "cpu":
@@ -119,18 +119,15 @@ def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, cons
         tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
         return
     shared = "; some share a GPU" if team.shares_gpu else ""
-    ranks = zip(team.gather(str(team.device)), team.deal, strict=True)
-    places = ", ".join(f"rank {rank} on {device}: {count}" for rank, (device, count) in enumerate(ranks))
+    ranks = zip(team.gather(str(team.device)), team.assign(config.hosts), strict=True)
+    places = ", ".join(f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks))
     tell(f"hosts by rank: {places}{shared}")
 
 
-def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:
-    """Each rank's speed and the one that all wait for, where there are several, and the next round's deal if new."""
+def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:
+    """Each rank's speed and the one that all wait for, where there are several."""
     if len(ranks) > 1:
         speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
-        tell = teller(console)
-        tell(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")
-        if list(deal) != [rank.hosts for rank in ranks]:
-            tell(f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}")
+        teller(console)(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")

@@ -109,19 +109,18 @@ class PPOAgent:
         weight, rate = self.entropy_weight, self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        traces, stopped = self._passes(rollout, advantages, returns, weight)
+        traces, stopped, counts = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
-        self.decisions += int(pool(rollout.valid.sum()))
+        self.decisions += int(counts[-1])
         self.updates += 1
         return summarise(
             traces,
             self.network.spec.names,
             config.clip,
-            rollout.uses(),
+            counts[:-1].tolist(),
             self.team,
-            first=rollout.first,
             explained_variance=known,
             early_stop_epoch=stopped,
             stale_state_error=stale,
@@ -132,10 +131,14 @@ class PPOAgent:
 
     def _passes(
         self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
-    ) -> tuple[list[MinibatchTrace], int | None]:
-        """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in."""
+    ) -> tuple[list[MinibatchTrace], int | None, Tensor]:
+        """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in.
+
+        Beside them, how many decisions of all processes each head took part in, and how many there are.
+        """
         traces: list[MinibatchTrace] = []
         is_relevant, is_open, counts = self._look_through(rollout)
+        decisions = counts[: len(is_relevant) + 1].sum(1)
         for epoch in range(self.config.epochs):
             for part in self._assign(rollout.total * rollout.per_row):
                 index = part - rollout.first * rollout.per_row
@@ -144,8 +147,8 @@ class PPOAgent:
                 own = rollout.cut(advantages, index), rollout.cut(returns, index)
                 traces.append(self._step(rollout, index, steps, *own, weight))
                 if traces[-1].gradient_norm is None:
-                    return traces, epoch
-        return traces, None
+                    return traces, epoch, decisions
+        return traces, None, decisions
 
     def _look_through(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
         """Where each head took part and where it had a choice, here; and the counts of every piece of all processes."""
@@ -174,7 +177,7 @@ class PPOAgent:
         entropies = mean_entropy(entropy, steps.is_open, rows.valid, counts.open)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
-            rows=index // rollout.per_row,
+            rows=rollout.first + index // rollout.per_row,
             begins=rollout.begins(index),
             log_ratios=policy.log_ratios,
             is_relevant=relevant,

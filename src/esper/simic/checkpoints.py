@@ -181,7 +181,7 @@ class History:
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             telemetry = self.sink.telemetry.state()
-            facts = {"rounds": rounds, "events": events, "telemetry": telemetry, "deal": self.team.deal}
+            facts = {"rounds": rounds, "events": events, "telemetry": telemetry}
             content = describe_agent(agent, self.layout, facts)
             self.store.save({"rounds": rounds, "return": mean_return}, {"policy": (name, content)})
 
@@ -196,8 +196,6 @@ class History:
             return 0
         facts = load_agent(self.store.path(newest, "policy"), agent, self.layout)
         self._rewind(facts["events"])
-        if len(deal := facts.get("deal", ())) == self.team.size:
-            self.team.deal = deal
         self.sink.telemetry.load(facts["telemetry"])
         self.sink.telemetry.end_round()
         return int(facts["rounds"])

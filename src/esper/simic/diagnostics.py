@@ -135,27 +135,22 @@ class AnomalyDetector:
 
     def check(self, record: UpdateRecord, progress: float) -> list[Anomaly]:
         """Anomalies of one update at `progress` (0 to 1) through training."""
-        found = []
         worst = str(record.explosion.worst[0]) if record.explosion.worst else ""
         numbers = (record.policy_loss, record.value_loss, record.approx_kl, record.ratio_max)
         broken = record.skipped_steps + sum(not math.isfinite(number) for number in numbers)
-        if broken:
-            found.append(Anomaly("non-finite numbers", float(broken), 0.0, worst))
         extreme = max(record.ratio_max, 1 / record.ratio_min if record.ratio_min > 0 else math.inf)
         gap = max(record.first_ratio_gap.values())
-        found += [
-            Anomaly(kind, value, limit, where)
-            for kind, value, limit, where in (
-                ("ratio", extreme, self.ratio_max, worst),
-                ("kl", record.approx_kl, self.kl_max, worst),
-                ("first ratio gap", gap, self.first_ratio_gap, str(record.first_worst)),
-            )
-            if value > limit
-        ]
         head, first = next(iter(record.heads.items()))
-        if first.entropy < self.entropy_floor:
-            found.append(Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}"))
         least = [limit for start, limit in self.explained_variance if progress >= start][-1]
-        if record.explained_variance < least:
-            found.append(Anomaly("explained variance", record.explained_variance, least))
-        return found
+        too_high = (
+            Anomaly("non-finite numbers", float(broken), 0.0, worst),
+            Anomaly("ratio", extreme, self.ratio_max, worst),
+            Anomaly("kl", record.approx_kl, self.kl_max, worst),
+            Anomaly("first ratio gap", gap, self.first_ratio_gap, str(record.first_worst)),
+        )
+        too_low = (
+            Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}"),
+            Anomaly("explained variance", record.explained_variance, least),
+        )
+        found = [anomaly for anomaly in too_high if anomaly.value > anomaly.limit]
+        return found + [anomaly for anomaly in too_low if anomaly.value < anomaly.limit]

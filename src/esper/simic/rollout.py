@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.simic.losses import relevant_steps
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
 from esper.tamiyo.normalising import Pool
@@ -144,11 +143,6 @@ class Rollout:
         found = gae(self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam)
         found = torch.where(self.valid, found, 0.0)
         return found, found + self.values
-
-    def uses(self) -> list[int]:
-        """How many decisions each head took part in."""
-        choices = {name: self.choices[..., place] for place, name in enumerate(self.spec.names)}
-        return [int(count) for count in relevant_steps(self.spec, choices, self.valid).sum((1, 2))]
 
     def begins(self, index: Tensor) -> Tensor:
         """The first step of each of these pieces."""

@@ -12,8 +12,11 @@ from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import ActionRefused, Event, HostEpoch, RoundFinished, StageChanged
+from esper.telemetry.events import ActionRefused, Event, HostEpoch, RankTimed, RoundFinished, StageChanged
 from esper.telemetry.sink import Sink
+
+_LAST = ("accuracy", "twin_accuracy", "params_share")
+"""what is kept of each host's last epoch; parameters are over the host's own"""
 
 
 class RoundTally:
@@ -26,8 +29,9 @@ class RoundTally:
         self.ops = np.zeros(len(OP_NAMES), int)
         self.stages: dict[str, int] = {}
         self.refused = 0
-        self.last = np.zeros((env.num_envs, 3))
-        """accuracy, twin's accuracy, parameters over the host's own, at each host's last epoch"""
+        self.last = np.zeros((env.num_envs, len(_LAST)))
+        self.ranks: list[RankTimed] = []
+        """how long each process took to play its share: this one until the round is finished, then all"""
 
     def take(
         self,
@@ -37,7 +41,7 @@ class RoundTally:
         info: dict[str, Any],
         goes_on: NDArray[np.bool_],
     ) -> None:
-        """Take in one step of the hosts whose episode goes on."""
+        """Take in one step of the hosts whose episode goes on; what an episode has cost is told as it ends."""
         for host in np.flatnonzero(goes_on).tolist():
             self.returns[host] += rewards[host]
             for name, value in info["reward_parts"][host].items():
@@ -49,6 +53,8 @@ class RoundTally:
             if self.sink.wants(TelemetryLevel.DEBUG):
                 self._tell_action(host, actions[host].tolist(), masks, success)
             self.tell(host, events, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
+            if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
+                self.sink.write(self.env.episodes.close(host))
 
     def tell(self, host: int, events: Sequence[Event], **earned: Any) -> None:
         """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""
@@ -89,39 +95,33 @@ class RoundTally:
         )
         self.sink.write_record(ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
 
-    def finish(
-        self, number: int, decisions: int, update: dict[str, Any], seconds: float, team: Team | None = None
-    ) -> RoundFinished:
-        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts."""
-        own = {
-            "hosts": self.env.num_envs,
-            "returns": float(self.returns.sum()),
-            "last": self.last.sum(0).tolist(),
-            "refused": self.refused,
-            "seconds": seconds,
-        }
-        everyone = (team or Team()).gather(
-            (own, self.parts, dict(zip(OP_NAMES, self.ops.tolist(), strict=True)), self.stages)
-        )
-        hosts = sum(facts["hosts"] for facts, *_ in everyone)
-        accuracy, twin, params = (sum(facts["last"][place] for facts, *_ in everyone) / hosts for place in range(3))
-        parts, ops, stages = (_added([found[place] for found in everyone]) for place in (1, 2, 3))
-        return RoundFinished(
-            round=number,
+    def finish(self, decisions: int, update: dict[str, Any], seconds: float, team: Team) -> RoundFinished:
+        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts. Rank 0 tells it."""
+        last = dict(zip(_LAST, self.last.sum(0).tolist(), strict=True))
+        own = {"hosts": self.env.num_envs, "returns": float(self.returns.sum()), "refused": self.refused, **last}
+        ops = dict(zip(OP_NAMES, self.ops.tolist(), strict=True))
+        everyone = team.gather((own, self.parts, ops, self.stages, seconds, self.ranks))
+        *tables, clocks, ranks = zip(*everyone, strict=True)
+        whole, parts, ops, stages = map(_added, tables)
+        self.ranks = [timed for own_ranks in ranks for timed in own_ranks]
+        hosts = whole["hosts"]
+        event = RoundFinished(
+            round=self.number,
             decisions=decisions,
-            mean_return=sum(facts["returns"] for facts, *_ in everyone) / hosts,
-            accuracy=accuracy,
-            twin_accuracy=twin,
-            params_share=params,
+            mean_return=whole["returns"] / hosts,
+            **{name: whole[name] / hosts for name in _LAST},
             reward_parts={name: value / hosts for name, value in parts.items()},
             ops=ops,
             germinated=stages.get("GERMINATED", 0),
             fossilized=stages.get("FOSSILIZED", 0),
             culled=stages.get("CULLED", 0),
-            refused=sum(facts["refused"] for facts, *_ in everyone),
+            refused=whole["refused"],
             update=update,
-            seconds=max(facts["seconds"] for facts, *_ in everyone),
+            seconds=max(clocks),
         )
+        if team.rank == 0:
+            self.sink.write(event)
+        return event
 
 
 def _added(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

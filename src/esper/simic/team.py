@@ -7,10 +7,10 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,17 +24,13 @@ from torch.distributed.rendezvous import rendezvous
 from esper.leyline.errors import DeviceError, EsperError, SettingError
 
 _PATIENCE = timedelta(minutes=30)
-"""Longest wait of one rank for another: the first epoch of a large host, twins."""
+"""Longest wait of one rank for another that is alive: the first epoch of a large host, twins."""
 _JOINING = timedelta(minutes=5)
 """Longest wait for the address at which ranks meet."""
 _MEETING = timedelta(minutes=1)
 """Longest wait for one connection between two ranks that have met."""
 _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 """How often ranks hear of each other, and how long one may be silent before it counts as lost."""
-_LAG, _DRIFT = 8, 8.0
-"""Most epochs, and most seconds, by which ranks may drift apart within a round: so late a stop is seen."""
-_UNEVEN = 1.2
-"""Hosts are dealt anew where the slowest rank takes this much longer than with the best deal."""
 
 
 class Team:
@@ -44,32 +40,15 @@ class Team:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self.shares_gpu = False
         """whether sums of what is on a GPU are made on the CPU, because some ranks share one"""
-        self.deal: list[int] = []
-        """hosts of each rank"""
         self._told: EsperError | None = None
-        self._took: Sequence[float] = ()
-        self._votes: deque[tuple[dist.Work, Tensor]] = deque()
-        self._lag = 0
-        self._waited = 0.0
 
-    def share(self, total: int) -> range:
-        """The members of 0 .. total - 1 that belong to this rank: a stretch; even, unless the deal says otherwise."""
+    def assign(self, total: int) -> list[range]:
+        """The hosts of each rank: stretches of 0 .. total - 1 that differ by one host at most."""
         if total < self.size:
-            raise SettingError(f"{total} hosts cannot be dealt to {self.size} ranks; start fewer, or raise --hosts.")
-        if sum(self.deal) != total:
-            self.deal = deal_hosts(total, [1.0] * self.size)
-        first = sum(self.deal[: self.rank])
-        return range(first, first + self.deal[self.rank])
-
-    def deal_anew(self, seconds: Sequence[float]) -> None:
-        """Deal by what ranks take for a round, the better of two with the same deal, where that is worth it."""
-        before, self._took = self._took, seconds
-        if before:
-            best = [min(pair) for pair in zip(before, seconds, strict=True)]
-            rates = [count / took for count, took in zip(self.deal, best, strict=True)]
-            deal = deal_hosts(sum(self.deal), rates)
-            if max(best) > _UNEVEN * max(count / rate for count, rate in zip(deal, rates, strict=True)):
-                self.deal, self._took = deal, ()
+            raise SettingError(f"{total} hosts are too few for {self.size} ranks; start fewer ranks or raise --hosts.")
+        each, more = divmod(total, self.size)
+        bounds = [rank * each + min(rank, more) for rank in range(self.size + 1)]
+        return [range(*pair) for pair in pairwise(bounds)]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks; the argument is left alone."""
@@ -94,26 +73,6 @@ class Team:
         """Whether any rank says so."""
         return bool(self.sum(torch.tensor(int(claim))) > 0)
 
-    def vote(self, claim: bool, is_last: bool) -> bool:
-        """Whether any rank claimed so as many votes ago as they lag, or, with the last, in any that is open."""
-        if self.size == 1:
-            return claim
-        count, started = torch.tensor(int(claim)), time.perf_counter()
-        self._votes.append((dist.all_reduce(count, async_op=True), count))
-        due = [self._votes.popleft() for _ in range(len(self._votes) - (0 if is_last else self._lag))]
-        for work, _ in due:
-            work.wait()
-        self._waited += time.perf_counter() - started
-        return any(count > 0 for _, count in due)
-
-    def pace(self, seconds: float) -> None:
-        """From the next round on votes lag by what fits into a few seconds, where an epoch takes so long."""
-        self._lag = min(_LAG, int(_DRIFT / seconds))
-
-    def clock(self) -> float:
-        """Seconds; it stands still while this rank waits for the votes of others."""
-        return time.perf_counter() - self._waited
-
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order; plain data."""
         if self.size == 1:
@@ -135,7 +94,7 @@ class Team:
         texts = self.gather(None if problem is None else str(problem))
         said = [(rank, text) for rank, text in enumerate(texts) if text is not None]
         if said:
-            self._told = problem or SettingError(f"rank {said[0][0]} could not go on: {said[0][1]}")
+            self._told = problem or SettingError(f"rank {said[0][0]} failed: {said[0][1]}")
             raise self._told
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
@@ -148,14 +107,6 @@ class Team:
                         f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}. "
                         "Start all of them with the same command, version and files."
                     )
-
-
-def deal_hosts(total: int, rates: Sequence[float]) -> list[int]:
-    """Hosts for ranks that live so many per second, at least one each, so that the last is done as early as can be."""
-    counts = [1] * len(rates)
-    for _ in range(total - len(rates)):
-        counts[min(range(len(rates)), key=lambda rank: (counts[rank] + 1) / rates[rank])] += 1
-    return counts
 
 
 def code_digest() -> str:
@@ -232,16 +183,16 @@ def _gpu_name(device: torch.device) -> str:
 
 
 class Pulse:
-    """A word of every rank to all others each second, beside whatever they do: nobody waits for one that has failed.
+    """A thread that meets all other ranks each second, whatever its own rank does: who stays away is lost.
 
-    Ranks that wait see a rank end when its connections close. One that is cut off closes none, and one that waits on a
-    GPU sees nothing; such a process is ended from here.
+    A timeout cannot do this: the wait for a rank that trains a long epoch looks like the wait for one that is cut off.
     """
 
     def __init__(self, rank: int, size: int):
         self.heard = ""
         """what became of another rank; empty while nothing has"""
-        self._rank, self._words = rank, [None] * size
+        self._rank, self._size = rank, size
+        self._other = 0  # whom it waits for
         self._own: str | None = None  # None while it works, empty when it has ended well
         self._is_over = threading.Event()
         self._group = dist.new_group(backend="gloo", timeout=_SILENCE)
@@ -256,21 +207,36 @@ class Pulse:
         self._thread.join()
 
     def _beat(self) -> None:
+        words: list[str | None] = [None]
         try:
-            while any(word is None for word in self._words) and not any(self._words):
+            while None in words and not any(words):
                 self._is_over.wait(_BEAT.total_seconds())
-                dist.all_gather_object(self._words, self._own, group=self._group)
-            failed = [(rank, word) for rank, word in enumerate(self._words) if word and rank != self._rank]
-            self.heard = f"rank {failed[0][0]} could not go on: {failed[0][1]}" if failed else ""
-        except RuntimeError as problem:
-            what = str(problem).splitlines()[0].split("] ", 1)[-1]  # without gloo's file and line
+                words = self._meet()
+            failed = [f"rank {rank} failed: {word}" for rank, word in enumerate(words) if word and rank != self._rank]
+            self.heard = "; ".join(failed)
+        except RuntimeError:
             self.heard = (
-                f"rank {self._rank} has lost the others ({what}). A process, a machine or the network is down; when "
-                "all are back, go on with the same command and --resume."
+                f"rank {self._rank} lost contact with rank {self._other}. A process, a machine or the network is down; "
+                "when all are back, go on with the same command and --resume."
             )
-        if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):
+        if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):  # it trains, or waits on a GPU
             print(f"esper: {self.heard}", file=sys.stderr, flush=True)
             os._exit(2)
+
+    def _meet(self) -> list[str | None]:
+        """Every rank's word, by way of rank 0: one at a time, so that it is known who does not answer."""
+        words, others = [self._own] * self._size, range(1, self._size)
+        if self._rank > 0:
+            dist.send_object_list([self._own], 0, self._group)
+            dist.recv_object_list(words, 0, self._group)
+            return words
+        for self._other in others:
+            word: list[str | None] = [None]
+            dist.recv_object_list(word, self._other, self._group)
+            words[self._other] = word[0]
+        for self._other in others:
+            dist.send_object_list(words, self._other, self._group)
+        return words
 
 
 def _met(store: Store, rank: int, size: int) -> Store:

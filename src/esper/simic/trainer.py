@@ -2,16 +2,15 @@
 and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
-import gc
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.episodes import decision_flops
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
@@ -30,7 +29,7 @@ from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished
+from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
 
 Watch = Callable[[RoundFinished], None]
@@ -59,15 +58,14 @@ def train_ppo_vectorized(
     Args:
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
-        watch_ranks: is shown how long each rank took to live its share of a round.
-        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all, where
-            there are several some epochs later.
+        watch_ranks: is shown how long each rank took to play its share of a round.
+        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
     team = team or Team()
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env, deal = build_environment(config, team, should_stop), team.deal
+            env = build_environment(config, team, should_stop)
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team)
             first = history.resume(agent) if resume else 0
@@ -76,32 +74,14 @@ def train_ppo_vectorized(
         rollout = build_rollout(env, agent, config.hosts)
         started = time.perf_counter()
         for number in range(first, config.rounds):
-            if team.deal != deal:  # hosts begin anew with every round, so they may as well do so on another rank
-                del env, rollout
-                gc.collect()  # of two populations at once the second may find no room
-                torch.cuda.empty_cache()
-                with team.together():
-                    env, deal = build_environment(config, team, should_stop), team.deal
-                    rollout = build_rollout(env, agent, config.hosts)
-            began = team.clock()
-            sink.write(RoundBegan(number))
             tally = play_round(env, agent, rollout, number, sink, should_stop)
-            timed = RankTimed(number, team.rank, env.num_envs, team.clock() - began)
-            sink.write(timed)
-            ranks = [RankTimed(*row) for row in team.gather(astuple(timed))]
-            team.pace(max(rank.seconds for rank in ranks) / rollout.steps)
-            if not config.deterministic:  # sums would be added up in an order that the clock decides
-                team.deal_anew([rank.seconds for rank in ranks])
-            watch_ranks(ranks)
             record = agent.update(rollout)
-            check_health(record, number, config, sink, team)
+            check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
-            event = tally.finish(number, agent.decisions, plain_record(record), started - before, team)
-            del tally  # it holds the hosts
-            if team.rank == 0:
-                sink.write(event)
+            event = tally.finish(agent.decisions, plain(asdict(record)), started - before, team)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
+            watch_ranks(tally.ranks)
             watch(event)
     return agent
 
@@ -111,7 +91,7 @@ def build_environment(
 ) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
-    here, task, folder = team.share(config.hosts), config.task.build(), config.out / runfolder.TWINS
+    here, task, folder = team.assign(config.hosts)[team.rank], config.task.build(), config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
     places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
@@ -200,66 +180,66 @@ def play_round(
     should_stop: Callable[[], bool],
 ) -> RoundTally:
     """N whole episodes, side by side. A host that is given up has no more steps in this round."""
+    sink.write(RoundBegan(number))
+    began, waited = time.perf_counter(), 0.0
     obs, info = env.reset(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
     rollout.begin(hidden)
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
     begins = torch.zeros_like(goes_on)  # hidden is zero already
-    tally = RoundTally(env, number, sink)
+    tally, flops = RoundTally(env, number, sink), decision_flops(agent.network)
     for host, events in enumerate(info["events"]):
         tally.tell(host, events)
     for step in range(rollout.steps):
+        asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
         choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, noise=noise[step])
-        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
+        env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
+        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         before = info
         obs, rewards, terminated, truncated, info = env.step(actions)
         paid = _on(rewards, agent).to(rollout.rewards.dtype)
         rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
         tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
         goes_on &= ~_on(terminated, agent)
-        if agent.team.vote(should_stop(), step + 1 == rollout.steps):
+        asked = time.perf_counter()
+        if agent.team.any(should_stop()):
             raise InterruptedTraining(number)
+        waited += time.perf_counter() - asked  # for ranks that take longer
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
+    tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
+    sink.write(tally.ranks[0])
     return tally
 
 
-def check_health(
-    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, team: Team | None = None
-) -> None:
+def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
-    team = team or Team()
-    tells = team.rank == 0
     found = AnomalyDetector().check(record, number / config.rounds)
     for anomaly in found:
         escalated = sink.telemetry.escalate_temporarily()
-        value, limit = (x if math.isfinite(x) else None for x in (anomaly.value, anomaly.limit))
         if tells:
+            value, limit = finite(anomaly.value), finite(anomaly.limit)
             sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
-        if tells and escalated and sink.wants(TelemetryLevel.DEBUG):
-            sink.write_record("UPDATE_DUMP", {"round": number, **plain_record(record)}, TelemetryLevel.DEBUG)
-    if config.stop_on_anomaly and team.any(bool(found)):
-        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found)) or "an anomaly on another rank"
+            if escalated:
+                sink.write_record("UPDATE_DUMP", {"round": number, **plain(asdict(record))}, TelemetryLevel.DEBUG)
+    if config.stop_on_anomaly and found:
+        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
         raise MeasurementError(
             f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} whole rounds are saved; lower ppo.lr, "
             "say, and use --resume."
         )
 
 
-def plain_record(record: UpdateRecord) -> dict[str, Any]:
-    """An update's record for JSON: NaN and infinity become None."""
-    return _plain(asdict(record))
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same for JSON: NaN and infinity become None."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [plain(inner) for inner in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _on(values: Any, agent: PPOAgent) -> Tensor:

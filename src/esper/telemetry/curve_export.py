@@ -6,13 +6,12 @@ Biases it is another run of the same name and group, since an offline one cannot
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from esper.leyline.errors import SettingError
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
@@ -45,32 +44,17 @@ def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float
             yield f"{place}/{name}", float(value)
 
 
-class Tracker(Protocol):
-    """Draws curves of what it is given."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TensorBoard:
     """Event files in `tensorboard` of the run folder."""
 
-    def __init__(self, run: Path, config: Mapping[str, Any]):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    def __init__(self, run: Path, config: Mapping[str, Any], step: int):
+        from torch.utils.tensorboard import SummaryWriter
 
-        self.file, self.is_begun = EventFileWriter(str(run / "tensorboard")), False
+        self.file = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-        if not self.is_begun:  # every start but a folder's first makes TensorBoard drop what it has from here on
-            self.file.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-            self.is_begun = True
-        summary = Summary(value=[scalar_pb(name, value).value[0] for name, value in values.items()])
-        self.file.add_event(Event(step=step, wall_time=time.time(), summary=summary))
+        for name, value in values.items():
+            self.file.add_scalar(name, value, step)
         self.file.flush()
 
     def close(self) -> None:
@@ -80,7 +64,7 @@ class TensorBoard:
 class Wandb:
     """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it at once."""
 
-    def __init__(self, run: Path, config: Mapping[str, Any]):
+    def __init__(self, run: Path, config: Mapping[str, Any], step: int):
         import wandb
 
         name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
@@ -93,7 +77,8 @@ class Wandb:
         self.run.finish()
 
 
-TRACKERS: dict[TrackerName, type[TensorBoard] | type[Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+Tracker = TensorBoard | Wandb
+TRACKERS: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
@@ -106,7 +91,7 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
 
 
 class TrackingSink:
-    """Passes all on to a sink, and numbers to trackers. They open with the first event: a refused start leaves none.
+    """Passes all on to a sink, and numbers to trackers. They open with the first number: a refused start leaves none.
 
     Args:
         names: trackers that are wanted, whatever the level of the records on disk.
@@ -124,12 +109,12 @@ class TrackingSink:
     def write(self, event: Event) -> None:
         self.sink.write(event)
         found = scalars_of(event) if self._trackers else None
+        if found is None:
+            return
         for name, tracker in tuple(self._trackers.items()):
-            if tracker is None or found is not None:
-                with self._giving_up_on(name):
-                    tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config)
-                    if found is not None:
-                        tracker.log(*found)
+            with self._giving_up_on(name):
+                tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
+                tracker.log(*found)
 
     @contextmanager
     def _giving_up_on(self, name: TrackerName) -> Iterator[None]:

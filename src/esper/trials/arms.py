@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from esper.episodes import Episodes
+from esper.episodes import Episodes, decision_flops
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import count_parameters, has_gate
+from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.legality import GrowthView
@@ -163,19 +163,15 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
         self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
         self.memory: Any = None
-        self.flops = 2 * count_parameters(policy.network) if isinstance(policy, NetworkPolicy) else 0
-        """of one decision: a multiplication and an addition for each weight; rules count as free"""
+        self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
-    def decide(self, run: HostRun, view: GrowthView, may_act: bool) -> Choice:
+    def decide(self, view: GrowthView, may_act: bool) -> Choice:
         """The raw indices of this host's next action; WAIT where it may not act."""
-        started = time.perf_counter()
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
         observation = observe([self.tracker], self.use_telemetry) if isinstance(self.policy, NetworkPolicy) else None
         actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
-        run.ledger.charge("policy", 1, self.flops)
-        run.ledger.spend("policy", time.perf_counter() - started)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
         return op, slot, blueprint, blend
 
@@ -203,11 +199,12 @@ def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Eve
 
 def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]) -> None:
     """Decide, act and tick after an epoch that was measured; what happens is added to each host's events."""
-    runs = episodes.population.runs
     for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
         # of a host that was rolled back nothing was measured as it is now
         may_act = not any(isinstance(event, HostRolledBack) for event in happened[host])
-        choice = decider.decide(runs[host], view, may_act)
+        started = time.perf_counter()
+        choice = decider.decide(view, may_act)
+        episodes.charge_policy([host], decider.flops, time.perf_counter() - started)
         happened[host] += episodes.act(host, choice) if may_act else []
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked
