@@ -1,5 +1,6 @@
 """A reader keeps up with growing files, whatever they do, and never touches the run."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,9 +26,11 @@ from dashboard.generated import (
 from epoch_records import grown_epoch
 from esper.dashboard import reader
 from esper.dashboard.reader import RunReader
+from esper.dashboard.report import write_report
+from esper.dashboard.runs import summarise
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
-from esper.telemetry.events import RoundBegan, to_record
+from esper.telemetry.events import HostRolledBack, RoundBegan, to_record
 from esper.telemetry.runfolder import only_writer
 
 LONGEST = 4096
@@ -238,6 +241,47 @@ def test_a_configuration_that_is_mended_is_read_and_one_that_breaks_is_remembere
 def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path):
     with pytest.raises(SaveError, match=r"config\.json.*--out"):
         RunReader(tmp_path)
+
+
+OLDER = {
+    "grown": (
+        {"command": "grow", "task": {"name": "digits"}},
+        [
+            {"type": "StageChanged", "host": 0, "epoch": 0, "slot": "r0c0", "before": "DORMANT", "after": "GERMINATED"},
+            {"type": "GrownEpoch", "host": 0, "epoch": 0, "train_loss": 2.0, "held_out_loss": 1.5, "params": 438},
+            {"type": "ContributionMeasured", "host": 0, "epoch": 0, "slot": "r0c0", "mean": 0.1},
+        ],
+    ),
+    "ppo": (
+        {"task": {"name": "digits"}},
+        [
+            {"type": "RoundBegan", "round": 0},
+            {"type": "HostEpoch", "round": 0, "host": 0, "epoch": 2, "train_loss": 2.0},
+            {"type": "HostEpoch", "round": 0, "host": 1, "epoch": 2, "train_loss": 2.0},
+        ],
+    ),
+    "settings": ({"task": {"name": "digits", "life": 30}}, [{"type": "RoundBegan", "round": 0}]),
+}
+
+
+@pytest.mark.parametrize(("config", "records"), OLDER.values(), ids=OLDER)
+def test_a_folder_of_an_older_format_is_refused_and_listed_as_such(tmp_path, config, records):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "events-0.jsonl").write_bytes(as_lines(records))
+    with pytest.raises(SaveError, match="older format"):
+        reader.open_run(folder)
+    with pytest.raises(SaveError, match="older format"):
+        write_report([folder], tmp_path / "report.html")
+    found = opened(folder)
+    assert (found.view.events, found.status()) == (0, "older format")
+    assert summarise(found).status == "older format"
+
+
+def test_text_about_older_records_makes_no_older_format(tmp_path):
+    record = to_record(HostRolledBack(0, 1, '{"type": "GrownEpoch"'))
+    assert reader.open_run(write_run(tmp_path / "run", "ppo", {0: [record]})).problem is None
 
 
 def test_a_run_is_running_while_its_writer_holds_the_lock(tmp_path):

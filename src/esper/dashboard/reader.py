@@ -18,7 +18,11 @@ from esper.leyline.errors import SaveError
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
-_LARGEST_CONFIG, _SAMPLE = 2**20, 4096
+_LARGEST_CONFIG, _SAMPLE, _HEAD = 2**20, 4096, 2**20
+_OLDER = re.compile(
+    rb'^\{"type": "(GrownEpoch"|EpochMeasured"|ContributionMeasured"|HostEpoch", "round")', re.MULTILINE
+)
+"""Records of epochs as they were before one numbering: folding them would show nonsense."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
@@ -42,13 +46,16 @@ class RunReader:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.problem: str | None = None
-        """what is wrong with config.json"""
-        self.view = self._blank(self._config())
+        """why the folder cannot be shown: config.json is damaged, or all of it is older"""
+        self.is_older = False
         self.places: dict[int, Place] = {}
+        self.view = self._blank(self._config())
 
     def refresh(self) -> int:
         """Fold what the files have that the view has not; returns how many records."""
         blank = self._blank(self._config())
+        if self.is_older:
+            return 0
         if self.problem is None:
             self.view.config = blank.config
         if not self._fits() or (self.problem is None and self.view.kind != blank.kind):
@@ -62,9 +69,9 @@ class RunReader:
         return self.view.events - before
 
     def status(self) -> str:
-        """running, finished, stopped; damaged where config.json does not tell what was started."""
+        """running, finished, stopped; damaged where config.json does not tell what was started; or older format."""
         if self.problem is not None:
-            return "damaged"
+            return "older format" if self.is_older else "damaged"
         if _is_locked(self.folder / "lock"):
             return "running"
         done, total = self.progress()
@@ -112,8 +119,18 @@ class RunReader:
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
+        self.is_older = "life" in config["task"] or (not self.places and self._begins_as_before())
         self.problem = None
+        if self.is_older:
+            self.problem = f"{self.folder} is of an older format. Look at it with the version of esper that wrote it."
         return config
+
+    def _begins_as_before(self) -> bool:
+        for path in event_files(self.folder).values():
+            with _reading(path) as file:
+                if _OLDER.search(file.read(_HEAD)):
+                    return True
+        return False
 
     def _fits(self) -> bool:
         """Whether every file still begins with what was folded of it."""
@@ -128,6 +145,14 @@ def open_plain(path: Path) -> BinaryIO:
         os.close(handle)
         raise OSError(0, "not a regular file")
     return os.fdopen(handle, "rb")
+
+
+def open_run(folder: Path) -> RunReader:
+    """A reader of a run that this version can show."""
+    reader = RunReader(folder)
+    if reader.is_older:
+        raise SaveError(str(reader.problem))
+    return reader
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, plain, rest, standings
-from esper.dashboard.reader import RunReader
+from esper.dashboard.reader import RunReader, open_run
 from esper.dashboard.runs import is_run
 from esper.leyline.errors import SaveError
 
@@ -45,7 +45,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
             raise SaveError(
                 f"{path} is no run folder: it holds no config.json with events beside it. Name a run's --out."
             )
-        readers.append(RunReader(path))
+        readers.append(open_run(path))
         readers[-1].refresh()
     if not readers:
         raise SaveError("a report needs at least one run folder.")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from esper.dashboard import drawing
 from esper.dashboard.drawing import Moment, Picture
-from esper.dashboard.reader import RunReader
+from esper.dashboard.reader import RunReader, open_run
 from esper.dashboard.runs import summarise
 from esper.leyline.errors import EsperError, SettingError
 
@@ -256,7 +256,7 @@ def speaks_utf8() -> bool:
 
 def watch(folder: Path) -> None:
     """Follow the run in a folder until somebody quits."""
-    app = WatchApp(RunReader(folder), is_ascii=not speaks_utf8())
+    app = WatchApp(open_run(folder), is_ascii=not speaks_utf8())
     if not (sys.__stdin__ and sys.__stdin__.isatty()):
         raise SettingError("esper watch needs a terminal to draw on; `esper runs` prints without one.")
     app.run()

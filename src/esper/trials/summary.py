@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.trials.comparing import ORACLE, CompareConfig, Trials
 from esper.telemetry.statistics import Estimate, compare_pairs, estimate_mean
+from esper.trials.comparing import ORACLE, CompareConfig, Trials
 
 METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
 """Name and sign: what is ahead has more of it times the sign."""
