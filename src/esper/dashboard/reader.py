@@ -19,9 +19,7 @@ from esper.leyline.errors import SaveError
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
 _LARGEST_CONFIG, _SAMPLE, _HEAD = 2**20, 4096, 2**20
-_OLDER = re.compile(
-    rb'^\{"type": "(GrownEpoch"|EpochMeasured"|ContributionMeasured"|HostEpoch", "round")', re.MULTILINE
-)
+_OLDER = re.compile(rb'(?m)^\{"type": "(GrownEpoch|EpochMeasured|ContributionMeasured|HostEpoch", "round)"')
 """Records of epochs as they were before one numbering: folding them would show nonsense."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
