@@ -2,7 +2,6 @@
 
 import json
 from array import array
-from collections import deque
 
 from hypothesis import strategies as st
 
@@ -221,13 +220,13 @@ def folded(kind, files):
 
 
 def _comparable(value):
-    return list(value) if isinstance(value, array | deque) else vars(value)
+    return list(value) if isinstance(value, array) else vars(value)
 
 
 def plain(view, ranks=1):
     """All that a view shows, to compare. The order between ranks is that of arrival, so there it does not count."""
-    log = list(view.log)
-    shown = {**vars(view), "lines": log, "unread": [], "ops": view.ops}
+    log = view.log
+    shown = {**vars(view), "lines": log, "newest": [], "ops": view.ops}
     if ranks > 1:
         shown["lines"] = [{**vars(line), "number": 0} for line in log] if view.events <= LOG_LINES else []
         shown |= {name: sorted(shown[name], key=repr) for name in ("lines", "results", "ledgers")}

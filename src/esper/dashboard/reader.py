@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +17,7 @@ from esper.leyline.errors import SaveError
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
-_LARGEST_CONFIG, _SAMPLE, _HEAD = 2**20, 4096, 2**20
+_LARGEST_CONFIG, _TAIL, _HEAD = 2**20, 4096, 2**20
 _OLDER = re.compile(rb'(?m)^\{"type": "(GrownEpoch|EpochMeasured|ContributionMeasured|HostEpoch", "round)"')
 """Records of epochs as they were before one numbering: folding them would show nonsense."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
@@ -32,8 +31,8 @@ class Place:
     offset: int = 0
     is_inside: bool = False
     """whether the offset lies inside a line that is too long"""
-    sample: str = ""
-    """digest of the first bytes and of those before the offset: another file has another one"""
+    tail: bytes = b""
+    """what stands before the offset: in another file it is something else"""
     rounds: dict[int, int] = field(default_factory=dict)
     """round -> where it begins"""
 
@@ -63,7 +62,9 @@ class RunReader:
             place = self.places.setdefault(rank, Place())
             with _reading(path) as file:
                 _follow(file, place, self.view, rank)
-                place.sample = _sample(file, place.offset)
+                size = min(place.offset, _TAIL)
+                file.seek(place.offset - size)
+                place.tail = file.read(size)
         return self.view.events - before
 
     def status(self) -> str:
@@ -131,7 +132,7 @@ class RunReader:
         return False
 
     def _fits(self) -> bool:
-        """Whether every file still begins with what was folded of it."""
+        """Whether every file still holds what was folded of it."""
         files = event_files(self.folder)
         return all(rank in files and _is_same(files[rank], place) for rank, place in self.places.items())
 
@@ -193,18 +194,11 @@ def _read_line(line: bytes) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _sample(file: BinaryIO, offset: int) -> str:
-    size = min(offset, _SAMPLE)
-    file.seek(0)
-    first = file.read(size)
-    file.seek(offset - size)
-    return blake2b(first + file.read(size), digest_size=16).hexdigest()
-
-
 def _is_same(path: Path, place: Place) -> bool:
     try:
         with open_plain(path) as file:
-            return os.fstat(file.fileno()).st_size >= place.offset and _sample(file, place.offset) == place.sample
+            file.seek(place.offset - len(place.tail))
+            return file.read(len(place.tail)) == place.tail
     except OSError:
         return False
 
