@@ -332,13 +332,20 @@ def test_a_thinned_curve_keeps_its_peaks():
     assert set(thin["c"]) == {None}
 
 
+def test_the_order_of_a_row_s_values_does_not_count():
+    series = Series()
+    series.append(a=1.0, b=2.0)
+    series.append(b=4.0, a=3.0)
+    assert series.thinned(9) == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
+
+
 def test_a_row_that_is_refused_leaves_nothing_behind():
     series = Series()
     series.append(a=1.0, b=2.0)
     for row in ({"a": 1.0, "b": "x"}, {"a": 1.0, "b": 1.0, "c": "x"}, {"a": 10**400}):
         with pytest.raises((TypeError, OverflowError)):
             series.append(**row)
-    assert (series.rows, series.values, series.names) == (1, array("d", [1.0, 2.0]), ["a", "b"])
+    assert (series.rows, series.columns) == (1, {"a": array("d", [1.0]), "b": array("d", [2.0])})
 
 
 def test_a_host_that_is_dealt_to_another_rank_has_its_next_episode_there():
