@@ -1,9 +1,9 @@
-"""How long a run of a million events takes to open: cold, from its index, and one older episode read back.
+"""How long a run of up to a million events takes to open, and one older episode to be read back.
 
     python benchmarks/dashboard.py --out benchmarks/results/dashboard.json
 
 Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400 hosts, the worst
-case: all of it is one episode, and nothing can be skipped. About two events of seeds per epoch beside the epoch's own.
+case for memory: no episode is over before its last line. About two events of seeds per epoch beside the epoch's own.
 Each opening is a process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,13 +125,13 @@ def write_grown(folder: Path, events: int) -> dict[str, int]:
     return {"events": written, "epochs": epoch, "bytes": (folder / "events-0.jsonl").stat().st_size}
 
 
-def open_run(folder: Path, cache: Path) -> dict[str, float]:
+def open_run(folder: Path) -> dict[str, float]:
     """Open it in this process on one core, look at everything, and say what that took."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     from esper.dashboard.reader import RunReader
 
     started, worked = time.perf_counter(), time.process_time()
-    reader = RunReader(folder, cache=cache)
+    reader = RunReader(folder)
     reader.refresh()
     assert reader.view.events
     assert reader.view.log
@@ -143,36 +143,37 @@ def open_run(folder: Path, cache: Path) -> dict[str, float]:
     return {
         "wall_s": round(wall, 3),
         "cpu_s": round(cpu, 3),
-        "older_life_s": round(time.perf_counter() - started, 3),
+        "older_episode_s": round(time.perf_counter() - started, 3),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
 
 
+def measure(write: Callable[[Path, int], dict[str, int]], events: int, repeats: int) -> dict[str, object]:
+    """Write a run and open it in as many processes, one after the other."""
+    with tempfile.TemporaryDirectory() as name:
+        size = write(Path(name), events)
+        command = [sys.executable, __file__, "--open", name]
+        openings = [subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout for _ in range(repeats)]
+    return {"run": size, "openings": [json.loads(opening) for opening in openings]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--open", type=Path, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
-        print(json.dumps(open_run(*options.open)))
+        print(json.dumps(open_run(options.open)))
         return
+    counts = " ".join(map(str, options.events))
     record: dict[str, object] = {
-        "command": f"python benchmarks/dashboard.py --events {options.events} --repeats {options.repeats}",
+        "command": f"python benchmarks/dashboard.py --events {counts} --repeats {options.repeats}",
         "hardware": f"{platform.machine()} CPU, 1 core, Python {platform.python_version()}",
     }
     for kind, write in (("ppo", write_run), ("grow", write_grown)):
-        found: dict[str, list[dict[str, float]]] = {"cold": [], "from_index": []}
-        with tempfile.TemporaryDirectory() as name:
-            run = Path(name, "run")
-            run.mkdir()
-            size = write(run, options.events)
-            for repeat in range(options.repeats):
-                command = [sys.executable, __file__, "--open", str(run), str(Path(name, f"cache-{repeat}"))]
-                for opening in found.values():
-                    opening.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-        record[kind] = {"run": size, **found}
+        record[kind] = [measure(write, events, options.repeats) for events in options.events]
     print(json.dumps(record, indent=1))
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -19,8 +19,8 @@ from hardware import hardware
 
 from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.tasks import get_task
+from esper.telemetry.statistics import estimate_mean
 from esper.trials.arms import Entry, Settings, run_entries
-from esper.trials.statistics import estimate_mean
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (10, 12, 14)

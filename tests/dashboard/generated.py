@@ -1,14 +1,12 @@
 """Runs as they come from training, drawn at random: what their files hold, and views to compare."""
 
 import json
-from contextlib import ExitStack, contextmanager
-from unittest import mock
+from array import array
 
 from hypothesis import strategies as st
 
 from epoch_records import grown_epoch, taught_epoch
-from esper.dashboard import reader
-from esper.dashboard.index import _plain
+from esper.dashboard.reader import RunReader
 from esper.dashboard.view import LOG_LINES, RunView
 from esper.telemetry.events import (
     ActionRefused,
@@ -192,18 +190,9 @@ def write_run(folder, kind, files, **values):
     return folder
 
 
-@contextmanager
-def sizes(**values):
-    """The reader's sizes as if runs of a few lines were long."""
-    with ExitStack() as stack:
-        for name, value in values.items():
-            stack.enter_context(mock.patch.object(reader, name, value))
-        yield
-
-
 def opened(folder):
-    """A reader that has come to the end; its cache is beside the run."""
-    found = reader.RunReader(folder, cache=folder.parent / "cache")
+    """A reader that has come to the end."""
+    found = RunReader(folder)
     found.refresh()
     return found
 
@@ -230,11 +219,15 @@ def folded(kind, files):
     return view
 
 
-def plain(view, ranks=1, with_log=True):
+def _comparable(value):
+    return list(value) if isinstance(value, array) else vars(value)
+
+
+def plain(view, ranks=1):
     """All that a view shows, to compare. The order between ranks is that of arrival, so there it does not count."""
-    log = list(view.log) if with_log else []
-    shown = {**vars(view), "lines": log, "unread": [], "ops": view.ops}
+    log = view.log
+    shown = {**vars(view), "lines": log, "newest": [], "ops": view.ops}
     if ranks > 1:
         shown["lines"] = [{**vars(line), "number": 0} for line in log] if view.events <= LOG_LINES else []
         shown |= {name: sorted(shown[name], key=repr) for name in ("lines", "results", "ledgers")}
-    return json.dumps(shown, default=_plain, sort_keys=True, indent=1)
+    return json.dumps(shown, default=_comparable, sort_keys=True, indent=1)

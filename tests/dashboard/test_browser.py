@@ -170,7 +170,9 @@ def test_two_runs_are_compared(page, address):
     page.get_by_label("compare never").check()
     page.get_by_role("button", name="Compare 2").click()
     page.get_by_role("img", name="Chart: Held-out accuracy, mean over hosts. grow").wait_for()
-    assert "+10.00 ± 0.00 over never" in page.get_by_role("region", name="Policies and controls").inner_text()
+    assert (
+        "+10.00 (+10.00 to +10.00) over never" in page.get_by_role("region", name="Policies and controls").inner_text()
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

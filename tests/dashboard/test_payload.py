@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -9,6 +10,7 @@ from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run
 from esper.dashboard import payload
 from esper.dashboard.payload import Sent, arms_of, curves, encode, episode_data, header, news, plain, standings
 from esper.dashboard.reader import RunReader
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 
 def read(folder):
@@ -125,19 +127,34 @@ def test_policies_are_compared_on_the_same_host_seeds(tmp_path):
     never = grow_run(tmp_path / "never", "never", seeds=(0, 1, 2), test=0.80)
     grown = grow_run(tmp_path / "grown", "heuristic", seeds=(1, 2), test=0.90)
     rows = {row["policy"]: row for row in standings_of(never, grown)}
-    assert rows["never"]["mean"] == pytest.approx(0.81)
+    assert rows["never"]["accuracy"]["mean"] == pytest.approx(0.81)
     assert rows["never"]["gain"] is None
-    assert rows["heuristic"]["gain"] == pytest.approx(0.09)  # 0.90 - 0.81 and 0.91 - 0.82
-    assert rows["heuristic"]["error"] == pytest.approx(0.0)
-    assert rows["heuristic"]["spread"] == pytest.approx(0.01 / math.sqrt(2))
-    assert rows["heuristic"]["episodes"] == 2
+    assert rows["heuristic"]["gain"]["mean"] == pytest.approx(0.09)  # 0.90 - 0.81 and 0.91 - 0.82
+    assert rows["heuristic"]["accuracy"]["count"] == 2
+
+
+def test_a_lead_is_the_one_that_a_comparison_finds(tmp_path):
+    never = grow_run(tmp_path / "never", "never", seeds=range(6))
+    grown = grow_run(tmp_path / "grown", "heuristic", seeds=range(6))
+    scores = {}
+    for folder, own in ((never, (0.81, 0.7, 0.76, 0.8, 0.93, 0.72)), (grown, (0.9, 0.852, 0.757, 0.79, 0.951, 0.98))):
+        lines = (folder / "events-0.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        for record in records:
+            if record["type"] == "ArmFinished":
+                record["test_accuracy"] = own[record["seed"]]
+        (folder / "events-0.jsonl").write_text("\n".join(map(json.dumps, reversed(records))) + "\n")
+        scores[folder] = own
+    _, row = standings_of(never, grown)
+    assert row["gain"] == asdict(compare_pairs(scores[grown], scores[never]))
+    assert row["accuracy"] == asdict(estimate_mean(scores[grown]))
 
 
 def test_runs_of_one_policy_join_and_runs_with_other_settings_do_not(tmp_path):
     first = grow_run(tmp_path / "first", seeds=(0,))
     second = grow_run(tmp_path / "second", seeds=(7,))
     larger = grow_run(tmp_path / "larger", seeds=(9,), task={"name": "digits", "epochs": 6, "budget": 3.0})
-    assert [row["episodes"] for row in standings_of(first, second, larger)] == [2, 1]
+    assert [row["accuracy"]["count"] for row in standings_of(first, second, larger)] == [2, 1]
 
 
 def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
@@ -145,7 +162,7 @@ def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
     events = folder / "events-0.jsonl"
     events.write_text(events.read_text().replace('"test_accuracy": 0.9,', '"test_accuracy": 1e999,'))
     (row,) = standings_of(folder)
-    assert (row["episodes"], row["mean"]) == (1, pytest.approx(0.91))
+    assert row["accuracy"] == asdict(estimate_mean([0.91]))
 
 
 def test_a_control_that_was_trained_otherwise_is_none(tmp_path):
@@ -156,13 +173,13 @@ def test_a_control_that_was_trained_otherwise_is_none(tmp_path):
 
 def test_a_taught_policy_is_compared_with_each_episode_s_twin(tmp_path):
     (row,) = standings_of(ppo_run(tmp_path / "run"))
-    assert (row["measure"], row["control"], row["episodes"]) == ("held-out", "its twin", 2)
-    assert row["gain"] == pytest.approx(0.8 - 0.4)
+    assert (row["measure"], row["control"], row["accuracy"]["count"]) == ("held-out", "its twin", 2)
+    assert row["gain"]["mean"] == pytest.approx(0.8 - 0.4)
 
 
 def test_in_the_middle_of_a_round_the_last_finished_one_counts(tmp_path):
     folder = ppo_run(tmp_path / "run", rounds=1)
     append(folder, *list(ppo_round(1))[:4])
     (row,) = standings_of(folder)
-    assert (row["episodes"], row["error"]) == (1, None)
-    assert row["gain"] == pytest.approx(0.7 - 0.4)
+    assert (row["gain"]["count"], row["gain"]["low"]) == (1, None)
+    assert row["gain"]["mean"] == pytest.approx(0.7 - 0.4)

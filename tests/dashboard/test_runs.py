@@ -24,7 +24,7 @@ def make_run(folder, kind="ppo", events=(), **values):
 
 
 def summary_of(folder):
-    found = RunReader(folder, cache=folder.parent / "cache")
+    found = RunReader(folder)
     found.refresh()
     return summarise(found)
 

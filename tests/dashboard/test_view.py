@@ -196,7 +196,7 @@ def test_a_finished_round_is_a_row_with_its_update():
     assert (rows["part.rent"], rows["op.WAIT"], rows["accuracy"]) == ([-1, -1], [3, 3], [0.75, 0.75])
     assert (rows["kl"], rows["value_loss"], rows["first_ratio_gap"]) == ([None, 0.125], [None, None], [None, 0.25])
     assert (rows["entropy.op"], rows["entropy.slot"], rows["clip.slot"]) == ([None, 0.5], [None, None], [None, 0.5])
-    assert (view.checkpoint, view.round) == ("round-2", 1)
+    assert view.round == 1
 
 
 def test_a_run_that_keeps_few_records_shows_its_rounds_and_takes_episodes_as_they_come():
@@ -219,9 +219,8 @@ def test_what_a_view_holds_does_not_grow_with_events():
         events = play_ppo(Steady, 1, 4, rounds, 9)[0]
         view = view_of(*events)
         assert len(events) > LOG_LINES / 2 * rounds / 10
-        assert len(view.lines) + len(view.unread) <= LOG_LINES
-        view.lines.clear()
-        view.unread.clear()
+        assert len(view.newest) <= LOG_LINES
+        view.newest.clear()
         sizes.append(size_of(view))
     assert sizes[1] - sizes[0] < 4000, sizes  # rounds have 30 numbers a row
     assert sys.getsizeof(view.episodes) < 1000
@@ -259,7 +258,7 @@ def test_a_record_that_is_not_understood_only_counts(record):
     view.fold(record)
     assert (view.unknown, view.events) == (1, len(CULLED) + 2)
     assert view.log[-1].text
-    view.lines.pop()
+    view.newest.pop()
     view.unknown, view.events = 0, view.events - 1
     assert plain(view) == before
 
@@ -333,13 +332,20 @@ def test_a_thinned_curve_keeps_its_peaks():
     assert set(thin["c"]) == {None}
 
 
+def test_the_order_of_a_row_s_values_does_not_count():
+    series = Series()
+    series.append(a=1.0, b=2.0)
+    series.append(b=4.0, a=3.0)
+    assert series.thinned(9) == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
+
+
 def test_a_row_that_is_refused_leaves_nothing_behind():
     series = Series()
     series.append(a=1.0, b=2.0)
     for row in ({"a": 1.0, "b": "x"}, {"a": 1.0, "b": 1.0, "c": "x"}, {"a": 10**400}):
         with pytest.raises((TypeError, OverflowError)):
             series.append(**row)
-    assert (series.rows, series.values, series.names) == (1, array("d", [1.0, 2.0]), ["a", "b"])
+    assert (series.rows, series.columns) == (1, {"a": array("d", [1.0]), "b": array("d", [2.0])})
 
 
 def test_a_host_that_is_dealt_to_another_rank_has_its_next_episode_there():

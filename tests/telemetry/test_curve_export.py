@@ -283,7 +283,7 @@ def test_a_training_that_is_gone_on_with_has_each_round_once(tmp_path):
     assert [step for step, _ in curves(run)["round/accuracy"]] == [0, 1, 2]
     run_ppo(tiny(tmp_path / "whole", rounds=3), False, QUIET)
     assert_same_end(run, tmp_path / "whole")
-    reader = RunReader(run, cache=tmp_path / "cache")
+    reader = RunReader(run)
     reader.refresh()
     assert (reader.status(), reader.progress(), reader.view.unknown) == ("finished", (3, 3), 0)
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.trials.comparing import Trials
-from esper.trials.statistics import compare_pairs, estimate_mean
 from esper.trials.summary import summarise, to_csv
 from trials.test_comparing import configured
 

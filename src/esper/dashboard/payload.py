@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite, sqrt
-from statistics import mean, stdev
+from math import isfinite
+from statistics import mean
 from typing import Any
 
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import summarise
 from esper.dashboard.view import Episode, RunView, SeedSpan, Series
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 POINTS = 400
 """Rows of a chart; more than a screen can tell apart."""
@@ -201,15 +202,12 @@ def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
 
 
 def _standing(arm: Arm, control: dict[int, float]) -> dict[str, Any]:
-    values, known = list(arm.accuracy.values()), arm.twins or control
-    gains = [value - known[seed] for seed, value in arm.accuracy.items() if seed in known]
+    known = arm.twins or control
+    pairs = [(value, known[seed]) for seed, value in sorted(arm.accuracy.items()) if seed in known]
     return {
         **{name: getattr(arm, name) for name in ("policy", "task", "epochs", "measure")},
-        "episodes": len(values),
-        "mean": mean(values),
-        "spread": stdev(values) if len(values) > 1 else None,
+        "accuracy": asdict(estimate_mean([value for _, value in sorted(arm.accuracy.items())])),
         "control": "its twin" if arm.twins else CONTROL,
-        "gain": mean(gains) if gains else None,
-        "error": stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else None,
+        "gain": asdict(compare_pairs(*zip(*pairs, strict=True))) if pairs else None,
         "params": mean(arm.params) if arm.params else None,
     }

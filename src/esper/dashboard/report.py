@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, plain, rest, standings
-from esper.dashboard.reader import RunReader
+from esper.dashboard.reader import RunReader, open_run
 from esper.dashboard.runs import is_run
 from esper.leyline.errors import SaveError
 from esper.leyline.files import write_durably
@@ -29,7 +29,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
             raise SaveError(
                 f"{path} is no run folder: it holds no config.json with events beside it. Name a run's --out."
             )
-        readers.append(RunReader(path))
+        readers.append(open_run(path))
         readers[-1].refresh()
     if not readers:
         raise SaveError("a report needs at least one run folder.")

@@ -20,7 +20,7 @@ class RunSummary:
     task: str
     policy: str
     status: str
-    """running, finished, stopped or damaged"""
+    """running, finished, stopped, damaged or older format"""
     done: int
     total: int
     """rounds (ppo) or epochs (run); a total of 0 is not written down"""

@@ -112,7 +112,6 @@ class RunView:
     ledgers: list[dict[str, Any]] = field(default_factory=list)
     """LedgerClosed records"""
     anomalies: list[dict[str, Any]] = field(default_factory=list)
-    checkpoint: str | None = None
     events: int = 0
     """records folded"""
     unknown: int = 0
@@ -123,10 +122,8 @@ class RunView:
     """rank -> ops chosen in that round so far"""
     closed: tuple[int, dict[str, int]] = (-1, {})
     """the newest finished round and its ops"""
-    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    """`log` without the records that wait"""
-    unread: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    """number, round and record of events that are not in words yet"""
+    newest: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    """number, round and record of the newest events"""
 
     @property
     def ops(self) -> Counter[str]:
@@ -137,11 +134,9 @@ class RunView:
         return sum((self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round), Counter())
 
     @property
-    def log(self) -> deque[LogLine]:
+    def log(self) -> list[LogLine]:
         """The newest events in words. Most fall out of it before somebody looks, so they are worded only then."""
-        while self.unread:
-            self.lines.append(self._word(*self.unread.popleft()))
-        return self.lines
+        return [self._word(*event) for event in self.newest]
 
     def fold(self, record: Record, rank: int = 0) -> None:
         """Take in one record; one that is not understood is only counted."""
@@ -156,7 +151,7 @@ class RunView:
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
             self.unknown += 1
             record = {"type": str(kind)[:_LONGEST_TEXT]}
-        self.unread.append((self.events, self.begun.get(rank, 0), record))
+        self.newest.append((self.events, self.begun.get(rank, 0), record))
         self.events += 1
 
     def enter(self, number: int, rank: int) -> None:
@@ -330,10 +325,6 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
     view.round = max(view.begun.values())
 
 
-def _checkpoint(view: RunView, record: Record, rank: int) -> None:
-    view.checkpoint = record["file"]
-
-
 def _ledger(view: RunView, record: Record, rank: int) -> None:
     for costs in (record["flops"], record["examples"], record["seconds"]):
         array("d", costs.values())  # refuses what is no number
@@ -356,7 +347,6 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
 OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
     "RoundBegan": _round_began,
     "RoundFinished": _round_finished,
-    "CheckpointSaved": _checkpoint,
     "ArmFinished": _keep("results"),
     "LedgerClosed": _ledger,
     "AnomalyFound": _keep("anomalies"),

@@ -1,20 +1,16 @@
 """`esper watch`: a run on a terminal, followed while it goes on. Reads and places; what is drawn is in `drawing`."""
 
 import asyncio
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from rich.segment import Segment
 from rich.text import Text
 
-from esper.dashboard import drawing
-from esper.dashboard.drawing import Moment, Picture
-from esper.dashboard.reader import RunReader
+from esper.dashboard.reader import RunReader, open_run
 from esper.dashboard.runs import summarise
 from esper.leyline.errors import EsperError, SettingError
 
@@ -22,12 +18,12 @@ try:
     from textual import work
     from textual.app import App, ComposeResult
     from textual.binding import Binding
-    from textual.color import Color
     from textual.containers import Horizontal, VerticalScroll
-    from textual.filter import LineFilter
     from textual.screen import ModalScreen
-    from textual.widget import Widget
     from textual.widgets import Footer, Input, Static
+
+    from esper.dashboard import drawing
+    from esper.dashboard.drawing import Moment, Picture
 except ModuleNotFoundError as missing:
     raise SettingError("esper watch needs textual: pip install 'esper-lite[tui]'") from missing
 
@@ -38,7 +34,6 @@ space       pause: reading stops and the picture stands; nothing is lost,
             the next press catches up
 /           filter events: all words must be in the line, such as
             cull r5 h3 (round 5, host 3); Enter keeps it, Escape drops it
-a           draw with ASCII characters only, or not
 tab, arrows choose a panel and scroll it
 q           quit; the run goes on
 
@@ -47,20 +42,12 @@ without the slot minus with it, ± one standard error. fossils are seeds
 that are part of the host now. The twin is the same host left alone."""
 
 
-class InAscii(LineFilter):
-    """Replaces all that is not ASCII, borders and scroll bars included, cell by cell."""
-
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [Segment(drawing.to_ascii(text), style, control) for text, style, control in segments]
-
-
 class Panel(VerticalScroll):
     """A titled part of the picture; scrolls where it is too small for its lines."""
 
     def __init__(self, name: str, draw: Callable[[Moment, int, int], Picture]):
         super().__init__(id=name)
         self.draw = draw
-        self.shown: Picture | None = None
 
     def compose(self) -> ComposeResult:
         yield Static()
@@ -70,13 +57,10 @@ class Panel(VerticalScroll):
         self.app.redraw()
 
     def show(self, moment: Moment) -> None:
-        """Draw the moment, unless it looks as before."""
         size = self.scrollable_content_region.size
-        picture = self.draw(moment, size.width, size.height)
-        if picture != self.shown:
-            self.shown = picture
-            self.border_title = Text(picture[0])
-            self.query_one(Static).update(picture[1])
+        title, picture = self.draw(moment, size.width, size.height)
+        self.border_title = Text(title)
+        self.query_one(Static).update(picture)
 
 
 class Help(ModalScreen[None]):
@@ -137,15 +121,13 @@ class WatchApp(App[None]):
         ("space", "pause", "pause"),
         ("slash", "filter", "filter"),
         Binding("escape", "drop_filter", "drop filter", show=False),
-        ("a", "ascii", "ASCII"),
         ("question_mark,h", "help", "help"),
         ("q", "quit", "quit"),
     ]
 
-    def __init__(self, reader: RunReader, is_ascii: bool = False):
+    def __init__(self, reader: RunReader):
         super().__init__()
         self.reader = reader
-        self.in_ascii = InAscii(enabled=is_ascii)
         self.summary = summarise(reader)
         self.seen: deque[tuple[float, int]] = deque(maxlen=8)
         self.host = 0
@@ -154,7 +136,7 @@ class WatchApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Panel("header", drawing.draw_header)
-        yield Panel("chain", lambda moment, width, _: drawing.draw_chain(moment, width, self.size.height))
+        yield Panel("chain", drawing.draw_chain)
         with Horizontal(id="curves"):
             yield Panel("episode", drawing.draw_episode)
             yield Panel("rounds", drawing.draw_rounds)
@@ -171,9 +153,6 @@ class WatchApp(App[None]):
         self.query_one("#log").anchor()  # stays at its end until somebody scrolls back
         self.screen.set_class(self.reader.view.kind != "ppo", "is-grown")
         self.call_after_refresh(self.follow)
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        return [*super().get_line_filters(), *([self.in_ascii] if self.in_ascii.enabled else [])]
 
     @work
     async def follow(self) -> None:
@@ -221,11 +200,6 @@ class WatchApp(App[None]):
         self.is_paused = not self.is_paused
         self.redraw()
 
-    def action_ascii(self) -> None:
-        self.in_ascii.enabled = not self.in_ascii.enabled
-        for widget in self.screen.walk_children(Widget):
-            widget.refresh()
-
     def action_help(self) -> None:
         self.push_screen(Help())
 
@@ -247,16 +221,9 @@ class WatchApp(App[None]):
         self.query_one("#log").focus()
 
 
-def speaks_utf8() -> bool:
-    """Whether the terminal understands more than ASCII, by the locale, or by what Python writes to it."""
-    named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), None)
-    written = sys.__stderr__.encoding if sys.__stderr__ else ""
-    return "utf" in (named or written).lower()
-
-
 def watch(folder: Path) -> None:
     """Follow the run in a folder until somebody quits."""
-    app = WatchApp(RunReader(folder), is_ascii=not speaks_utf8())
+    app = WatchApp(open_run(folder))
     if not (sys.__stdin__ and sys.__stdin__.isatty()):
         raise SettingError("esper watch needs a terminal to draw on; `esper runs` prints without one.")
     app.run()

@@ -157,16 +157,11 @@ class Site:
         return _json(await feed.ask(lambda reader: encode(news(reader, host, Sent()))))
 
     async def episode(self, request: Request) -> Response:
-        feed, host, round_ = (
-            await self.find(request.path_params["name"]),
-            _whole(request, "host"),
-            _whole(request, "round"),
-        )
-        found = await feed.ask(
-            lambda reader: (episode := reader.episode(round_, host)) and encode(episode_data(episode))
-        )
+        feed = await self.find(request.path_params["name"])
+        host, number = _whole(request, "host"), _whole(request, "round")
+        found = await feed.ask(lambda reader: (lived := reader.episode(number, host)) and encode(episode_data(lived)))
         if not found:
-            raise HTTPException(404, f"Host {host} has no episode in round {round_}.")
+            raise HTTPException(404, f"Host {host} has no episode in round {number}.")
         return _json(found)
 
     async def compare(self, request: Request) -> Response:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from esper.telemetry.statistics import Estimate, compare_pairs, estimate_mean
 from esper.trials.comparing import ORACLE, Trials
 from esper.trials.config import CompareConfig
-from esper.trials.statistics import Estimate, compare_pairs, estimate_mean
 
 METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
 """Name and sign: what is ahead has more of it times the sign."""

@@ -513,9 +513,10 @@
   const ledgerTable = (ledgers) => table("Ledger: what each episode cost", ["host", "phase", "FLOPs", "examples", "seconds"],
     ledgers.flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
 
-  const standingsTable = (rows) => table("Policies and controls", ["policy", "task", "epochs", "episodes", "accuracy ± spread", "over its control", "parameters"],
-    rows.map((r) => [r.policy, r.task, whole(r.epochs), r.episodes, `${exact(r.mean)} %${isKnown(r.spread) ? ` ± ${exact(r.spread)}` : ""} (${r.measure})`,
-      isKnown(r.gain) ? `${points(r.gain)}${isKnown(r.error) ? ` ± ${exact(r.error)}` : ""} over ${r.control}` : "–", whole(r.params)]), [2, 3, 4, 5, 6]);
+  const interval = ({ low, high }, form) => (isKnown(low) ? ` (${form(low)} to ${form(high)})` : "");
+  const standingsTable = (rows) => table("Policies and controls: means and 95 % intervals", ["policy", "task", "epochs", "episodes", "accuracy in %", "over its control", "parameters"],
+    rows.map((r) => [r.policy, r.task, whole(r.epochs), r.accuracy.count, `${exact(r.accuracy.mean)}${interval(r.accuracy, exact)} ${r.measure}`,
+      r.gain ? `${points(r.gain.mean)}${interval(r.gain, points)} over ${r.control}` : "–", whole(r.params)]), [2, 3, 4, 5, 6]);
 
   function gateDecisions(episodes) {
     const judged = episodes.flatMap((episode) => episode.spans.flatMap((span) => span.verdicts.map((verdict) => ({ ...verdict, span, host: episode.host }))));

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from esper.leyline.errors import SettingError
-from esper.trials.statistics import Estimate, compare_pairs, estimate_mean, student_quantile
+from esper.telemetry.statistics import Estimate, compare_pairs, estimate_mean, student_quantile
 
 SCORES = [0.91, 0.88, 0.93, 0.90, 0.89, 0.95, 0.92, 0.90, 0.87, 0.94]
 samples = st.lists(st.integers(-1000, 1000).map(lambda value: value / 8), min_size=2, max_size=12)
