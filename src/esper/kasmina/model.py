@@ -16,15 +16,7 @@ from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError, SettingError
-from esper.leyline.factored_actions import (
-    BLEND_IDS,
-    OP_CULL,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    ActionSpace,
-    Choice,
-    look_up,
-)
+from esper.leyline.factored_actions import BLEND_IDS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
 from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
