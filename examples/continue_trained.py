@@ -34,7 +34,15 @@ def train(garden, data, epochs, seed):
     return plain, float(torch.no_grad()(measure)(plain, data.test.open_for_final_report())[1].mean())
 
 
-def main(fashion_mnist="", device="cpu", first_seed=0, seeds=2, before=20, more=10, budget=3.0):
+def main(
+    fashion_mnist: str = "",
+    device: str = "cpu",
+    first_seed: int = 0,
+    seeds: int = 2,
+    before: int = 20,
+    more: int = 10,
+    budget: float = 3.0,
+):
     task = get_task("fashion_mnist" if fashion_mnist else "digits")  # --fashion-mnist takes the folder of the files
     data, rows = task.load(Path(fashion_mnist)).to(device), []
     for seed in range(first_seed, first_seed + seeds):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 
 from esper.runtime.devices import describe_map
 from esper.runtime.population import Population
