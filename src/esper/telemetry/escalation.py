@@ -65,12 +65,11 @@ class TelemetryConfig:
 
 
 def _read_level(level: TelemetryLevel | str) -> TelemetryLevel:
-    if isinstance(level, TelemetryLevel):
-        return level
-    names = {known.name.lower(): known for known in TelemetryLevel}
-    if not isinstance(level, str) or level.lower() not in names:
-        raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {', '.join(names)}.")
-    return names[level.lower()]
+    name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
+    if name not in TelemetryLevel.__members__:
+        known = ", ".join(TelemetryLevel.__members__).lower()
+        raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {known}.")
+    return TelemetryLevel[name]
 
 
 def _check_rounds(name: str, rounds: int) -> int:
