@@ -197,7 +197,7 @@ def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(facts):
 
 
 def price(facts, slot, blueprint):
-    return facts.cost(slot, facts.space.blueprint_index(blueprint))
+    return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint))[0]
 
 
 def test_the_heuristic_plants_the_largest_blueprint_within_its_share():

@@ -162,28 +162,26 @@ class Player:
 # -- other people's spaces --------------------------------------------------------------------------------------------
 
 
+def _sizes(space: gym.Space[Any]) -> list[int] | None:
+    """How many choices each of a space's numbers has; None where they are not choices among a few things."""
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [int(size) for size in space.nvec.flatten()]
+    return [int(space.n)] if isinstance(space, gym.spaces.Discrete) else None
+
+
 class ObservationCodec:
     """Observations of N environments as rows of float32: boxes flattened, discrete ones as one-hot."""
 
     def __init__(self, space: gym.Space[Any]):
         self.space = space
-        match space:
-            case gym.spaces.Box():
-                self.width = int(np.prod(space.shape))
-                self.sizes: tuple[int, ...] | None = None
-            case gym.spaces.Discrete():
-                self.sizes = (int(space.n),)
-            case gym.spaces.MultiDiscrete():
-                self.sizes = tuple(int(size) for size in space.nvec.flatten())
-            case gym.spaces.MultiBinary():
-                self.width, self.sizes = int(np.prod(space.shape)), None
-            case _:
-                raise EnvironmentMismatchError(
-                    f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
-                    "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
-                )
+        self.sizes = _sizes(space)
+        if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+            raise EnvironmentMismatchError(
+                f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
+                "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
+            )
+        self.width = int(np.prod(space.shape)) if self.sizes is None else sum(self.sizes)
         if self.sizes is not None:
-            self.width = sum(self.sizes)
             starts = [0, *np.cumsum(self.sizes)[:-1].tolist()]
             first = np.atleast_1d(getattr(space, "start", 0)).flatten()
             self._shift = torch.as_tensor(np.asarray(starts) - first, dtype=torch.long)
@@ -206,18 +204,12 @@ class ActionCodec:
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space
-        match space:
-            case gym.spaces.Discrete():
-                sizes = [int(space.n)]
-            case gym.spaces.MultiDiscrete():
-                sizes = [int(size) for size in space.nvec.flatten()]
-            case gym.spaces.MultiBinary():
-                sizes = [2] * int(np.prod(space.shape))
-            case _:
-                raise EnvironmentMismatchError(
-                    f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
-                    "Known: Discrete, MultiDiscrete, MultiBinary."
-                )
+        sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
+        if sizes is None:
+            raise EnvironmentMismatchError(
+                f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
+                "Known: Discrete, MultiDiscrete, MultiBinary."
+            )
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
             raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")

@@ -85,15 +85,7 @@ def breakdown(facts: StepFacts) -> float:
 Term = Callable[[StepFacts], float]
 TERMS: dict[str, Term] = {
     term.__name__: term
-    for term in (
-        accuracy_beyond_twin,
-        loss_beyond_twin,
-        rent,
-        churn,
-        lasting_accuracy,
-        lasting_loss,
-        breakdown,
-    )
+    for term in (accuracy_beyond_twin, loss_beyond_twin, rent, churn, lasting_accuracy, lasting_loss, breakdown)
 }
 FAMILIES: dict[str, dict[str, float]] = {
     "contribution": {
@@ -131,11 +123,3 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
 def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, float]:
     """Each term's share. Their sum, in this order, is the reward."""
     return {name: weight * TERMS[name](facts) for name, weight in weights.items()}
-
-
-def compute_contribution_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, FAMILIES["contribution"] if weights is None else weights).values())
-
-
-def compute_loss_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, FAMILIES["loss"] if weights is None else weights).values())

@@ -177,18 +177,11 @@ class Rollout:
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    after_values: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    gamma: float,
-    lam: float,
+    rewards: Tensor, values: Tensor, after_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates [T, N]. An end that is not a termination bootstraps; no trace crosses any end."""
-    pays_on = (~terminated).to(rewards)
     goes_on = (~ended).to(rewards)
-    errors = rewards + gamma * torch.where(terminated, 0.0, after_values) * pays_on - values
+    errors = rewards + gamma * torch.where(terminated, 0.0, after_values) - values
     advantages = torch.zeros_like(rewards)
     carried = torch.zeros_like(rewards[0])
     for step in reversed(range(len(rewards))):

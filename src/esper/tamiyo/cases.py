@@ -12,7 +12,7 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
     """A head's mask [R, size] or [R, rows, size] with an axis for every earlier choice."""
     if mask is None:
         return None
-    head, cases = spec.heads[place], _earlier(spec, place)
+    head, cases = spec.heads[place], len(spec.earlier(place))
     if mask.dim() == 2:
         return mask.reshape(len(mask), *(1,) * cases, head.size)
     axis = spec.names.index(str(head.mask_by))
@@ -30,7 +30,7 @@ def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Ten
         chances: of every earlier head, [R, its cases ..., its size].
     """
     uses = spec.uses(spec.heads[place])
-    for axis, given in enumerate(chances[: _earlier(spec, place)]):
+    for axis, given in enumerate(chances[: len(spec.earlier(place))]):
         known = spec.uses(spec.heads[axis])
         reach = reach.unsqueeze(-1) * given[:, [known.index(use) for use in uses]]
     return reach
@@ -50,8 +50,3 @@ def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tenso
         is_open = reach & (mask.sum(-1) > 1)
         found.append(is_open.view(rows, -1).any(1).view(like.shape))
     return torch.stack(found)
-
-
-def _earlier(spec: HeadSpec, place: int) -> int:
-    """How many choices come before this head's and matter to it."""
-    return place if spec.chained else 0

@@ -77,6 +77,10 @@ class HeadSpec:
         """Choices of the first head for which `head` matters."""
         return tuple(range(self.heads[0].size)) if head.used_by is None else head.used_by
 
+    def earlier(self, place: int) -> tuple[Head, ...]:
+        """The heads before this one whose choices it sees."""
+        return self.heads[:place] if self.chained else ()
+
     @classmethod
     def independent(cls, sizes: Sequence[int]) -> Self:
         """One head per number of a foreign environment's action."""
@@ -100,5 +104,4 @@ class HeadSpec:
     @classmethod
     def of_space(cls, space: ActionSpace) -> Self:
         """The heads of one run's actions."""
-        ops, slots, blueprints, blends = space.sizes
-        return cls.growth(slots, blueprints, blends, ops)
+        return cls.growth(*space.sizes[1:])

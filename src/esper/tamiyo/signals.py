@@ -78,8 +78,7 @@ class SignalTracker:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
         signals = _only_finite(signals)
-        before = self.tracked or TrackedSignals(signals)
-        self.tracked = self._follow(before, signals)
+        self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
         return self.tracked
 
     def _follow(self, before: TrackedSignals, signals: EpochSignals) -> TrackedSignals:
@@ -116,6 +115,5 @@ class SignalTracker:
 
 def _only_finite(signals: EpochSignals) -> EpochSignals:
     """What broke tells nothing: one NaN would stay in the best values for the rest of an episode."""
-    readings = {name: getattr(signals, name) for name in _MEASURED}
-    broken: dict[str, Any] = {name: None for name, v in readings.items() if v is not None and not math.isfinite(v)}
+    broken: dict[str, Any] = {name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)}
     return replace(signals, **broken)
