@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
-from esper.tamiyo.cases import openings
-from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.heads import Head, HeadSpec, openings
 from esper.tamiyo.network import RecurrentActorCritic
 from tamiyo.policy_cases import (
     HEADS,

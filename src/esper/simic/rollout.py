@@ -8,9 +8,8 @@ from torch import Tensor
 
 from esper.simic.losses import relevant_steps
 from esper.tamiyo.heads import HeadSpec
-from esper.tamiyo.network import PerHead
+from esper.tamiyo.network import Hidden, PerHead
 from esper.tamiyo.normalising import Pool
-from esper.tamiyo.recurrence import Hidden
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
-from esper.tamiyo.cases import mask_cases, reach_cases
 from esper.tamiyo.distributions import MaskedCategorical, at_least_single, masked_log_softmax, normalised_entropy
-from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
-from esper.tamiyo.recurrence import Hidden, run_sequences
 
+Hidden = tuple[Tensor, Tensor]
+"""h and c, each [1, N, H]"""
 PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
 
@@ -336,3 +337,41 @@ def _layers(perceptron: nn.Module) -> tuple[nn.Linear, nn.Tanh, nn.Linear]:
 
 def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, out))
+
+
+def run_sequences(
+    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None, *, needs_state: bool = True
+) -> tuple[Tensor, Hidden]:
+    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
+
+    Where episodes begin within rows, the state after the last step carries no gradient.
+
+    Args:
+        needs_state: False spares the pass that finds the state where episodes begin within rows; it is NaN then.
+    """
+    if starts is None or not bool(starts.any()):
+        return lstm(inputs, hidden)
+    count, steps = starts.shape
+    begins = starts.clone()
+    begins[:, 0] = True
+    piece = begins.flatten().cumsum(0) - 1  # which piece each step belongs to
+    first = begins.flatten().nonzero().squeeze(1)
+    ends = torch.cat([first[1:], first.new_tensor([count * steps])])
+    lengths = ends - first
+    within = torch.arange(count * steps, device=starts.device) - first[piece]
+    padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
+    padded = padded.index_put((piece, within), inputs.flatten(0, 1))
+    keeps = (first % steps == 0) & ~starts.flatten()[first]  # only a piece that goes on from before has a past
+    past = tuple(
+        torch.where(keeps[None, :, None], state[:, first // steps], torch.zeros_like(state[:, :1])).contiguous()
+        for state in hidden
+    )
+    # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
+    outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
+    if not needs_state:
+        return outputs, (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
+    last = piece.view(count, steps)[:, -1]
+    with torch.no_grad():
+        packed = pack_padded_sequence(padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False)
+        after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]
+    return outputs, after

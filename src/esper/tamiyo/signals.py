@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
@@ -103,13 +105,7 @@ class SignalTracker:
 
     def load(self, state: dict[str, Any] | None) -> Self:
         """Go on from a saved `state`."""
-        if state is None:
-            self.tracked = None
-            return self
-        values = {**state, "last": EpochSignals(**state["last"])}
-        self.tracked = TrackedSignals(
-            **{**values, "losses": tuple(values["losses"]), "accuracies": tuple(values["accuracies"])}
-        )
+        self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self
 
 
