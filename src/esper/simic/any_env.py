@@ -108,18 +108,15 @@ class Player:
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
         return masks
 
-    def _storage(self, steps: int) -> Rollout:
+    @torch.no_grad()
+    def play(self, steps: int) -> Rollout:
+        """The next `steps` steps of every environment. The storage is reused by the next call."""
         if self._rollout is None or self._rollout.steps != steps:
             shapes = {name: tuple(mask.shape[1:]) for name, mask in self.masks.items()}
             self._rollout = Rollout(
                 steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes, pieces=self.pieces
             )
-        return self._rollout
-
-    @torch.no_grad()
-    def play(self, steps: int) -> Rollout:
-        """The next `steps` steps of every environment. The storage is reused by the next call."""
-        rollout = self._storage(steps)
+        rollout = self._rollout
         rollout.begin(self.hidden)
         for _ in range(steps):
             rollout.keep_state(self.hidden)
@@ -148,15 +145,12 @@ class Player:
 
     def _final_values(self, info: dict[str, Any], truncated: NDArray[np.bool_]) -> Tensor:
         """Values of truncated episodes' last observations, seen with the memory of those episodes; NaN elsewhere."""
-        found = torch.full((self.env.num_envs,), torch.nan)
-        if truncated.any():
-            shown = np.array(self.states.numpy())
-            for host in np.flatnonzero(truncated):
-                last = np.asarray(info["final_obs"][host])[None]
-                shown[host] = self.observations.encode(last)[0].numpy()
-            values = self.agent.network.look(torch.as_tensor(shown), self.hidden)
-            found[torch.as_tensor(truncated)] = values[torch.as_tensor(truncated)]
-        return found
+        if not truncated.any():
+            return torch.full((self.env.num_envs,), torch.nan)
+        shown = self.states.clone()
+        for host in np.flatnonzero(truncated):
+            shown[host] = self.observations.encode(np.asarray(info["final_obs"][host])[None])[0]
+        return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
 
 
 # -- other people's spaces --------------------------------------------------------------------------------------------
@@ -180,7 +174,7 @@ class ObservationCodec:
                 f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
                 "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
             )
-        self.width = int(np.prod(space.shape)) if self.sizes is None else sum(self.sizes)
+        self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
             starts = [0, *np.cumsum(self.sizes)[:-1].tolist()]
             first = np.atleast_1d(getattr(space, "start", 0)).flatten()

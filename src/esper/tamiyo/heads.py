@@ -8,15 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import (
-    NUM_BLENDS,
-    NUM_BLUEPRINTS,
-    NUM_OPS,
-    OP_CULL,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    ActionSpace,
-)
+from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
 
 
 @dataclass(frozen=True)
@@ -46,15 +38,13 @@ class HeadSpec:
         if len(set(names)) != len(names) or not names:
             raise SettingError(f"head names {names} must be at least one and all different.")
         for place, head in enumerate(self.heads):
-            depends = head.mask_by is not None or head.used_by is not None
-            if depends and not self.chained:
+            if (head.mask_by, head.used_by) != (None, None) and not self.chained:
                 raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
-            self._check_uses(place, head)
+            self._refuse_unreachable(place, head)
 
-    def _check_uses(self, place: int, head: Head) -> None:
-        """A head may be used only for real choices of the first head, and only where all heads before it are."""
+    def _refuse_unreachable(self, place: int, head: Head) -> None:
         first = self.heads[0]
         if head.used_by is not None and not (place and head.used_by and set(head.used_by) <= set(range(first.size))):
             raise SettingError(
@@ -90,13 +80,11 @@ class HeadSpec:
         return cls(tuple(Head(f"action_{index}", int(size)) for index, size in enumerate(sizes)))
 
     @classmethod
-    def growth(
-        cls, num_slots: int, num_blueprints: int = NUM_BLUEPRINTS, num_blends: int = NUM_BLENDS, num_ops: int = NUM_OPS
-    ) -> Self:
+    def growth(cls, num_slots: int, num_blueprints: int, num_blends: int) -> Self:
         """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
         return cls(
             (
-                Head("op", num_ops),
+                Head("op", NUM_OPS),
                 Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)),
                 Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,)),
                 Head("blend", num_blends, None, (OP_GERMINATE,)),
@@ -108,9 +96,6 @@ class HeadSpec:
     def of_space(cls, space: ActionSpace) -> Self:
         """The heads of one run's actions."""
         return cls.growth(*space.sizes[1:])
-
-
-# -- every case of the earlier choices at once ------------------------------------------------------------------------
 
 
 def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:

@@ -65,8 +65,8 @@ def masks_for(view: GrowthView) -> Masks:
     slot = np.zeros((ops, slots), bool)
     germinate = np.zeros((slots, blueprints, blends), bool)
     for index, slot_id in enumerate(space.slots.slot_ids):
-        for op in (OP_CULL, OP_FOSSILIZE):
-            slot[op, index] = refuse(op, slot_id, None, space.blends[0], view) is None
+        for end in (OP_CULL, OP_FOSSILIZE):
+            slot[end, index] = refuse(end, slot_id, None, space.blends[0], view) is None
         for number, way in legal_plantings(slot_id, view):
             germinate[index, number, way] = True
     blueprint: NDArray[np.bool_] = np.any(germinate, axis=2)

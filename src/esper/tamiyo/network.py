@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
 from esper.tamiyo.distributions import MaskedCategorical, at_least_single, masked_log_softmax, normalised_entropy
 from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
@@ -256,11 +256,10 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         *,
         num_blueprints: int = NUM_BLUEPRINTS,
         num_blends: int = NUM_BLENDS,
-        num_ops: int = NUM_OPS,
         hidden_dim: int = 128,
         head_dim: int = 64,
     ):
-        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends, num_ops)
+        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends)
         super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
         self.num_slots = num_slots
 

@@ -16,7 +16,6 @@ from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
 
-Costs = Mapping[tuple[str, str, str], int]
 Memory = dict[str, Any]
 Place = tuple[int, int]
 """slot and blueprint"""
@@ -27,7 +26,7 @@ class HostFacts:
     """What a rule may know of the network before it starts: the actions, their prices, the room there is."""
 
     space: ActionSpace
-    costs: Costs
+    costs: Mapping[tuple[str, str, str], int]
     host_params: int
     budget: int | None = None
     horizon: int | None = None
@@ -93,24 +92,19 @@ class Schedule:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
-            return self._follow(legal, _keep_surest(self.facts, masks, reports), memory)
+            kept, done = _keep_surest(self.facts, masks, reports), memory.get("done", 0)
+            plan = sorted(zip(self.epochs, self.places, strict=True))[done:]
+            is_time = plan and memory["epoch"] - memory["idle"] >= plan[0][0]
+            if kept or not is_time or (place := self._look_up(plan[0][1])) not in legal:
+                return kept or WAIT, memory
+            return self.facts.plant(*place), {**memory, "done": done + 1}
         names = self.facts.space.blueprint_ids
         places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
-        if not places or not _is_due(self.epochs, memory):
+        if not places or memory["epoch"] - memory["idle"] not in self.epochs:
             return _keep_surest(self.facts, masks, reports) or WAIT, memory
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
-
-    def _follow(self, legal: list[Place], kept: Choice | None, memory: Memory) -> tuple[Choice, Memory]:
-        """What has proven itself is kept first, as `Heuristic` does."""
-        done = memory.get("done", 0)
-        plan = sorted(zip(self.epochs, self.places or (), strict=True))[done:]
-        if kept is None and plan and memory["epoch"] - memory.get("idle", 0) >= plan[0][0]:
-            place = self._look_up(plan[0][1])
-            if place in legal:
-                return self.facts.plant(*place), {**memory, "done": done + 1}
-        return kept or WAIT, memory
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class Random:
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, places = _count_idle(masks, memory), _legal_places(masks)
-        if not _is_due(self.epochs, memory) or not places:
+        if memory["epoch"] - memory["idle"] not in self.epochs or not places:
             return _keep_surest(self.facts, masks, reports) or WAIT, memory
         draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
@@ -132,11 +126,7 @@ class Random:
 
 
 def _count_idle(masks: Masks, memory: Memory) -> Memory:
-    return memory if masks["op"][1:].any() else {**memory, "idle": memory.get("idle", 0) + 1}
-
-
-def _is_due(epochs: Epochs, memory: Memory) -> bool:
-    return memory["epoch"] - memory.get("idle", 0) in epochs
+    return {**memory, "idle": memory.get("idle", 0) + (not masks["op"][1:].any())}
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,9 @@ class SignalTracker:
         if missing:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
-        signals = _only_finite(signals)
+        # what broke tells nothing: one NaN would stay in the best values for the rest of an episode
+        broken: dict[str, Any] = {name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)}
+        signals = replace(signals, **broken)
         self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
         return self.tracked
 
@@ -107,9 +109,3 @@ class SignalTracker:
         """Go on from a saved `state`."""
         self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self
-
-
-def _only_finite(signals: EpochSignals) -> EpochSignals:
-    """What broke tells nothing: one NaN would stay in the best values for the rest of an episode."""
-    broken: dict[str, Any] = {name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)}
-    return replace(signals, **broken)

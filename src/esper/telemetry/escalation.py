@@ -27,7 +27,11 @@ class TelemetryConfig:
     """
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
-        self.base_level = _read_level(level)
+        name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
+        if name not in TelemetryLevel.__members__:
+            known = ", ".join(TelemetryLevel.__members__).lower()
+            raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {known}.")
+        self.base_level = TelemetryLevel[name]
         if isinstance(escalation_rounds, bool) or not isinstance(escalation_rounds, int) or escalation_rounds < 1:
             raise SettingError(f"escalation_rounds is {escalation_rounds!r}, but must be a whole number, 1 or more.")
         self.escalation_rounds = escalation_rounds
@@ -63,11 +67,3 @@ class TelemetryConfig:
         # while the level is lifted a quiet round proves little: what was seen may be the same fault's next sign
         self._is_series = self._was_called or self._rounds_left > 0
         self._was_called = False
-
-
-def _read_level(level: TelemetryLevel | str) -> TelemetryLevel:
-    name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
-    if name not in TelemetryLevel.__members__:
-        known = ", ".join(TelemetryLevel.__members__).lower()
-        raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {known}.")
-    return TelemetryLevel[name]
