@@ -132,12 +132,9 @@ def _is_beyond(report: SeedStateReport, *, low: bool) -> bool:
 
 def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, ...]:
     """Names of all features in the order of the observation."""
-    names = list(BASE_FEATURES)
-    for slot in slots.slot_ids:
-        names += [f"{slot}.{name}" for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
-    for slot in slots.slot_ids if use_telemetry else ():
-        names += [f"{slot}.{name}" for name in TELEMETRY_FEATURES]
-    return tuple(names)
+    own = [f"{slot}.{name}" for slot in slots.slot_ids for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
+    told = [f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry]
+    return (*BASE_FEATURES, *own, *told)
 
 
 def observation_width(num_slots: int, use_telemetry: bool = True) -> int:

@@ -127,7 +127,7 @@ class GateJudged(HostEvent):
 
 @dataclass(frozen=True, slots=True)
 class HostRolledBack(HostEvent):
-    """The governor brought a host back to its last good state."""
+    """The governor rolled a host back to its last good state."""
 
     reason: str
     line = "epoch {0.epoch}: host {0.host} rolled back: {0.reason}"
@@ -189,14 +189,14 @@ class RoundBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankTimed(Event):
-    """How long one process took to live its share of a round."""
+    """How long one process took to play its share of a round."""
 
     round: int
     rank: int
     hosts: int
     seconds: float
     """wall clock; the one field in which equal runs differ"""
-    line = "round {0.round}: rank {0.rank} lived {0.hosts} episodes in {0.seconds:.2f} s"
+    line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
