@@ -211,7 +211,7 @@ class RecurrentActorCritic(nn.Module):
         for axis, other in enumerate(self.spec.earlier(place)):
             choice = choices[other.name]
             if axis == 0:
-                position = choice.new_zeros(other.size)
+                position = torch.zeros(other.size, dtype=torch.long, device=choice.device)
                 position[uses] = torch.arange(len(uses), device=choice.device)
                 choice = position[choice]
             index = index * other.size + choice
