@@ -9,7 +9,8 @@ from torch import nn
 
 import esper
 from esper.leyline.errors import MeasurementError
-from esper.tamiyo import Greedy, RulePolicy
+from esper.tamiyo import RulePolicy
+from esper.tamiyo.rules import Greedy
 from esper.telemetry.events import ActionRefused, ActionTaken, SeedMeasured, StageChanged
 from user_models import CNN, MLP, TiedLanguageModel, losses_of, random_images, random_vectors, train_epoch
 

@@ -6,7 +6,7 @@ import torch
 from esper.simic import PPOAgent, PPOConfig, Rollout
 from esper.simic.config import TrainingConfig
 from esper.simic.trainer import train_ppo_vectorized
-from esper.tamiyo import FactoredRecurrentActorCritic, HeadSpec
+from esper.tamiyo import FactoredRecurrentActorCritic
 from null_sink import NullSink
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -26,7 +26,7 @@ def agent_on_gpu(seed=0):
 @torch.no_grad()
 def rollout_of(agent, autocast=False):
     draw = torch.Generator().manual_seed(1)
-    rollout = Rollout(STEPS, HOSTS, WIDTH, HeadSpec.growth(SLOTS), SHAPES, "cuda")
+    rollout = Rollout(STEPS, HOSTS, WIDTH, agent.network.spec, SHAPES, "cuda")
     hidden = agent.network.get_initial_hidden(HOSTS)
     rollout.begin(hidden)
     alive = torch.ones(HOSTS, dtype=torch.bool, device="cuda")

@@ -16,15 +16,9 @@ from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import (
-    EpochSignals,
-    HeadSpec,
-    HostFacts,
-    SignalTracker,
-    compute_batch_masks,
-    observation_width,
-    observe,
-)
+from esper.tamiyo import HeadSpec, HostFacts, SignalTracker, compute_batch_masks
+from esper.tamiyo.observation import observation_width, observe
+from esper.tamiyo.signals import EpochSignals
 
 SLOTS = 3
 EPOCHS = 12

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import tensor
 
-from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT
+from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_GERMINATE, OP_WAIT
 from esper.simic.losses import k3, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.tamiyo.heads import HeadSpec
 
@@ -118,7 +118,7 @@ def test_divergence_and_log_ratios_carry_no_gradient():
 
 
 def test_heads_take_part_where_the_op_uses_them_and_the_step_is_valid():
-    spec = HeadSpec.growth(3)
+    spec = HeadSpec.of_space(DEFAULT_SPACE)
     ops = tensor([[OP_WAIT, OP_GERMINATE, OP_CULL, OP_GERMINATE]])
     used = relevant_steps(spec, {"op": ops}, tensor([[True, True, True, False]]))
     assert used[:, 0].int().tolist() == [[1, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0]]

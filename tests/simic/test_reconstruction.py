@@ -239,8 +239,8 @@ def test_statistics_stand_still_until_the_last_minibatch_and_change_once_after()
         real = getattr(network, name)
         setattr(network, name, lambda *a, real=real, **k: (seen.append(stats_of(network)), real(*a, **k))[1])
     agent._evaluate = network.evaluate
-    merge = network.observation_stats.merge
-    network.observation_stats.merge = lambda *a: (changes.append(a), merge(*a))
+    update = network.observation_stats.update
+    network.observation_stats.update = lambda *a: (changes.append(a), update(*a))
     player = Player(env, agent, 0)
     decisions = 0
     for updates in (1, 2, 3):

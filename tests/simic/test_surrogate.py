@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.simic import PPOConfig, learn
-from esper.tamiyo import make_policy
+from esper.tamiyo.rules import make_policy
 from simic.surrogate import EPOCHS, SPEC, Host, SurrogateGrowth, facts, mean_return
 
 HOSTS, ROUNDS = 64, 24

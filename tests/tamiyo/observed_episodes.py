@@ -13,14 +13,9 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from esper.tamiyo import (
-    EpochSignals,
-    FactoredRecurrentActorCritic,
-    SignalTracker,
-    compute_batch_masks,
-    observation_width,
-    observe,
-)
+from esper.tamiyo import FactoredRecurrentActorCritic, SignalTracker, compute_batch_masks
+from esper.tamiyo.observation import observation_width, observe
+from esper.tamiyo.signals import EpochSignals
 from runtime.episodes import BLOBS, IMAGES
 
 THREE = SlotConfig.default()

@@ -12,8 +12,9 @@ from esper.leyline import SeedStage
 from esper.leyline.errors import MeasurementError
 from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
 from esper.runtime.population import Population
-from esper.tamiyo import RULES, Greedy, Heuristic, HostFacts, RulePolicy, compute_action_masks, make_policy
+from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
 from esper.tamiyo.masks import build_slot_states
+from esper.tamiyo.rules import RULES, Greedy, make_policy
 from esper.telemetry.events import ActionTaken, HostEpoch, HostRolledBack, StageChanged
 from esper.trials.arms import Settings, make_decider, play_epoch
 from runtime.episodes import IMAGES

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from esper.kasmina import MorphogeneticModel, build_cnn_host, build_mlp_host
 from esper.leyline import FactoredAction, SeedStage, SlotConfig, is_legal
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
-from esper.tamiyo import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
+from esper.tamiyo import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks
+from esper.tamiyo.masks import masks_for
 
 DORMANT = {slot: MaskSeedInfo(SeedStage.DORMANT) for slot in SlotConfig.default().slot_ids}
 

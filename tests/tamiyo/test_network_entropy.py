@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
-from esper.tamiyo.cases import openings
-from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.heads import Head, HeadSpec, openings
 from esper.tamiyo.network import RecurrentActorCritic
 from tamiyo.policy_cases import (
     HEADS,
@@ -53,7 +52,7 @@ def enumerate_all(net, features, masks):
             return
         mask = masks[head.name]
         mask = mask[made[head.mask_by]] if mask.dim() == 2 else mask
-        logits = net._logits(place, features[None], {name: torch.tensor([value]) for name, value in made.items()})
+        logits = net._case(place, features[None], {}, {k: torch.tensor([v]) for k, v in made.items()}).logits
         valid = mask.nonzero().squeeze(1).tolist()
         probs = torch.softmax(logits[0].double()[mask], -1)
         entropy = float(-(probs * probs.log()).sum())

@@ -29,31 +29,11 @@ def test_pooled_pieces_are_all_rows_at_once(cuts):
     assert_describes(stats, rows)
 
 
-def test_merging_counts_each_row_once():
-    rows = torch.randn(90, 2) * 4 + 7
-    whole, part = filled(rows[:50]), filled(rows[50:])
-    whole.merge(part.mean, part.var, part.count)
-    assert_describes(whole, rows)
-    assert part.count == 40
-
-
-def test_three_ranks_merge_to_the_same_in_any_order():
-    parts = [torch.randn(size, 2) + size for size in (10, 30, 5)]
-    for order in ((0, 1, 2), (2, 0, 1)):
-        stats = RunningMeanStd(2)
-        for index in order:
-            own = filled(parts[index])
-            stats.merge(own.mean, own.var, own.count)
-        assert_describes(stats, torch.cat(parts))
-
-
 @pytest.mark.parametrize("seen", [0, 20])
 def test_no_rows_change_nothing(seen):
     stats = filled(torch.randn(seen, 3), 3)
     before = {name: value.clone() for name, value in stats.state_dict().items()}
     stats.update(torch.zeros(0, 3))
-    empty = RunningMeanStd(3)
-    stats.merge(empty.mean, empty.var, empty.count)
     assert all(torch.equal(value, before[name]) for name, value in stats.state_dict().items())
 
 

@@ -12,7 +12,7 @@ from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.leyline import SeedStage, SlotConfig
 from esper.leyline.errors import SettingError
 from esper.leyline.stages import LIVE_STAGES
-from esper.tamiyo import SignalTracker, feature_names, observation_width, observe, signals_to_features
+from esper.tamiyo import SignalTracker
 from esper.tamiyo.observation import (
     BASE_FEATURES,
     BLUEPRINT_FEATURES,
@@ -20,6 +20,10 @@ from esper.tamiyo.observation import (
     STATE_FEATURES,
     TELEMETRY_FEATURES,
     UNKNOWN,
+    feature_names,
+    observation_width,
+    observe,
+    signals_to_features,
 )
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tamiyo import feature_names, observe
-from esper.tamiyo.observation import BLUEPRINT_FEATURES, LARGEST, STATE_FEATURES, TELEMETRY_FEATURES
+from esper.tamiyo.observation import (
+    BLUEPRINT_FEATURES,
+    LARGEST,
+    STATE_FEATURES,
+    TELEMETRY_FEATURES,
+    feature_names,
+    observe,
+)
 from tamiyo.observed_episodes import TASKS, RandomPolicy, Watched
 
 

@@ -12,21 +12,9 @@ from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.leyline import SeedMetrics, SeedStage, SeedStateReport
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
-from esper.tamiyo import (
-    RULES,
-    Greedy,
-    Heuristic,
-    HostFacts,
-    Never,
-    Random,
-    RulePolicy,
-    Schedule,
-    Sham,
-    compute_action_masks,
-    make_policy,
-    script_of,
-)
+from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
 from esper.tamiyo.masks import build_slot_states
+from esper.tamiyo.rules import RULES, Greedy, Never, Random, Schedule, Sham, make_policy, script_of
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
@@ -197,7 +185,7 @@ def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(facts):
 
 
 def price(facts, slot, blueprint):
-    return facts.cost(slot, facts.space.blueprint_index(blueprint))
+    return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint))[0]
 
 
 def test_the_heuristic_plants_the_largest_blueprint_within_its_share():

@@ -9,7 +9,8 @@ from torch import nn
 from esper.garden import Garden
 from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host, build_transformer_host
 from esper.leyline import StageLengths
-from esper.tamiyo import Heuristic, RulePolicy, Sham, script_of
+from esper.tamiyo import Heuristic, RulePolicy
+from esper.tamiyo.rules import Sham, script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged
 
 STAGES = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]

@@ -11,7 +11,7 @@ import torch
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.host import HostRun
 from esper.runtime.tasks import get_task
-from esper.tamiyo.learned import NetworkPolicy
+from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry.events import to_record
 from esper.telemetry.runfolder import ARMS
 from esper.trials import arms, comparing

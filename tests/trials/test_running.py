@@ -17,7 +17,7 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
-from esper.tamiyo.learned import NetworkPolicy
+from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken

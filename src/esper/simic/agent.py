@@ -14,9 +14,8 @@ from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, rel
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
 from esper.simic.update_record import MinibatchTrace, summarise
-from esper.tamiyo.cases import openings
-from esper.tamiyo.network import RecurrentActorCritic
-from esper.tamiyo.recurrence import Hidden
+from esper.tamiyo.heads import openings
+from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
 if TYPE_CHECKING:  # it is built on the agent
     from esper.simic.any_env import ActionCodec, Mask, ObservationCodec

@@ -108,18 +108,15 @@ class Player:
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
         return masks
 
-    def _storage(self, steps: int) -> Rollout:
+    @torch.no_grad()
+    def play(self, steps: int) -> Rollout:
+        """The next `steps` steps of every environment. The storage is reused by the next call."""
         if self._rollout is None or self._rollout.steps != steps:
             shapes = {name: tuple(mask.shape[1:]) for name, mask in self.masks.items()}
             self._rollout = Rollout(
                 steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes, pieces=self.pieces
             )
-        return self._rollout
-
-    @torch.no_grad()
-    def play(self, steps: int) -> Rollout:
-        """The next `steps` steps of every environment. The storage is reused by the next call."""
-        rollout = self._storage(steps)
+        rollout = self._rollout
         rollout.begin(self.hidden)
         for _ in range(steps):
             rollout.keep_state(self.hidden)
@@ -148,18 +145,22 @@ class Player:
 
     def _final_values(self, info: dict[str, Any], truncated: NDArray[np.bool_]) -> Tensor:
         """Values of truncated episodes' last observations, seen with the memory of those episodes; NaN elsewhere."""
-        found = torch.full((self.env.num_envs,), torch.nan)
-        if truncated.any():
-            shown = np.array(self.states.numpy())
-            for host in np.flatnonzero(truncated):
-                last = np.asarray(info["final_obs"][host])[None]
-                shown[host] = self.observations.encode(last)[0].numpy()
-            values = self.agent.network.look(torch.as_tensor(shown), self.hidden)
-            found[torch.as_tensor(truncated)] = values[torch.as_tensor(truncated)]
-        return found
+        if not truncated.any():
+            return torch.full((self.env.num_envs,), torch.nan)
+        shown = self.states.clone()
+        for host in np.flatnonzero(truncated):
+            shown[host] = self.observations.encode(np.asarray(info["final_obs"][host])[None])[0]
+        return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
 
 
 # -- other people's spaces --------------------------------------------------------------------------------------------
+
+
+def _sizes(space: gym.Space[Any]) -> list[int] | None:
+    """How many choices each of a space's numbers has; None where they are not choices among a few things."""
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [int(size) for size in space.nvec.flatten()]
+    return [int(space.n)] if isinstance(space, gym.spaces.Discrete) else None
 
 
 class ObservationCodec:
@@ -167,23 +168,14 @@ class ObservationCodec:
 
     def __init__(self, space: gym.Space[Any]):
         self.space = space
-        match space:
-            case gym.spaces.Box():
-                self.width = int(np.prod(space.shape))
-                self.sizes: tuple[int, ...] | None = None
-            case gym.spaces.Discrete():
-                self.sizes = (int(space.n),)
-            case gym.spaces.MultiDiscrete():
-                self.sizes = tuple(int(size) for size in space.nvec.flatten())
-            case gym.spaces.MultiBinary():
-                self.width, self.sizes = int(np.prod(space.shape)), None
-            case _:
-                raise EnvironmentMismatchError(
-                    f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
-                    "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
-                )
+        self.sizes = _sizes(space)
+        if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+            raise EnvironmentMismatchError(
+                f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
+                "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
+            )
+        self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
-            self.width = sum(self.sizes)
             starts = [0, *np.cumsum(self.sizes)[:-1].tolist()]
             first = np.atleast_1d(getattr(space, "start", 0)).flatten()
             self._shift = torch.as_tensor(np.asarray(starts) - first, dtype=torch.long)
@@ -206,18 +198,12 @@ class ActionCodec:
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space
-        match space:
-            case gym.spaces.Discrete():
-                sizes = [int(space.n)]
-            case gym.spaces.MultiDiscrete():
-                sizes = [int(size) for size in space.nvec.flatten()]
-            case gym.spaces.MultiBinary():
-                sizes = [2] * int(np.prod(space.shape))
-            case _:
-                raise EnvironmentMismatchError(
-                    f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
-                    "Known: Discrete, MultiDiscrete, MultiBinary."
-                )
+        sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
+        if sizes is None:
+            raise EnvironmentMismatchError(
+                f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
+                "Known: Discrete, MultiDiscrete, MultiBinary."
+            )
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
             raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")

@@ -15,8 +15,8 @@ from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
-from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink

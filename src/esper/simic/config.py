@@ -77,9 +77,7 @@ class PPOConfig(PPOSettings):
 
 def anneal(start: float, floor: float, decisions: int, over: int | None) -> float:
     """A straight line by decisions made, then the floor: the same after a resume, whatever updates were cut short."""
-    if over is None:
-        return start
-    return start + (floor - start) * min(1.0, decisions / over)
+    return start if over is None else start + (floor - start) * min(1.0, decisions / over)
 
 
 class RewardConfig(Configuration):
@@ -133,9 +131,8 @@ class TrainingConfig(HostsConfig):
     @classmethod
     def from_preset(cls, name: str) -> Self:
         """A configuration that comes with the package, by the name of its task."""
-        known = presets()
-        if name not in known:
-            raise UnknownNameError("preset", name, known)
+        if name not in presets():
+            raise UnknownNameError("preset", name, presets())
         return cls.of(json.loads((files("esper.simic") / "presets" / f"{name}.json").read_text()), f"preset {name}")
 
     @classmethod

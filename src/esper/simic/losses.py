@@ -59,13 +59,8 @@ class HeadSteps:
 def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
     """Where each head took part in the decision: [heads, R, T]."""
     first = choices[spec.names[0]]
-    rows = []
-    for head in spec.heads:
-        if head.used_by is None:
-            rows.append(valid)
-        else:
-            rows.append(valid & torch.isin(first, torch.tensor(head.used_by, device=first.device)))
-    return torch.stack(rows)
+    uses = (torch.tensor(spec.uses(head), device=first.device) for head in spec.heads)
+    return torch.stack([valid & torch.isin(first, own) for own in uses])
 
 
 def policy_loss(

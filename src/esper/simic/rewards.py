@@ -1,7 +1,7 @@
 """What a decision earned: a few small named terms, each with one sign. A family is a choice of terms and weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from esper.leyline.errors import SettingError, UnknownNameError
@@ -85,15 +85,7 @@ def breakdown(facts: StepFacts) -> float:
 Term = Callable[[StepFacts], float]
 TERMS: dict[str, Term] = {
     term.__name__: term
-    for term in (
-        accuracy_beyond_twin,
-        loss_beyond_twin,
-        rent,
-        churn,
-        lasting_accuracy,
-        lasting_loss,
-        breakdown,
-    )
+    for term in (accuracy_beyond_twin, loss_beyond_twin, rent, churn, lasting_accuracy, lasting_loss, breakdown)
 }
 FAMILIES: dict[str, dict[str, float]] = {
     "contribution": {
@@ -111,18 +103,17 @@ def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[
     """The weights of a family with some of them changed; a term that it does not have is refused."""
     if family not in FAMILIES:
         raise UnknownNameError("reward family", family, FAMILIES)
-    known, changed = FAMILIES[family], changed or {}
-    for name in changed:
-        if name not in known:
-            raise UnknownNameError(f"reward term of family {family!r}", name, known)
-    return check_weights({**known, **changed})
+    known = FAMILIES[family]
+    return {**known, **check_weights(changed or {}, known, f"reward term of family {family!r}")}
 
 
-def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+def check_weights(
+    weights: Mapping[str, float], known: Collection[str] = TERMS, what: str = "reward term"
+) -> dict[str, float]:
     """The same weights, if every term is known and none would turn a price into a prize."""
     for name, weight in weights.items():
-        if name not in TERMS:
-            raise UnknownNameError("reward term", name, TERMS)
+        if name not in known:
+            raise UnknownNameError(what, name, known)
         if not 0 <= weight < math.inf:
             raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more, and finite.")
     return dict(weights)
@@ -131,11 +122,3 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
 def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, float]:
     """Each term's share. Their sum, in this order, is the reward."""
     return {name: weight * TERMS[name](facts) for name, weight in weights.items()}
-
-
-def compute_contribution_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, FAMILIES["contribution"] if weights is None else weights).values())
-
-
-def compute_loss_reward(facts: StepFacts, weights: Mapping[str, float] | None = None) -> float:
-    return sum(reward_parts(facts, FAMILIES["loss"] if weights is None else weights).values())

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.tamiyo.heads import HeadSpec
-from esper.tamiyo.network import PerHead
+from esper.tamiyo.network import Hidden, PerHead
 from esper.tamiyo.normalising import Pool
-from esper.tamiyo.recurrence import Hidden
 
 
 @dataclass(frozen=True)
@@ -171,18 +170,11 @@ class Rollout:
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    after_values: Tensor,
-    terminated: Tensor,
-    ended: Tensor,
-    gamma: float,
-    lam: float,
+    rewards: Tensor, values: Tensor, after_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates [T, N]. An end that is not a termination bootstraps; no trace crosses any end."""
-    pays_on = (~terminated).to(rewards)
     goes_on = (~ended).to(rewards)
-    errors = rewards + gamma * torch.where(terminated, 0.0, after_values) * pays_on - values
+    errors = rewards + gamma * torch.where(terminated, 0.0, after_values) - values
     advantages = torch.zeros_like(rewards)
     carried = torch.zeros_like(rewards[0])
     for step in reversed(range(len(rewards))):

@@ -1,7 +1,6 @@
 """Choosing among what is possible: log-probabilities, sampling and entropy under a mask. No network, no growth."""
 
 import math
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -46,20 +45,6 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
 
 
-def sample(
-    log_probs: Tensor, mask: Tensor | None, generator: torch.Generator | None = None, noise: Tensor | None = None
-) -> Tensor:
-    """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding.
-
-    Args:
-        noise: even draws from 0 to 1, where rows have numbers of their own; else they come from `generator`.
-    """
-    if noise is None:
-        noise = torch.rand(log_probs.shape, generator=generator, device=log_probs.device, dtype=torch.float32)
-    scores = log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
-    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).argmax(-1)
-
-
 class MaskedCategorical:
     """A distribution over the choices that a mask leaves; rows are [..., choices].
 
@@ -72,17 +57,25 @@ class MaskedCategorical:
             mask = mask.expand(logits.shape)
             possible = mask.any(-1)
             if not bool(possible.all()):
-                _refuse_empty(possible, head)
+                host, *step = (~possible).nonzero()[0].tolist() or [0]
+                raise MaskError(
+                    f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}: the mask allows nothing. Every "
+                    "row needs at least one possible choice; a head that is not used has index 0 as its only one."
+                )
         self.mask = mask
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(logits, mask)
 
-    @property
-    def probs(self) -> Tensor:
-        return self.log_probs.exp()
-
     def sample(self, generator: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
-        return sample(self.log_probs, self.mask, generator, noise)
+        """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding.
+
+        Args:
+            noise: even draws from 0 to 1, where rows have numbers of their own; else they come from `generator`.
+        """
+        if noise is None:
+            noise = torch.rand(self.logits.shape, generator=generator, device=self.logits.device, dtype=torch.float32)
+        scores = self.log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
+        return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(-1)
 
     def mode(self) -> Tensor:
         """The likeliest valid choice."""
@@ -94,14 +87,3 @@ class MaskedCategorical:
     def entropy(self) -> Tensor:
         """Between 0 (certain, or no choice) and 1 (even over what is valid)."""
         return normalised_entropy(self.log_probs, self.mask)
-
-
-def _refuse_empty(possible: Tensor, head: str) -> NoReturn:
-    """Raise for the first row in which nothing is possible."""
-    where = (~possible).nonzero()[0].tolist()
-    host = where[0] if where else 0
-    moment = f", step {where[1]}" if len(where) > 1 else ""
-    raise MaskError(
-        f"host {host}, head {head!r}{moment}: the mask allows nothing. Every row needs at least one possible choice; "
-        "a head that is not used has index 0 as its only one."
-    )

@@ -1,19 +1,14 @@
-"""What a policy has to choose, as a specification: names, sizes, and which choices depend on which. No tensors."""
+"""What a policy has to choose: names, sizes, which choices depend on which, and all cases of the earlier ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
+from torch import Tensor
+
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import (
-    NUM_BLENDS,
-    NUM_BLUEPRINTS,
-    NUM_OPS,
-    OP_CULL,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    ActionSpace,
-)
+from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,13 @@ class HeadSpec:
         if len(set(names)) != len(names) or not names:
             raise SettingError(f"head names {names} must be at least one and all different.")
         for place, head in enumerate(self.heads):
-            depends = head.mask_by is not None or head.used_by is not None
-            if depends and not self.chained:
+            if (head.mask_by, head.used_by) != (None, None) and not self.chained:
                 raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
-            self._check_uses(place, head)
+            self._refuse_unreachable(place, head)
 
-    def _check_uses(self, place: int, head: Head) -> None:
-        """A head may be used only for real choices of the first head, and only where all heads before it are."""
+    def _refuse_unreachable(self, place: int, head: Head) -> None:
         first = self.heads[0]
         if head.used_by is not None and not (place and head.used_by and set(head.used_by) <= set(range(first.size))):
             raise SettingError(
@@ -77,19 +70,21 @@ class HeadSpec:
         """Choices of the first head for which `head` matters."""
         return tuple(range(self.heads[0].size)) if head.used_by is None else head.used_by
 
+    def earlier(self, place: int) -> tuple[Head, ...]:
+        """The heads before this one whose choices it sees."""
+        return self.heads[:place] if self.chained else ()
+
     @classmethod
     def independent(cls, sizes: Sequence[int]) -> Self:
         """One head per number of a foreign environment's action."""
         return cls(tuple(Head(f"action_{index}", int(size)) for index, size in enumerate(sizes)))
 
     @classmethod
-    def growth(
-        cls, num_slots: int, num_blueprints: int = NUM_BLUEPRINTS, num_blends: int = NUM_BLENDS, num_ops: int = NUM_OPS
-    ) -> Self:
+    def growth(cls, num_slots: int, num_blueprints: int, num_blends: int) -> Self:
         """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
         return cls(
             (
-                Head("op", num_ops),
+                Head("op", NUM_OPS),
                 Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)),
                 Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,)),
                 Head("blend", num_blends, None, (OP_GERMINATE,)),
@@ -100,5 +95,48 @@ class HeadSpec:
     @classmethod
     def of_space(cls, space: ActionSpace) -> Self:
         """The heads of one run's actions."""
-        ops, slots, blueprints, blends = space.sizes
-        return cls.growth(slots, blueprints, blends, ops)
+        return cls.growth(*space.sizes[1:])
+
+
+def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:
+    """A head's mask [R, size] or [R, rows, size] with an axis for every earlier choice."""
+    if mask is None:
+        return None
+    head, cases = spec.heads[place], len(spec.earlier(place))
+    if mask.dim() == 2:
+        return mask.reshape(len(mask), *(1,) * cases, head.size)
+    axis = spec.names.index(str(head.mask_by))
+    rows = mask[:, list(spec.uses(head))] if axis == 0 else mask
+    shape = [1] * cases
+    shape[axis] = rows.shape[1]
+    return rows.reshape(len(mask), *shape, head.size)
+
+
+def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
+    """How the earlier choices lead to each case, [R, cases ...], from what each head gives its entries.
+
+    Args:
+        reach: [R], one for every row; a number or a truth, as are the chances.
+        chances: of every earlier head, [R, its cases ..., its size].
+    """
+    uses = spec.uses(spec.heads[place])
+    for axis, given in enumerate(chances[: len(spec.earlier(place))]):
+        known = spec.uses(spec.heads[axis])
+        reach = reach.unsqueeze(-1) * given[:, [known.index(use) for use in uses]]
+    return reach
+
+
+def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """Where each head has, in some case that masks allow, more than one valid choice: [heads, N, T], like [N, T]."""
+    rows = like.numel()
+    allowed: list[Tensor] = []
+    found = []
+    for place, head in enumerate(spec.heads):
+        given = masks.get(head.name)
+        mask = mask_cases(spec, place, None if given is None else given.flatten(0, 1))
+        mask = torch.ones(head.size, dtype=torch.bool, device=like.device) if mask is None else mask
+        reach = reach_cases(spec, place, torch.ones(rows, dtype=torch.bool, device=like.device), allowed)
+        allowed.append(mask.expand(*reach.shape, head.size))
+        is_open = reach & (mask.sum(-1) > 1)
+        found.append(is_open.view(rows, -1).any(1).view(like.shape))
+    return torch.stack(found)

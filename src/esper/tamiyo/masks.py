@@ -6,15 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import (
-    DEFAULT_SPACE,
-    NUM_OPS,
-    OP_CULL,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_WAIT,
-    ActionSpace,
-)
+from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT, ActionSpace
 from esper.leyline.legality import GrowthView, legal_plantings, refuse
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
@@ -63,30 +55,23 @@ def compute_action_masks(
 
 
 def masks_for(view: GrowthView) -> Masks:
-    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry: index 0."""
-    space = view.space
-    slots, blueprints, blends = space.sizes[1:]
-    slot = np.zeros((NUM_OPS, slots), bool)
-    germinate = np.zeros((slots, blueprints, blends), bool)
-    for index, slot_id in enumerate(space.slots.slot_ids):
-        for op in (OP_CULL, OP_FOSSILIZE):
-            slot[op, index] = refuse(op, slot_id, None, space.blends[0], view) is None
-        for number, way in legal_plantings(slot_id, view):
-            germinate[index, number, way] = True
-    return _compose(slot, germinate)
-
-
-def _compose(slot: NDArray[np.bool_], germinate: NDArray[np.bool_]) -> Masks:
-    """From legal triples to a mask per head.
+    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry: index 0.
 
     The blend head sees neither slot nor blueprint, so a blend counts as possible only where it is possible for every
     pair that any blend allows: what the masks let through is then always legal as a whole.
     """
+    space = view.space
+    ops, slots, blueprints, blends = space.sizes
+    slot = np.zeros((ops, slots), bool)
+    germinate = np.zeros((slots, blueprints, blends), bool)
+    for index, slot_id in enumerate(space.slots.slot_ids):
+        for end in (OP_CULL, OP_FOSSILIZE):
+            slot[end, index] = refuse(end, slot_id, None, space.blends[0], view) is None
+        for number, way in legal_plantings(slot_id, view):
+            germinate[index, number, way] = True
     blueprint: NDArray[np.bool_] = np.any(germinate, axis=2)
     blend: NDArray[np.bool_] = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1)) & bool(blueprint.any())
-    assert blend.any() or not blueprint.any(), (
-        "the plainest blend is never dearer than another, so it serves every pair"
-    )
+    assert blend.any() or not blueprint.any(), "the plainest blend is never dearer, so it serves every pair"
     slot[OP_GERMINATE] = np.any(blueprint, axis=1)
     op: NDArray[np.bool_] = np.any(slot, axis=1)
     op[OP_WAIT] = True

@@ -8,20 +8,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_WAIT
-from esper.tamiyo.cases import mask_cases, reach_cases
-from esper.tamiyo.distributions import (
-    MaskedCategorical,
-    at_least_single,
-    masked_log_softmax,
-    normalised_entropy,
-)
-from esper.tamiyo.heads import Head, HeadSpec
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
+from esper.tamiyo.distributions import MaskedCategorical, at_least_single, masked_log_softmax, normalised_entropy
+from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
-from esper.tamiyo.recurrence import Hidden, run_sequences
 
+Hidden = tuple[Tensor, Tensor]
+"""h and c, each [1, N, H]"""
 PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
 
@@ -35,16 +31,6 @@ class Evaluation:
     entropy: PerHead
     """expected over the earlier choices, normalised to 0 .. 1"""
     hidden: Hidden
-
-
-@dataclass(frozen=True)
-class _Table:
-    """One head's log-probabilities in every case of the earlier choices: [R, cases ..., size]."""
-
-    log_probs: Tensor
-    mask: Tensor | None
-    reach: Tensor
-    """probability that the earlier choices lead here, [R, cases ...]; without gradient"""
 
 
 class RecurrentActorCritic(nn.Module):
@@ -115,32 +101,29 @@ class RecurrentActorCritic(nn.Module):
 
     # -- one case: the choices made so far ---------------------------------------------------------------------------
 
-    def _logits(self, place: int, features: Tensor, choices: PerHead) -> Tensor:
-        first, activation, last = _layers(self.policy_heads[self.spec.heads[place].name])
-        inner = first(features)
-        if self.spec.chained:
-            for head in self.spec.heads[:place]:
-                inner = inner + F.embedding(choices[head.name], self._shift(first, head))
-        return last(activation(inner))
+    def _case(self, place: int, features: Tensor, masks: MaskSet, choices: PerHead) -> MaskedCategorical:
+        head = self.spec.heads[place]
+        first, activation, last = _layers(self.policy_heads[head.name])
+        inner, mask = first(features), masks.get(head.name)
+        for earlier in self.spec.earlier(place):
+            inner = inner + F.embedding(choices[earlier.name], self._shift(first, earlier))
+        if mask is not None and head.mask_by is not None and mask.dim() != features.dim():
+            index = choices[head.mask_by][..., None, None].expand(*mask.shape[:-2], 1, mask.shape[-1])
+            mask = mask.gather(-2, index).squeeze(-2)
+        return MaskedCategorical(last(activation(inner)), mask, head=head.name)
 
     def _shift(self, first: nn.Linear, earlier: Head) -> Tensor:
         """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
         return F.linear(cast(nn.Embedding, self.embeddings[earlier.name]).weight, first.weight)
 
-    def _row(self, head: Head, mask: Tensor | None, choices: PerHead, features: Tensor) -> Tensor | None:
-        """The head's mask [.., size] in the case of the choices made so far."""
-        if mask is None or head.mask_by is None or mask.dim() == features.dim():
-            return mask
-        index = choices[head.mask_by][..., None, None].expand(*mask.shape[:-2], 1, mask.shape[-1])
-        return mask.gather(-2, index).squeeze(-2)
-
-    def _is_used(self, head: Head, choices: PerHead) -> Tensor | None:
+    def _where_used(self, head: Head, choices: PerHead, *found: Tensor) -> tuple[Tensor, ...]:
+        """What was found for a head, with 0 where the first choice has no use for it."""
         if head.used_by is None:
-            return None
+            return found
         op = choices[self.spec.heads[0].name]
         table = torch.zeros(self.spec.heads[0].size, dtype=torch.bool, device=op.device)
         table[list(head.used_by)] = True
-        return table[op]
+        return tuple(torch.where(table[op], each, 0) for each in found)
 
     def choose(
         self,
@@ -164,33 +147,25 @@ class RecurrentActorCritic(nn.Module):
         choices: PerHead = {}
         log_probs: PerHead = {}
         for place, head in enumerate(self.spec.heads):
-            mask = self._row(head, masks.get(head.name), choices, features)
-            is_used = self._is_used(head, choices)
-            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name)
+            drawn = self._case(place, features, masks, choices)
             own = None if noise is None else noise[..., place, : head.size]
             choice = drawn.mode() if deterministic else drawn.sample(generator, own)
-            log_prob = drawn.log_prob(choice)
-            choices[head.name] = choice if is_used is None else torch.where(is_used, choice, 0)
-            log_probs[head.name] = log_prob if is_used is None else torch.where(is_used, log_prob, 0.0)
+            found = self._where_used(head, choices, choice, drawn.log_prob(choice))
+            choices[head.name], log_probs[head.name] = found
         return choices, log_probs, self._values(features), hidden
 
     # -- all cases: what might have been chosen ----------------------------------------------------------------------
 
-    def _table(self, place: int, features: Tensor, masks: MaskSet, tables: list[_Table]) -> _Table:
-        """All cases of a head at once. The sums run in the order of `_logits`, so both give the same numbers."""
+    def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
+        """A head's log-probabilities [R, cases ..., size] and mask. Sums in the order of `_case`, for equal bits."""
         head = self.spec.heads[place]
         first, activation, last = _layers(self.policy_heads[head.name])
         inner = first(features)  # [R, width]
-        uses = list(self.spec.uses(head))
-        earlier = self.spec.heads[:place] if self.spec.chained else ()
-        for axis, other in enumerate(earlier):
-            shift = self._shift(first, other)
-            inner = inner.unsqueeze(-2) + (shift[uses] if axis == 0 else shift)
+        for axis, earlier in enumerate(self.spec.earlier(place)):
+            shift = self._shift(first, earlier)
+            inner = inner.unsqueeze(-2) + (shift[list(self.spec.uses(head))] if axis == 0 else shift)
         mask = mask_cases(self.spec, place, masks.get(head.name))
-        log_probs = masked_log_softmax(last(activation(inner)), mask)
-        probs = [table.log_probs.detach().exp() for table in (tables if self.spec.chained else ())]
-        reach = reach_cases(self.spec, place, at_least_single(features.new_ones(len(features))), probs)
-        return _Table(log_probs, mask, reach)
+        return masked_log_softmax(last(activation(inner)), mask), mask
 
     def evaluate(
         self,
@@ -209,43 +184,39 @@ class RecurrentActorCritic(nn.Module):
         """
         if hidden is None:
             raise SettingError(
-                "evaluating needs the hidden state that each row began with; pass the stored one, or "
-                "get_initial_hidden(N) for rows that begin an episode. None would silently mean zeros."
+                "evaluating needs the hidden state that each row began with; None would silently mean zeros. "
+                "Pass the stored one, or get_initial_hidden(N) for rows that begin an episode."
             )
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
         flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
         choices = {name: action.flatten() for name, action in actions.items()}
-        tables: list[_Table] = []
+        certain, probs = at_least_single(rows.new_ones(len(rows))), list[Tensor]()
         log_probs: PerHead = {}
         entropy: PerHead = {}
         for place, head in enumerate(self.spec.heads):
-            table = self._table(place, rows, flat, tables)
-            tables.append(table)
-            log_probs[head.name] = self._taken(place, table, choices).view(shape)
-            uncertain = normalised_entropy(table.log_probs, table.mask)
-            entropy[head.name] = (table.reach * uncertain).view(len(rows), -1).sum(1).view(shape)
+            cases, mask = self._cases(place, rows, flat)
+            reach = reach_cases(self.spec, place, certain, probs)
+            probs.append(cases.detach().exp())
+            log_probs[head.name] = self._taken(place, cases, choices).view(shape)
+            uncertain = normalised_entropy(cases, mask)
+            entropy[head.name] = (reach * uncertain).view(len(rows), -1).sum(1).view(shape)
         return Evaluation(log_probs, self._values(features), entropy, hidden)
 
-    def _taken(self, place: int, table: _Table, choices: PerHead) -> Tensor:
+    def _taken(self, place: int, cases: Tensor, choices: PerHead) -> Tensor:
         """Log-probability of the stored choice in the case of the stored earlier choices; 0 where it is not used."""
         head = self.spec.heads[place]
-        index = torch.zeros_like(choices[head.name])
-        earlier = self.spec.heads[:place] if self.spec.chained else ()
-        for axis, other in enumerate(earlier):
+        uses, index = list(self.spec.uses(head)), torch.zeros_like(choices[head.name])
+        for axis, other in enumerate(self.spec.earlier(place)):
             choice = choices[other.name]
             if axis == 0:
-                uses = self.spec.uses(head)
                 position = torch.zeros(other.size, dtype=torch.long, device=choice.device)
-                position[list(uses)] = torch.arange(len(uses), device=choice.device)
-                index = position[choice]
-            else:
-                index = index * other.size + choice
-        flat = table.log_probs.flatten(1)
-        found = flat.gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
-        is_used = self._is_used(head, choices)
-        return found if is_used is None else torch.where(is_used, found, 0.0)
+                position[uses] = torch.arange(len(uses), device=choice.device)
+                choice = position[choice]
+            index = index * other.size + choice
+        found = cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
+        return self._where_used(head, choices, found)[0]
 
     # -- learning's side ---------------------------------------------------------------------------------------------
 
@@ -269,8 +240,8 @@ class RecurrentActorCritic(nn.Module):
         if lines:
             raise CheckpointMismatchError(
                 f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints, one "
-                "observation layout and one width (hidden_dim, head_dim) only. Build it for those that the weights "
-                "were trained with, or train a new policy; docs/checkpoints.md lists what is compatible with what."
+                "observation layout and one width (hidden_dim, head_dim) only; build it for those, or train a new one "
+                "(docs/checkpoints.md)."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
@@ -285,11 +256,10 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         *,
         num_blueprints: int = NUM_BLUEPRINTS,
         num_blends: int = NUM_BLENDS,
-        num_ops: int = NUM_OPS,
         hidden_dim: int = 128,
         head_dim: int = 64,
     ):
-        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends, num_ops)
+        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends)
         super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
         self.num_slots = num_slots
 
@@ -319,8 +289,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         choices: PerHead = {}
         said: dict[str, Any] = {}
         for place, head in enumerate(self.spec.heads):
-            mask = self._row(head, masks.get(head.name), choices, features)
-            drawn = MaskedCategorical(self._logits(place, features, choices), mask, head=head.name)
+            drawn = self._case(place, features, masks, choices)
             choices[head.name] = drawn.mode()
             said[f"{head.name}_logits"] = drawn.logits
         return {**said, "value": self._values(features), "hidden": hidden}
@@ -367,3 +336,41 @@ def _layers(perceptron: nn.Module) -> tuple[nn.Linear, nn.Tanh, nn.Linear]:
 
 def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, out))
+
+
+def run_sequences(
+    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None, *, needs_state: bool = True
+) -> tuple[Tensor, Hidden]:
+    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
+
+    Where episodes begin within rows, the state after the last step carries no gradient.
+
+    Args:
+        needs_state: False spares the pass that finds the state where episodes begin within rows; it is NaN then.
+    """
+    if starts is None or not bool(starts.any()):
+        return lstm(inputs, hidden)
+    count, steps = starts.shape
+    begins = starts.clone()
+    begins[:, 0] = True
+    piece = begins.flatten().cumsum(0) - 1  # which piece each step belongs to
+    first = begins.flatten().nonzero().squeeze(1)
+    ends = torch.cat([first[1:], first.new_tensor([count * steps])])
+    lengths = ends - first
+    within = torch.arange(count * steps, device=starts.device) - first[piece]
+    padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
+    padded = padded.index_put((piece, within), inputs.flatten(0, 1))
+    keeps = (first % steps == 0) & ~starts.flatten()[first]  # only a piece that goes on from before has a past
+    past = tuple(
+        torch.where(keeps[None, :, None], state[:, first // steps], torch.zeros_like(state[:, :1])).contiguous()
+        for state in hidden
+    )
+    # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
+    outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
+    if not needs_state:
+        return outputs, (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
+    last = piece.view(count, steps)[:, -1]
+    with torch.no_grad():
+        packed = pack_padded_sequence(padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False)
+        after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]
+    return outputs, after

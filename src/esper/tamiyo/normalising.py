@@ -34,16 +34,11 @@ class RunningMeanStd(nn.Module):
             pool: adds up what several processes have; the rows of all of them count once each.
         """
         rows = rows.double()
-        count = pool(torch.as_tensor(float(len(rows)), device=rows.device))
-        mean = pool(rows.sum(0)) / count
-        self.merge(mean, pool((rows - mean).square().sum(0)) / count, count)
-
-    @torch.no_grad()
-    def merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Pool with statistics taken elsewhere, each row counted once."""
+        count = pool(torch.as_tensor(float(len(rows)), device=rows.device)).to(self.count)
         if not bool(count > 0):
             return  # statistics of no rows are not numbers
-        count = count.to(self.count)
+        mean = pool(rows.sum(0)) / count
+        var = pool((rows - mean).square().sum(0)) / count
         total = self.count + count
         shift = mean - self.mean
         moment = self.var * self.count + var * count + shift.square() * self.count * count / total
@@ -52,5 +47,4 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def normalise(self, values: Tensor, limit: float = 10.0) -> Tensor:
-        scaled = (values - self.mean.to(values.dtype)) / self.std.to(values.dtype)
-        return scaled.clamp(-limit, limit)
+        return ((values - self.mean.to(values.dtype)) / self.std.to(values.dtype)).clamp(-limit, limit)

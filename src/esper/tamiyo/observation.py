@@ -132,12 +132,9 @@ def _is_beyond(report: SeedStateReport, *, low: bool) -> bool:
 
 def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, ...]:
     """Names of all features in the order of the observation."""
-    names = list(BASE_FEATURES)
-    for slot in slots.slot_ids:
-        names += [f"{slot}.{name}" for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
-    for slot in slots.slot_ids if use_telemetry else ():
-        names += [f"{slot}.{name}" for name in TELEMETRY_FEATURES]
-    return tuple(names)
+    own = [f"{slot}.{name}" for slot in slots.slot_ids for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
+    told = [f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry]
+    return (*BASE_FEATURES, *own, *told)
 
 
 def observation_width(num_slots: int, use_telemetry: bool = True) -> int:
@@ -150,14 +147,13 @@ def signals_to_features(
     reports: Mapping[str, SeedStateReport],
     slots: SlotConfig,
     loss_scale: float,
-    *,
     use_telemetry: bool = True,
 ) -> NDArray[np.float32]:
     """The observation of one host, [F]. What an empty slot cannot have is 0; what was not measured is flagged."""
     values = [feature(tracked, loss_scale) for feature in BASE_FEATURES.values()]
-    own = [reports[slot] for slot in slots.slot_ids]
+    own, each = [reports[slot] for slot in slots.slot_ids], (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values())
     for report in own:
-        values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in _PER_SLOT]
+        values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in each]
     for report in own if use_telemetry else ():
         values += [_telemetry(name, report, loss_scale) for name in TELEMETRY_FEATURES]
     return np.clip(np.asarray(values, np.float32), -LARGEST, LARGEST)
@@ -169,18 +165,12 @@ def _telemetry(name: str, report: SeedStateReport, loss_scale: float) -> float:
     return max(0.0, TELEMETRY_FEATURES[name](report, loss_scale)) if name in _OF_THE_PLACE else 0.0
 
 
-_PER_SLOT = (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values())
-
-
 def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> NDArray[np.float32]:
     """Observations of N hosts, [N, F]."""
     rows: list[Any] = []
     for tracker in trackers:
         if tracker.tracked is None or not tracker.reports:
             raise SettingError("a tracker has nothing to show before its first epoch; call update(...) first.")
-        rows.append(
-            signals_to_features(
-                tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale, use_telemetry=use_telemetry
-            )
-        )
+        seen = tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale
+        rows.append(signals_to_features(*seen, use_telemetry))
     return np.stack(rows)

@@ -1,15 +1,18 @@
-"""What every policy is, and rules of thumb lifted to many hosts. The rules themselves are in `rules`."""
+"""What every policy is: rules of thumb lifted to many hosts, and a trained network. The rules are in `rules`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
+from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
 Reports = Mapping[str, SeedStateReport]
 Actions = NDArray[np.int64]
@@ -53,3 +56,33 @@ class RulePolicy:
             actions[host], kept = self.rule.choose(own_masks, own_reports, own_memory)
             after.append({**kept, "epoch": own_memory["epoch"] + 1, "host": own_memory["host"]})
         return actions, after
+
+
+class NetworkPolicy:
+    """Decides for N hosts with a trained network.
+
+    Args:
+        deterministic: take the likeliest choice; otherwise draw from `seed`.
+    """
+
+    def __init__(self, network: RecurrentActorCritic, *, deterministic: bool = True, seed: int = 0):
+        self.network, self.deterministic = network, deterministic
+        self.device = next(network.parameters()).device
+        self.draws = torch.Generator(self.device).manual_seed(seed)
+
+    def decide(
+        self, observation: NDArray[np.float32] | None, masks: Masks, reports: object, memory: Hidden | None
+    ) -> tuple[Actions, Hidden]:
+        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh episodes."""
+        if observation is None:
+            raise SettingError("a learned policy needs observations [N, F]; this loop has none to give.")
+        states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)
+        if states.dim() != 2 or states.shape[1] != self.network.state_dim:
+            raise SettingError(
+                f"observations are {tuple(states.shape)}, but this policy was trained on {self.network.state_dim} "
+                "features; use the slots and telemetry setting it was trained with (docs/checkpoints.md)."
+            )
+        on_device = {name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()}
+        with torch.no_grad():
+            choices, _, _, hidden = self.network.choose(states, memory, on_device, self.deterministic, self.draws)
+        return torch.stack([choices[name] for name in self.network.spec.names], -1).cpu().numpy(), hidden

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from inspect import signature
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -11,13 +12,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.gates import Measurement
-from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
 
-Costs = Mapping[tuple[str, str, str], int]
 Memory = dict[str, Any]
+Place = tuple[int, int]
+"""slot and blueprint"""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class HostFacts:
     """What a rule may know of the network before it starts: the actions, their prices, the room there is."""
 
     space: ActionSpace
-    costs: Costs
+    costs: Mapping[tuple[str, str, str], int]
     host_params: int
     budget: int | None = None
     horizon: int | None = None
@@ -33,22 +34,17 @@ class HostFacts:
     number: int = 0
     """tells hosts apart where a rule draws lots"""
 
-    def cheapest_blend(self, slot: int, blueprint: int) -> int:
-        """The blend that adds least; ties go to the first in the space."""
+    def cheapest_blend(self, slot: int, blueprint: int) -> tuple[int, int]:
+        """Price and number of the blend that adds least; ties go to the first in the space."""
         key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
-        prices = [self.costs[(*key, blend)] for blend in self.space.blends]
-        return prices.index(min(prices))
-
-    def cost(self, slot: int, blueprint: int) -> int:
-        blend = self.space.blends[self.cheapest_blend(slot, blueprint)]
-        return self.costs[self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint]), blend]
+        return min((self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends))
 
     def plant(self, slot: int, blueprint: int) -> Choice:
-        return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)
+        return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)[1]
 
 
-def _legal_places(masks: Masks) -> list[tuple[int, int]]:
-    """(slot, blueprint) pairs that may be germinated now, in order."""
+def _legal_places(masks: Masks) -> list[Place]:
+    """What may be germinated now, in order."""
     if not masks["op"][OP_GERMINATE]:
         return []
     slots = np.flatnonzero(masks["slot"][OP_GERMINATE])
@@ -89,32 +85,24 @@ class Schedule:
             raise SettingError(f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many.")
         list(map(self._look_up, self.places or ()))
 
-    def _look_up(self, place: str) -> tuple[int, int]:
+    def _look_up(self, place: str) -> Place:
         slot, blueprint = place.split(".")
         return self.facts.space.slots.index_for_slot_id(slot), self.facts.space.blueprint_index(blueprint)
 
-    def _follow(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        """What has proven itself is kept first, as `Heuristic` does."""
-        kept, done = _keep_surest(self.facts, masks, reports), memory.get("done", 0)
-        plan = sorted(zip(self.epochs, self.places or (), strict=True))[done:]
-        if kept is None and plan and memory["epoch"] - memory.get("idle", 0) >= plan[0][0]:
-            place = self._look_up(plan[0][1])
-            if place in _legal_places(masks):
-                return self.facts.plant(*place), {**memory, "done": done + 1}
-        return kept or WAIT, memory
-
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        memory = _count_idle(masks, memory)
+        memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
-            return self._follow(masks, reports, memory)
-        if not _is_due(self.epochs, memory):
+            kept, done = _keep_surest(self.facts, masks, reports), memory.get("done", 0)
+            plan = sorted(zip(self.epochs, self.places, strict=True))[done:]
+            is_time = plan and memory["epoch"] - memory["idle"] >= plan[0][0]
+            if kept or not is_time or (place := self._look_up(plan[0][1])) not in legal:
+                return kept or WAIT, memory
+            return self.facts.plant(*place), {**memory, "done": done + 1}
+        names = self.facts.space.blueprint_ids
+        places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
+        if not places or memory["epoch"] - memory["idle"] not in self.epochs:
             return _keep_surest(self.facts, masks, reports) or WAIT, memory
-        wanted = None if self.blueprint_id is None else self.facts.space.blueprint_index(self.blueprint_id)
-        places = [(s, b) for s, b in _legal_places(masks) if wanted in (None, b)]
-        if not places:
-            return _keep_surest(self.facts, masks, reports) or WAIT, memory
-        turn = memory.get("turn", 0)
-        slots = self.facts.space.slots.num_slots
+        turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
 
@@ -129,7 +117,7 @@ class Random:
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, places = _count_idle(masks, memory), _legal_places(masks)
-        if not _is_due(self.epochs, memory) or not places:
+        if memory["epoch"] - memory["idle"] not in self.epochs or not places:
             return _keep_surest(self.facts, masks, reports) or WAIT, memory
         draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
@@ -138,11 +126,7 @@ class Random:
 
 
 def _count_idle(masks: Masks, memory: Memory) -> Memory:
-    return memory if masks["op"][1:].any() else {**memory, "idle": memory.get("idle", 0) + 1}
-
-
-def _is_due(epochs: Epochs, memory: Memory) -> bool:
-    return memory["epoch"] - memory.get("idle", 0) in epochs
+    return {**memory, "idle": memory.get("idle", 0) + (not masks["op"][1:].any())}
 
 
 @dataclass(frozen=True)
@@ -155,9 +139,8 @@ class Sham:
 
     def __post_init__(self) -> None:
         if "sham" not in self.facts.space.blueprint_ids:
-            raise UnknownNameError(
-                "blueprint", "sham", (name for name in self.facts.space.blueprint_ids if name), "Add it for this arm."
-            )
+            known = filter(None, self.facts.space.blueprint_ids)
+            raise UnknownNameError("blueprint", "sham", known, "Add it for this arm.")
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         done = memory.get("done", 0)
@@ -178,13 +161,13 @@ def plain_script(slots: int) -> list[tuple[int, int, int]]:
 
 def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, int, int]]:
     """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
-    ops = {"GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
+    ops = {"GERMINATE": OP_GERMINATE, "GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
     steps = []
-    for event in events:  # the first decision, number 0, comes after epoch 1
-        if isinstance(event, StageChanged) and event.after in ops:
-            steps.append((event.epoch - 1, ops[event.after], space.slots.index_for_slot_id(event.slot)))
-        elif isinstance(event, ActionTaken) and event.op == "GERMINATE":
-            steps.append((event.epoch - 1, OP_GERMINATE, space.slots.index_for_slot_id(event.slot)))
+    for event in events:
+        if isinstance(event, StageChanged | ActionTaken):
+            op = ops.get(event.after if isinstance(event, StageChanged) else event.op)
+            if op is not None:  # the first decision, number 0, comes after epoch 1
+                steps.append((event.epoch - 1, op, space.slots.index_for_slot_id(event.slot)))
     return sorted(dict.fromkeys(steps), key=lambda step: (step[0], step[1] == OP_GERMINATE))
 
 
@@ -209,8 +192,14 @@ class Heuristic:
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory = self._count_losses(reports, memory)
-        kept = _keep_surest(self.facts, masks, reports)
-        return (kept, memory) if kept is not None else self._plant(masks, reports, memory)
+        kept, ids, lost = _keep_surest(self.facts, masks, reports), self.facts.space.slots.slot_ids, memory["lost"]
+        places = _places_in_time(self.facts, masks, self.planting_part, memory)
+        places = [(s, b) for s, b in places if lost.get(ids[s], 0) < self.attempts]
+        if kept or not places:
+            return kept or WAIT, memory
+        crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
+        slot = min(crowd, key=lambda s: (crowd[s], -s))
+        return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
     def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
         """How many seeds each slot has lost: a seed was live last time and the slot is closed now."""
@@ -221,19 +210,6 @@ class Heuristic:
                 lost[slot] = lost.get(slot, 0) + 1
         fossils = {slot: report.fossil_count for slot, report in reports.items()}
         return {**memory, "lost": lost, "live": live, "fossils": fossils}
-
-    def _plant(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        horizon = self.facts.horizon
-        if horizon is not None and memory["epoch"] >= self.planting_part * horizon:
-            return WAIT, memory
-        ids, lost = self.facts.space.slots.slot_ids, memory["lost"]
-        places = [(s, b) for s, b in _legal_places(masks) if lost.get(ids[s], 0) < self.attempts]
-        places = [(s, b) for s, b in places if self.facts.space.blueprint_ids[b] != "sham"]
-        if not places:
-            return WAIT, memory
-        crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
-        slot = min(crowd, key=lambda s: (crowd[s], -s))
-        return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
 
 @dataclass(frozen=True)
@@ -250,15 +226,10 @@ class Greedy:
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        kept = _keep_surest(self.facts, masks, reports)
-        if kept is not None:
-            return kept, memory
-        if self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon:
-            return WAIT, memory
-        ids = self.facts.space.slots.slot_ids
-        places = [(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]
-        if not places:
-            return WAIT, memory
+        kept, ids = _keep_surest(self.facts, masks, reports), self.facts.space.slots.slot_ids
+        places = _places_in_time(self.facts, masks, self.planting_part, memory)
+        if kept or not places:
+            return kept or WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
         unknown = [ids[s] for s, score in scores.items() if score is None or math.isnan(score)]
         if unknown:
@@ -274,40 +245,33 @@ def _keep_surest(facts: HostFacts, masks: Masks, reports: Reports) -> Choice | N
     """Fossilize the seed whose contribution is surest to be positive, if there is any; ties go to the first slot."""
     if not masks["op"][OP_FOSSILIZE]:
         return None
-    found = {
-        index: Measurement(*evidence, examples=0)
-        for index, slot in enumerate(facts.space.slots.slot_ids)
-        if masks["slot"][OP_FOSSILIZE, index] and (evidence := _evidence(reports[slot])) is not None
-    }
-    proven = [index for index, measured in found.items() if measured.is_positive]
-    return (OP_FOSSILIZE, max(proven, key=lambda i: (_sureness(found[i]), -i)), 0, 0) if proven else None
+    proven = []
+    for index in np.flatnonzero(masks["slot"][OP_FOSSILIZE]).tolist():
+        metrics = reports[facts.space.slots.slot_ids[index]].metrics
+        mean, error = metrics.counterfactual_contribution, metrics.counterfactual_standard_error
+        if mean is not None and error is not None and Measurement(mean, error, examples=0).is_positive:
+            proven.append((mean / max(error, 1e-12), -index))
+    return (OP_FOSSILIZE, -max(proven)[1], 0, 0) if proven else None
 
 
-def _plant_largest(
-    facts: HostFacts, slot: int, places: Sequence[tuple[int, int]], share: float, reports: Reports
-) -> Choice:
-    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first."""
-    choices = sorted((facts.cost(s, b), b) for s, b in places if s == slot)
-    fitting = [pair for pair in choices if pair[0] <= share * _room(facts, reports)]
-    cost = max(fitting)[0] if fitting else choices[0][0]
-    return facts.plant(slot, min(b for price, b in choices if price == cost))
+def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
+    """What may be planted for its gain; nothing once this part of an episode of known length is over."""
+    if facts.horizon is not None and memory["epoch"] >= part * facts.horizon:
+        return []
+    return [(s, b) for s, b in _legal_places(masks) if facts.space.blueprint_ids[b] != "sham"]
 
 
-def _room(facts: HostFacts, reports: Reports) -> float:
-    """Parameters that may still be added; without a budget, as many as the host itself has."""
-    first = next(iter(reports.values()))
-    used = first.metrics.host_param_count + sum(r.metrics.seed_param_count for r in reports.values())
-    return float(facts.host_params if facts.budget is None else facts.budget - used)
+def _plant_largest(facts: HostFacts, slot: int, places: Sequence[Place], share: float, reports: Reports) -> Choice:
+    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first.
 
-
-def _sureness(found: Measurement) -> float:
-    """Standard errors above zero."""
-    return found.mean / max(found.standard_error, 1e-12)
-
-
-def _evidence(report: SeedStateReport) -> tuple[float, float] | None:
-    mean, error = report.metrics.counterfactual_contribution, report.metrics.counterfactual_standard_error
-    return None if mean is None or error is None else (mean, error)
+    Without a budget there is room for as many parameters as the host itself has.
+    """
+    metrics = [report.metrics for report in reports.values()]
+    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
+    room = facts.host_params if facts.budget is None else facts.budget - used
+    prices = sorted((facts.cheapest_blend(s, b)[0], b) for s, b in places if s == slot)
+    cost = max((price for price, _ in prices if price <= share * room), default=prices[0][0])
+    return facts.plant(slot, min(b for price, b in prices if price == cost))
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -331,10 +295,8 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
     rule, *parts = name.split(":")
     if rule not in RULES:
         raise UnknownNameError("policy", name, RULES)
-    maker = RULES[rule]
-    known = {
-        key: hint for key, hint in get_type_hints(maker, include_extras=True).items() if key in _settings_of(maker)
-    }
+    hints = get_type_hints(RULES[rule], include_extras=True)
+    known = {key: hints[key] for key in signature(RULES[rule]).parameters if key != "facts"}
     found: dict[str, Any] = {}
     for part in parts:
         key, _, text = part.partition("=")
@@ -348,10 +310,6 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
             said = problem.errors()[0]["msg"]
             raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None
     return rule, found
-
-
-def _settings_of(maker: Callable[..., Any]) -> set[str]:
-    return {field.name for field in fields(maker)} - {"facts"} if is_dataclass(maker) else set()
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
@@ -77,9 +79,10 @@ class SignalTracker:
         if missing:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
-        signals = _only_finite(signals)
-        before = self.tracked or TrackedSignals(signals)
-        self.tracked = self._follow(before, signals)
+        # what broke tells nothing: one NaN would stay in the best values for the rest of an episode
+        broken: dict[str, Any] = {name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)}
+        signals = replace(signals, **broken)
+        self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
         return self.tracked
 
     def _follow(self, before: TrackedSignals, signals: EpochSignals) -> TrackedSignals:
@@ -104,18 +107,5 @@ class SignalTracker:
 
     def load(self, state: dict[str, Any] | None) -> Self:
         """Go on from a saved `state`."""
-        if state is None:
-            self.tracked = None
-            return self
-        values = {**state, "last": EpochSignals(**state["last"])}
-        self.tracked = TrackedSignals(
-            **{**values, "losses": tuple(values["losses"]), "accuracies": tuple(values["accuracies"])}
-        )
+        self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self
-
-
-def _only_finite(signals: EpochSignals) -> EpochSignals:
-    """What broke tells nothing: one NaN would stay in the best values for the rest of an episode."""
-    readings = {name: getattr(signals, name) for name in _MEASURED}
-    broken: dict[str, Any] = {name: None for name, v in readings.items() if v is not None and not math.isfinite(v)}
-    return replace(signals, **broken)

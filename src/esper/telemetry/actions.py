@@ -21,11 +21,7 @@ def emit_last_action(
     success: bool,
     space: ActionSpace = DEFAULT_SPACE,
 ) -> dict[str, Any]:
-    """The record of one decision, of type ACTION_TAKEN and debug severity.
-
-    Args:
-        masked: for each head, whether its mask left no choice.
-    """
+    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask left no choice."""
     op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
     return {
         "kind": "last_action",

@@ -27,8 +27,14 @@ class TelemetryConfig:
     """
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
-        self.base_level = _read_level(level)
-        self.escalation_rounds = _check_rounds("escalation_rounds", escalation_rounds)
+        name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
+        if name not in TelemetryLevel.__members__:
+            known = ", ".join(TelemetryLevel.__members__).lower()
+            raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {known}.")
+        self.base_level = TelemetryLevel[name]
+        if isinstance(escalation_rounds, bool) or not isinstance(escalation_rounds, int) or escalation_rounds < 1:
+            raise SettingError(f"escalation_rounds is {escalation_rounds!r}, but must be a whole number, 1 or more.")
+        self.escalation_rounds = escalation_rounds
         self._rounds_left = 0
         self._is_series = self._was_called = False
 
@@ -37,14 +43,13 @@ class TelemetryConfig:
         """The level in effect now."""
         return TelemetryLevel.DEBUG if self._rounds_left else self.base_level
 
-    def escalate_temporarily(self, rounds: int | None = None) -> bool:
-        """Report an anomaly. True if debug records begin now, for `rounds` rounds or `escalation_rounds`."""
-        length = self.escalation_rounds if rounds is None else _check_rounds("rounds", rounds)
+    def escalate_temporarily(self) -> bool:
+        """Report an anomaly. True if debug records begin now, for `escalation_rounds` rounds."""
         is_first = not self._is_series
         self._is_series = self._was_called = True
         if not is_first or self.base_level in (TelemetryLevel.OFF, TelemetryLevel.DEBUG):
             return False
-        self._rounds_left = length
+        self._rounds_left = self.escalation_rounds
         return True
 
     def state(self) -> dict[str, int | bool]:
@@ -62,18 +67,3 @@ class TelemetryConfig:
         # while the level is lifted a quiet round proves little: what was seen may be the same fault's next sign
         self._is_series = self._was_called or self._rounds_left > 0
         self._was_called = False
-
-
-def _read_level(level: TelemetryLevel | str) -> TelemetryLevel:
-    if isinstance(level, TelemetryLevel):
-        return level
-    names = {known.name.lower(): known for known in TelemetryLevel}
-    if not isinstance(level, str) or level.lower() not in names:
-        raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {', '.join(names)}.")
-    return names[level.lower()]
-
-
-def _check_rounds(name: str, rounds: int) -> int:
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise SettingError(f"{name} is {rounds!r}, but must be a whole number of rounds, 1 or more.")
-    return rounds

@@ -9,14 +9,27 @@ from esper.telemetry.escalation import TelemetryLevel
 
 
 @dataclass(frozen=True, slots=True)
-class HostEpoch:
-    """One host after an epoch.
+class Event:
+    """Something that happened; `line` tells it where no method does."""
 
-    In all events `epoch` is the number of epochs trained so far, so what is decided after an epoch has its number.
-    """
+    line = ""
+
+    def __str__(self) -> str:
+        return self.line.format(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent(Event):
+    """Something that happened to one host, after this many epochs of training."""
 
     host: int
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostEpoch(HostEvent):
+    """One host after an epoch."""
+
     held_out_loss: float | None
     params: int
     train_loss: float | None = None
@@ -42,11 +55,9 @@ class HostEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedMeasured:
+class SeedMeasured(HostEvent):
     """A live seed after an epoch; a contribution of None is not measured."""
 
-    host: int
-    epoch: int
     slot: str
     stage: str
     blueprint: str | None
@@ -63,11 +74,9 @@ class SeedMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionTaken:
+class ActionTaken(HostEvent):
     """What the policy chose; WAIT is not recorded here."""
 
-    host: int
-    epoch: int
     op: str
     slot: str
     blueprint: str | None
@@ -79,25 +88,19 @@ class ActionTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRefused:
+class ActionRefused(HostEvent):
     """An action that was not possible and was executed as WAIT."""
 
-    host: int
-    epoch: int
     op: str
     slot: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}: {self.op} in {self.slot} refused: {self.reason}"
+    line = "epoch {0.epoch}: {0.op} in {0.slot} refused: {0.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class StageChanged:
+class StageChanged(HostEvent):
     """A slot moved along its lifecycle."""
 
-    host: int
-    epoch: int
     slot: str
     before: str
     after: str
@@ -110,48 +113,36 @@ class StageChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class GateJudged:
+class GateJudged(HostEvent):
     """A gate gave a verdict that ended a stage."""
 
-    host: int
-    epoch: int
     slot: str
     gate: str
     measured: float | None
     needed: str
     verdict: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}: {self.slot} {self.gate} {self.verdict} ({self.reason})"
+    line = "epoch {0.epoch}: {0.slot} {0.gate} {0.verdict} ({0.reason})"
 
 
 @dataclass(frozen=True, slots=True)
-class HostRolledBack:
-    """The governor brought a host back to its last good state."""
+class HostRolledBack(HostEvent):
+    """The governor rolled a host back to its last good state."""
 
-    host: int
-    epoch: int
     reason: str
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}: host {self.host} rolled back: {self.reason}"
+    line = "epoch {0.epoch}: host {0.host} rolled back: {0.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthHint:
+class GrowthHint(HostEvent):
     """Advice to whoever runs the training loop."""
 
-    host: int
-    epoch: int
     text: str
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}: hint: {self.text}"
+    line = "epoch {0.epoch}: hint: {0.text}"
 
 
 @dataclass(frozen=True, slots=True)
-class ArmFinished:
+class ArmFinished(Event):
     """One policy's episode on one host seed, with the score of the network it leaves behind."""
 
     arm: str
@@ -168,15 +159,11 @@ class ArmFinished:
     germinated: int
     fossilized: int
     culled: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.arm} (seed {self.seed}): test accuracy {self.test_accuracy:.2%}, {self.final_params:,} parameters"
-        )
+    line = "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, {0.final_params:,} parameters"
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerClosed:
+class LedgerClosed(Event):
     """What one host's episode cost, phase by phase."""
 
     host: int
@@ -193,31 +180,27 @@ class LedgerClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundBegan:
+class RoundBegan(Event):
     """All hosts begin new episodes; what follows in this file belongs to them."""
 
     round: int
-
-    def __str__(self) -> str:
-        return f"round {self.round} begins"
+    line = "round {0.round} begins"
 
 
 @dataclass(frozen=True, slots=True)
-class RankTimed:
-    """How long one process took to live its share of a round."""
+class RankTimed(Event):
+    """How long one process took to play its share of a round."""
 
     round: int
     rank: int
     hosts: int
     seconds: float
     """wall clock; the one field in which equal runs differ"""
-
-    def __str__(self) -> str:
-        return f"round {self.round}: rank {self.rank} lived {self.hosts} episodes in {self.seconds:.2f} s"
+    line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFinished:
+class RoundFinished(Event):
     """One round of episodes and the update after it."""
 
     round: int
@@ -240,16 +223,14 @@ class RoundFinished:
     """the update's record, as plain data"""
     seconds: float
     """wall clock since the update before, its checkpoint included; the one field in which equal runs differ"""
-
-    def __str__(self) -> str:
-        return (
-            f"round {self.round}: return {self.mean_return:+.3f}, accuracy {self.accuracy:.2%} "
-            f"(twin {self.twin_accuracy:.2%}), {self.params_share:.2f} x parameters"
-        )
+    line = (
+        "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} (twin {0.twin_accuracy:.2%}), "
+        "{0.params_share:.2f} x parameters"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class AnomalyFound:
+class AnomalyFound(Event):
     """An update that does not look healthy."""
 
     round: int
@@ -266,43 +247,22 @@ class AnomalyFound:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaved(Event):
     """A state that training can go on from."""
 
     round: int
     file: str
-
-    def __str__(self) -> str:
-        return f"round {self.round}: saved {self.file}"
+    line = "round {0.round}: saved {0.file}"
 
 
-Event = (
-    AnomalyFound
-    | ArmFinished
-    | CheckpointSaved
-    | HostEpoch
-    | LedgerClosed
-    | RankTimed
-    | RoundBegan
-    | RoundFinished
-    | SeedMeasured
-    | ActionTaken
-    | ActionRefused
-    | StageChanged
-    | GateJudged
-    | GrowthHint
-    | HostRolledBack
-)
-SEVERITIES: dict[type, TelemetryLevel] = {
-    RoundFinished: TelemetryLevel.MINIMAL,
-    AnomalyFound: TelemetryLevel.MINIMAL,
-    CheckpointSaved: TelemetryLevel.MINIMAL,
-    ArmFinished: TelemetryLevel.MINIMAL,
-    LedgerClosed: TelemetryLevel.MINIMAL,
-    HostRolledBack: TelemetryLevel.MINIMAL,
-}
+_MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
+SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
 """What is kept at a lower level than `normal`; all other events are `normal`."""
-EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+EVENT_TYPES: dict[str, type[Event]] = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent)
+}
 
 
 def finite(value: float | None) -> float | None:

@@ -19,10 +19,9 @@ from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
-from esper.tamiyo.policies import Policy
+from esper.tamiyo.policies import NetworkPolicy, Policy
 from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChanged

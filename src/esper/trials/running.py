@@ -9,8 +9,8 @@ from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
-from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.observation import feature_names
+from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
 from esper.telemetry.runfolder import NETWORKS, POLICY, list_files, require_listed, write_listed
