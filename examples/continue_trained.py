@@ -34,20 +34,12 @@ def train(garden, data, epochs, seed):
     return plain, float(torch.no_grad()(measure)(plain, data.test.open_for_final_report())[1].mean())
 
 
-def main(
-    fashion_mnist: str = "",
-    device: str = "cpu",
-    first_seed: int = 0,
-    seeds: int = 2,
-    before: int = 20,
-    more: int = 10,
-    budget: float = 3.0,
-):
+def main(fashion_mnist="", device="cpu", first_seed: int = 0, seeds: int = 2, before: int = 20, more: int = 10):
     task = get_task("fashion_mnist" if fashion_mnist else "digits")  # --fashion-mnist takes the folder of the files
     data, rows = task.load(Path(fashion_mnist)).to(device), []
     for seed in range(first_seed, first_seed + seeds):
         torch.manual_seed(seed)
-        wrap, row = {"slots": "sites.*", "example": data.train.example(), "budget": budget}, {"seed": seed}
+        wrap, row = {"slots": "sites.*", "example": data.train.example(), "budget": 3.0}, {"seed": seed}
         garden = esper.grow(task.build_host().to(device), **wrap, policy="never")
         trained, row["trained"] = train(garden, data, before, seed)
         wrap["settings"] = esper.GrowthSettings(seed=seed, epochs=more, scale_at_birth=1.0)

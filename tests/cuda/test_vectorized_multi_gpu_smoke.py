@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from esper.simic.config import TrainingConfig
 
 from esper.runtime.devices import describe_map
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.simic import trainer
+from esper.simic.config import TrainingConfig
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.trainer import train_ppo_vectorized
 from null_sink import NullSink
