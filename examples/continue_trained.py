@@ -1,4 +1,4 @@
-"""A trained model gets K more epochs: grown, sham-grown, or kept training, all at one learning-rate plan."""
+"""Give a trained model K more epochs: grow it, sham-grow it, or just train it, all on the same rate schedule."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Growing under Lightning: one callback, and an optimiser attached where Lightning asks for it (digits, CPU)."""
+"""Grow a model under Lightning: one callback, and an optimiser attached where Lightning asks for it (one process)."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Growing under Hugging Face's Trainer: one callback, the Trainer does the rest (a tiny GPT-2 on Python source)."""
+"""Grow a model under Hugging Face's Trainer: one callback, the Trainer does the rest (a tiny GPT-2, Python source)."""
 
 import argparse
 import inspect
@@ -12,7 +12,7 @@ import esper
 
 
 class GrowthCallback(TrainerCallback):
-    """Steps the garden after every epoch. Give the Trainer `garden.model` and an optimiser that is attached."""
+    """Steps the garden after every epoch. Give the Trainer `garden.model` and the attached optimiser."""
 
     def __init__(self, garden, evaluate):
         self.garden, self.evaluate = garden, evaluate
