@@ -21,7 +21,6 @@ from esper.tamiyo.learned import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken
-from esper.trials.arms import Settings
 from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, build
 from runtime.episodes import IMAGES
@@ -67,7 +66,7 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     """Results and events are those of `run_arm` on the same hosts; growing adds the readings of every epoch."""
     config = configured(tmp_path, policy=policy, seed=3)
     results = grow(config)
-    arm = run_arm(config.task.build(), policy, [3, 4], Settings())
+    arm = run_arm(config.task.build(), policy, [3, 4])
     assert [timeless(result) for result in results] == [timeless(run.result) for run in arm]
     told = [event for event in events_of(tmp_path) if event["type"] not in ("ArmFinished", "LedgerClosed")]
     for host, run in enumerate(arm):
