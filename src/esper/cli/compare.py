@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
-from esper.cli.options import HOSTS, Asked
+from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
@@ -20,16 +20,7 @@ from esper.trials.config import CompareConfig
 from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
-OPTIONS = {
-    "--policies": "policies",
-    "--static": "static",
-    "--seeds": "seeds",
-    **HOSTS,
-    "--rates": "rates",
-    "--final-of": "final_of",
-    "--pretrain": "pretrain",
-    "--oracle": "oracle",
-}
+OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")
 
 
 def play(asked: Asked) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from esper import __version__
 from esper.cli.console.progress import show_rounds
-from esper.cli.options import HOSTS, TRACKERS, Asked
+from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
 from esper.cli.session import assemble, stop_on_signals, teller, watch_beside
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
@@ -27,7 +27,7 @@ from esper.telemetry.events import RankTimed
 from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, "--hosts": "hosts", "--rounds": "rounds", "--reward-family": "reward.family", **TRACKERS}
+OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family"), **TRACKERS}
 
 
 def play(asked: Asked) -> None:

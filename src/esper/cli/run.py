@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from esper.cli.console.tables import arms_table
-from esper.cli.options import HOSTS, TRACKERS, Asked
+from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
 from esper.cli.session import (
     assemble,
     claimed,
@@ -33,7 +33,7 @@ from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, run_hosts
 
 CONFIG = RunConfig
-OPTIONS = {"--policy": "policy", "--hosts": "hosts", **HOSTS, **TRACKERS}
+OPTIONS = {**options_of("policy", "hosts"), **HOSTS, **TRACKERS}
 
 
 def play(asked: Asked) -> None:
