@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,25 +83,23 @@ def demo(
         "alone, then growing under the heuristic, which sees held-out examples only; the score is on test images.",
         highlight=False,
     )
-    shared = {"task": {"name": "digits", "epochs": epochs}, "seed": seed}
     results = []
     for policy in ("never", "heuristic"):
-        config = RunConfig.of({**shared, "policy": policy, "out": str(out / policy)})
-        found = run_policy(config, False, console)
-        if found is None:
+        task = {"name": "digits", "epochs": epochs}
+        config = RunConfig.of({"task": task, "seed": seed, "policy": policy, "out": str(out / policy)})
+        if (found := run_policy(config, False, console)) is None:
             raise typer.Exit(130)
         results += found
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / "exported")
-    for line in (
-        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.",
-        f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)",
-        "One seed is an anecdote: docs/results.md has ten, with controls.",
-        "Next: esper run --task digits --policy greedy --hosts 4 --out runs/greedy",
-        "      esper ppo --preset digits --out runs/first        (a policy of your own)",
-        "      esper.grow(your_model, ...) in your own loop      (README)",
-    ):
-        print(line)
+    print(
+        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.\n"
+        f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)\n"
+        "One seed is an anecdote: docs/results.md has ten, with controls.\n"
+        "Next: esper run --task digits --policy greedy --hosts 4 --out runs/greedy\n"
+        "      esper ppo --preset digits --out runs/first        (a policy of your own)\n"
+        "      esper.grow(your_model, ...) in your own loop      (README)"
+    )
 
 
 def unused(folder: Path) -> Path:
@@ -161,14 +158,13 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
     row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
     row["host_parameters"] = sum(parameter.numel() for parameter in host.parameters())
     row |= {"source": task.source, "is_there": False, "problem": None}
-    if is_fetched(task.name, root):
-        try:
-            splits = task.load(root)
-        except EsperError as problem:
-            row["problem"] = str(problem)
-        else:
-            row |= {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
-    return row
+    if not is_fetched(task.name, root):
+        return row
+    try:
+        splits = task.load(root)
+    except EsperError as problem:
+        return row | {"problem": str(problem)}
+    return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
 
 
 @app.command(rich_help_panel="Train")
@@ -197,18 +193,19 @@ def fetch_data(
 
     bars: dict[str, TaskID] = {}
     progress = Progress()
-    with ExitStack() as open_bars:
 
-        def show(file: str, here: int, total: int | None) -> None:
-            if not bars:
-                open_bars.enter_context(progress)  # drawn from the first byte on, so that a refusal is all one sees
-            if file not in bars:
-                bars[file] = progress.add_task(file)
-            progress.update(bars[file], completed=here, total=total)
+    def show(file: str, here: int, total: int | None) -> None:
+        progress.start()  # from the first byte on, so that a refusal is all one sees
+        if file not in bars:
+            bars[file] = progress.add_task(file)
+        progress.update(bars[file], completed=here, total=total)
 
+    try:
         notes = fetch(name, data_root, progress=show)
-    for note in notes:
-        print(note)
+    finally:
+        if bars:
+            progress.stop()
+    print(*notes, sep="\n")
 
 
 for look in (runs, watch, serve, report):
@@ -223,6 +220,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except EsperError as problem:
         print(f"esper: {problem}", file=sys.stderr)
         sys.exit(2)
-
-
-__all__ = ["main"]

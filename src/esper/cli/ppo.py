@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 from esper import __version__
+from esper.cli.beside import watch_beside
 from esper.cli.console.progress import show_rounds
 from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
-from esper.cli.session import assemble, stop_on_signals, teller, watch_beside
+from esper.cli.session import assemble, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic.config import TrainingConfig

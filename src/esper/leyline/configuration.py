@@ -30,11 +30,6 @@ class Configuration(BaseModel):
         found.check()
         return found
 
-    @classmethod
-    def from_json_path(cls, path: str | Path) -> Self:
-        """The configuration in a JSON file; keys that are not there have their defaults."""
-        return cls.of(read_json(path), str(path))
-
     def check(self) -> None:
         """Refuse what single fields cannot tell: names that do not exist, combinations that make no sense."""
 

@@ -46,8 +46,11 @@ class Trials:
     events: tuple[tuple[dict[str, Any], ...], ...]
     """what sham growth replays"""
 
+    def column(self, name: str) -> list[float]:
+        return [float(row[name]) for row in self.rows]
+
     def mean(self, name: str) -> float:
-        return sum(float(row[name]) for row in self.rows) / len(self.rows)
+        return sum(self.column(name)) / len(self.rows)
 
 
 class Comparison:

@@ -24,7 +24,6 @@ class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
     """Somebody asked to stop; `epochs` epochs are saved."""
 
     def __init__(self, epochs: int):
-        super().__init__(f"stopped after {epochs} epochs")
         self.epochs = epochs
 
 
@@ -42,10 +41,8 @@ def run_hosts(
         episodes, deciders = build(config, resume)
         population = episodes.population
         saves = EpochSaves(config.out, population, deciders, sink)
-        counts: list[dict[str, int]] = [{} for _ in population.runs]
         found = saves.restore() if resume else None
-        first = 0 if found is None else found.epoch
-        counts = counts if found is None else found.counts
+        first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
         for epoch in range(first, population.task.epochs):
             if found is not None:
                 episodes.look_again()
@@ -54,7 +51,11 @@ def run_hosts(
                 happened = episodes.train()
                 saves.save(EpochSave(epoch, happened, counts))
             act_on_epoch(episodes, deciders, happened)
-            _tell(happened, counts, sink)
+            for own, events in zip(counts, happened, strict=True):
+                for event in events:
+                    sink.write(event)
+                    if isinstance(event, StageChanged):
+                        own[event.after] = own.get(event.after, 0) + 1
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
                 raise StoppedRun(saves.epochs)
@@ -95,14 +96,6 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
     )
     require_layout(layout, own, path)
     return policy, reads_telemetry
-
-
-def _tell(happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink) -> None:
-    for own, events in zip(counts, happened, strict=True):
-        for event in events:
-            sink.write(event)
-            if isinstance(event, StageChanged):
-                own[event.after] = own.get(event.after, 0) + 1
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
