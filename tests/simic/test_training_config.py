@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esper.leyline.configuration import leaves, read_setting
+from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import EsperError, SettingError, UnknownNameError
 from esper.runtime.tasks import TASKS
 from esper.simic.config import TrainingConfig, presets
