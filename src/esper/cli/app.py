@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from typer.core import TyperGroup
 
 from esper import __version__
@@ -111,19 +110,12 @@ def unused(folder: Path) -> Path:
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
-@app.command("ppo", cls=ConfiguredCommand, rich_help_panel="Train")
-def _ppo() -> None:
-    """Train a growth policy by PPO over many hosts."""
-
-
-@app.command("run", cls=ConfiguredCommand, rich_help_panel="Train")
-def _run() -> None:
-    """Run a policy on one or many hosts."""
-
-
-@app.command("compare", cls=ConfiguredCommand, rich_help_panel="Compare")
-def _compare() -> None:
-    """Compare growth policies with fair controls, seed by seed."""
+for name, panel, summary in (
+    ("ppo", "Train", "Train a growth policy by PPO over many hosts."),
+    ("run", "Train", "Run a policy on one or many hosts."),
+    ("compare", "Compare", "Compare growth policies with fair controls, seed by seed."),
+):
+    app.command(name, cls=ConfiguredCommand, help=summary, rich_help_panel=panel)(lambda: None)
 
 
 @app.command(rich_help_panel="Data")
@@ -191,21 +183,7 @@ def fetch_data(
     """Download a data set from its official address."""
     from esper.runtime.fetch import fetch
 
-    bars: dict[str, TaskID] = {}
-    progress = Progress()
-
-    def show(file: str, here: int, total: int | None) -> None:
-        progress.start()  # from the first byte on, so that a refusal is all one sees
-        if file not in bars:
-            bars[file] = progress.add_task(file)
-        progress.update(bars[file], completed=here, total=total)
-
-    try:
-        notes = fetch(name, data_root, progress=show)
-    finally:
-        if bars:
-            progress.stop()
-    print(*notes, sep="\n")
+    print(*fetch(name, data_root), sep="\n")
 
 
 for look in (runs, watch, serve, report):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -60,14 +61,11 @@ class ConfiguredCommand(TyperCommand):
     The module loads torch, so it is imported when somebody asks for the options, not when commands are listed.
     """
 
-    @property
-    def _inner(self) -> TyperCommand:
-        if not hasattr(self, "_built"):
-            assert self.name is not None
-            inner = typer.Typer(add_completion=False)
-            inner.command()(_function(import_module(f"esper.cli.{self.name}")))
-            self._built: Any = typer.main.get_command(inner)
-        return self._built
+    @cached_property
+    def _inner(self) -> Any:
+        inner = typer.Typer(add_completion=False)
+        inner.command()(_function(import_module(f"esper.cli.{self.name}")))
+        return typer.main.get_command(inner)
 
     def get_params(self, ctx: Any) -> Any:
         return self._inner.get_params(ctx)

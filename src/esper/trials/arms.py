@@ -26,8 +26,6 @@ from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChan
 
 Watch = Callable[[int, Sequence[Event]], None]
 """(epoch, that epoch's events of all hosts)"""
-
-
 Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
 
