@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -64,7 +64,9 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         resume = team.any(resume)
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
-        _tell_start(config, values, team, console)
+        tell = teller(console)
+        tell("configuration: " + json.dumps(values))
+        tell(_describe_hosts(config, team))
         with team.together():
             if team.rank == 0:
                 stack.enter_context(runfolder.begun(config.out, values))
@@ -83,13 +85,12 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     sink=sink,
                     resume=resume,
                     watch=watch,
-                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, console),
+                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, tell),
                     should_stop=lambda: is_asked() or time.monotonic() > until,
                     team=team,
                 )
         except InterruptedTraining as stop:
-            again = f"esper ppo --out {config.out} --resume"
-            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {again}")
+            tell(f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume")
             return False
     return True
 
@@ -113,25 +114,20 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     return config.with_changes(places, "torchrun")
 
 
-def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
-    tell = teller(console)
-    tell("configuration: " + json.dumps(values))
+def _describe_hosts(config: TrainingConfig, team: Team) -> str:
     if team.size == 1:
-        tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
-        return
-    shared = "; some share a GPU" if team.shares_gpu else ""
+        return describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
     ranks = zip(team.gather(str(team.device)), team.deal, strict=True)
     places = ", ".join(f"rank {rank} on {device}: {count}" for rank, (device, count) in enumerate(ranks))
-    tell(f"hosts by rank: {places}{shared}")
+    return f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}"
 
 
-def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:
+def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], tell: Callable[[str], None]) -> None:
     """Each rank's speed and the one that all wait for, where there are several, and the next round's deal if new."""
     if len(ranks) > 1:
         speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
-        tell = teller(console)
         tell(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")
         if list(deal) != [rank.hosts for rank in ranks]:
             tell(f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}")

@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -88,12 +88,10 @@ def stop_on_signals(patient: bool = False) -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ExitStack() as ending:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            ending.callback(signal.signal, number, signal.signal(number, ask))
         yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def teller(console: Console) -> Callable[[str], None]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,10 +49,7 @@ class Configuration(BaseModel):
 
     def value(self, key: str) -> Any:
         """A leaf or a section by its dotted key."""
-        found: Any = self
-        for name in key.split("."):
-            found = getattr(found, name)
-        return found
+        return attrgetter(key)(self)
 
 
 def read_json(path: str | Path) -> Any:
