@@ -126,7 +126,7 @@ def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, bri
         assert code == -number
     else:
         assert (code, err) == (130, "")
-        assert "stopped; finished arms are kept. Go on with the same command and --resume" in said
+        assert f"stopped; finished arms are kept. Go on with: esper compare --out {out} --resume" in said
     kept = sorted(path.name for path in (out / runfolder.ARMS).iterdir())
     assert kept == ["never-1.json", "random-1.json"]
     assert not (out / "results.json").exists()

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -18,6 +18,7 @@ from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
 from esper.cli.session import assemble, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
@@ -44,7 +45,8 @@ def play(asked: Asked) -> None:
     if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
         raise typer.Exit(130)
     if asked.as_json:
-        print((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))
+        saves = json.loads((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))["body"]
+        print(json.dumps({"rounds": saved_rounds(config.out), **saves}, indent=1))
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
@@ -64,9 +66,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         resume = team.any(resume)
         facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
-        tell = teller(console)
-        tell("configuration: " + json.dumps(values))
-        tell(_describe_hosts(config, team))
+        _tell_start(config, values, team, console)
         with team.together():
             if team.rank == 0:
                 stack.enter_context(runfolder.begun(config.out, values))
@@ -85,12 +85,13 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     sink=sink,
                     resume=resume,
                     watch=watch,
-                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, tell),
+                    watch_ranks=lambda ranks: _tell_ranks(ranks, team.deal, console),
                     should_stop=lambda: is_asked() or time.monotonic() > until,
                     team=team,
                 )
         except InterruptedTraining as stop:
-            tell(f"stopped; {stop.rounds} whole rounds are saved. Go on with: esper ppo --out {config.out} --resume")
+            again = f"esper ppo --out {config.out} --resume"
+            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {again}")
             return False
     return True
 
@@ -114,20 +115,25 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     return config.with_changes(places, "torchrun")
 
 
-def _describe_hosts(config: TrainingConfig, team: Team) -> str:
+def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
+    tell = teller(console)
+    tell("configuration: " + json.dumps(values))
     if team.size == 1:
-        return describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
+        tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
+        return
+    shared = "; some share a GPU" if team.shares_gpu else ""
     ranks = zip(team.gather(str(team.device)), team.deal, strict=True)
     places = ", ".join(f"rank {rank} on {device}: {count}" for rank, (device, count) in enumerate(ranks))
-    return f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}"
+    tell(f"hosts by rank: {places}{shared}")
 
 
-def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], tell: Callable[[str], None]) -> None:
+def _tell_ranks(ranks: Sequence[RankTimed], deal: Sequence[int], console: Console) -> None:
     """Each rank's speed and the one that all wait for, where there are several, and the next round's deal if new."""
     if len(ranks) > 1:
         speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
+        tell = teller(console)
         tell(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")
         if list(deal) != [rank.hosts for rank in ranks]:
             tell(f"hosts are dealt anew, by rank: {', '.join(map(str, deal))}")
