@@ -156,6 +156,12 @@ def test_an_arm_is_the_same_however_many_hosts_live_side_by_side(most, sizes, wh
         assert timeless(trials) == timeless(whole.done[key])
 
 
+def test_the_network_of_equal_flops_brings_its_yardstick_along(whole, tmp_path):
+    done = compare(configured(tmp_path, policies=["heuristic"], static=["final-equal-flops"]))
+    assert list(done) == [("heuristic", 1.0), ("final", 1.0), ("final-equal-flops", 1.0)]
+    assert all(timeless(trials) == timeless(whole.done[key]) for key, trials in done.items())
+
+
 def test_more_seeds_change_nothing_for_the_others(whole, tmp_path):
     done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, seeds=2, seed=1))
     for key, trials in done.items():

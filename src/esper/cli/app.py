@@ -130,13 +130,12 @@ def tasks(
     if as_json:
         print(json.dumps(rows, indent=2, allow_nan=False))
         return
-    console = Console()
-    console.print(tasks_table(rows))
+    Console().print(tasks_table(rows))
     for row in rows:
         if row["problem"] is not None:
-            console.print(f"{row['name']}: {row['problem']}", markup=False, highlight=False)
+            print(f"{row['name']}: {row['problem']}")
     if not all(row["is_there"] for row in rows):
-        console.print("What is not there: esper data fetch NAME --data-root DIR", highlight=False)
+        print("What is not there: esper data fetch NAME --data-root DIR")
 
 
 def _describe(task: "Task", root: Path | None) -> dict[str, Any]:

@@ -42,10 +42,9 @@ _WIRING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asks for."""
+    """What a command line asks for: its arguments as written, and what they mean."""
 
     arguments: Sequence[str]
-    """as they were written"""
     changes: list[tuple[str, Any]]
     """(key, value) of the options that were given, then of each --set; later ones win"""
     preset: str | None
@@ -128,7 +127,6 @@ def _name(option: str) -> str:
 
 
 def _option(option: str, kind: Any, default: Any, help_text: str) -> Parameter:
-    """One option as Typer reads it, from a field."""
     if get_origin(kind) is tuple:
         return _parameter(option, list[str] | None, list(default or ()) or None, help_text, "LIST")
     if get_origin(kind) is Literal:

@@ -22,8 +22,7 @@ Config = TypeVar("Config", bound=HostsConfig)
 def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
     """The effective configuration: preset or file (on resume: what the run was started with), then the changes.
 
-    Args:
-        may_change: keys that a resumed run may have other values of; None is all of them.
+    A resumed run may have other values of the keys `may_change`; None is all of them.
     """
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")

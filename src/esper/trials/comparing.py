@@ -124,9 +124,6 @@ class Comparison:
     def _entries(self, arm: str, rate: float) -> list[Entry]:
         """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what the named arm grew."""
         seeds, final_of = self.config.host_seeds, self.config.final_of
-        if arm in self.config.static:
-            built = [()] * len(seeds) if arm == "start" else self.best(final_of).architectures
-            return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         policies: list[Any] = [self.placements.get(arm, arm)] * len(seeds)
         reads_telemetry = True
         if arm == SHAM:
@@ -134,6 +131,9 @@ class Comparison:
         elif arm in self.trained:
             network, reads_telemetry = self.trained[arm]
             policies = [lambda facts: network] * len(seeds)
+        elif not is_rule(arm) and arm not in self.placements:
+            built = [()] * len(seeds) if arm == "start" else self.best(final_of).architectures
+            return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         return [
             Entry(arm, seed, policy, reads_telemetry, weights=self.weights.get(seed))
             for seed, policy in zip(seeds, policies, strict=True)

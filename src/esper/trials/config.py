@@ -40,10 +40,6 @@ class RunConfig(TrialConfig):
         refuse_idle(self.hosts, self.devices)
         _require_policy("policy", self.policy, self.out / POLICY)
 
-    @property
-    def blueprints(self) -> tuple[str, ...] | None:
-        return (SHAM,) if self.policy == SHAM else self.task.blueprints
-
     def settled(self) -> Self:
         """The same with the task's own length and budget written out, for whoever reads the run folder."""
         task = self.task.build()

@@ -1,9 +1,11 @@
 """`esper run`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from esper.episodes import Episodes
+from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import WEIGHTS, export_network
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
@@ -64,7 +66,8 @@ def run_hosts(
 
 def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each."""
-    task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
+    task = config.task.build()
+    task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
     population = Population(
         task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
