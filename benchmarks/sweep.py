@@ -18,9 +18,10 @@ from pathlib import Path
 from hardware import hardware
 
 from esper.kasmina.hosts import build_cnn_host
+from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.telemetry.statistics import estimate_mean
-from esper.trials.arms import Entry, Settings, run_entries
+from esper.trials.arms import Entry, run_entries
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (10, 12, 14)
@@ -70,11 +71,11 @@ def main() -> None:
     grown, start = ([row for row in known if row["arm"] == arm] for arm in ("heuristic", "never"))
     seeds = [row["seed"] for row in grown]
     task = replace(get_task("cifar10"), epochs=grown[0]["epochs"])
-    settings = Settings(options.device, splits=task.load(options.data_root))
+    populate = partial(Population, devices=[options.device], splits=task.load(options.data_root))
     columns = [start]
     for width in WIDTHS:
         wider = replace(task, build_host=partial(build_cnn_host, base_channels=width))
-        runs = run_entries(wider, [Entry(f"width {width}", seed, "never") for seed in seeds], settings)
+        runs = run_entries(wider, [Entry(f"width {width}", seed, "never") for seed in seeds], populate)
         columns.append([asdict(run.result) for run in runs])
         print(f"width {width}: {[round(row['validation_accuracy'], 3) for row in columns[-1]]}", flush=True)
     sweeps = [list(sizes) for sizes in zip(*columns, strict=True)]

@@ -13,7 +13,7 @@ from esper.runtime.population import Population
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo.policies import RulePolicy
 from esper.telemetry.events import HostEpoch
-from esper.trials.arms import Entry, Settings, make_decider, play_epoch, run_entries
+from esper.trials.arms import Entry, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
 from simic.growths import BUSY, POINTS, WAIT
 
@@ -43,7 +43,7 @@ def in_environment(task, steps, folder):
 
 
 def in_comparison(task, steps):
-    (run,) = run_entries(task, [Entry("script", SEED, lambda facts: RulePolicy(Script(steps)))], Settings())
+    (run,) = run_entries(task, [Entry("script", SEED, lambda facts: RulePolicy(Script(steps)))])
     return list(run.events)
 
 

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 
 from cli.test_cli import call
-from esper.kasmina.harvesting import WEIGHTS
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.simic.team import code_digest
@@ -101,14 +100,14 @@ def test_json_on_standard_output_is_what_is_on_disk(brief, tmp_path, capsys):
 
 
 def test_every_option_reaches_the_comparison(brief, tmp_path, capsys):
-    options = ["--rates", "0.5", "1", "--pretrain", "2", "--oracle", "--seed", "5", "--side-by-side", "3"]
+    options = ["--rates", "0.5", "1", "--pretrain", "2", "--oracle", "--seed", "5"]
     more = ["--policies", "schedule", "--static", "final", "final-whole", "--final-of", "schedule"]
     limits = ["--budget", "3", "--max-seeds", "1", "--json"]
     code, out, _ = call(capsys, *command(tmp_path / "run", *options, *more, *limits))
     assert code == 0
     results = json.loads(out)
     config = results["config"]
-    assert (config["rates"], config["pretrain"], config["side_by_side"], config["seed"]) == ([0.5, 1], 2, 3, 5)
+    assert (config["rates"], config["pretrain"], config["seed"]) == ([0.5, 1], 2, 5)
     assert (config["task"]["budget"], config["task"]["max_seeds"], config["oracle"]) == (3.0, 1, True)
     assert set(results["arms"]) == {"schedule", "final", "final-whole", "oracle"}
     assert results["arms"]["final-whole"]["epochs"] == 6
@@ -168,16 +167,13 @@ MISTAKES = {
     "--static finel": "'final-equal-flops'",
     "--policies never,sham": "sham follow the arm 'heuristic'",
     "--policies never --static final": "final follow the arm 'heuristic'",
-    "--static final-whole": "it needs --pretrain or --from",
-    "--pretrain 2 --from runs/x": "--pretrain and --from both",
+    "--static final-whole": "it needs --pretrain",
     "--rates fast": 'rates.0 is "fast": input should be a valid number',
     "--rates 1 0": "must be above 0",
     "--rates nan": "valid number",
-    "--side-by-side 0": "side_by_side is 0",
     "--epochs 1": "task.epochs is 1",
     "--budget 1.01": "Raise the budget",
     "--task blob": "unknown task 'blob'. Did you mean 'blobs'?",
-    "--from no/such/run": "--from no/such/run is not a run of esper run",
     "--devices mps": "device mps is not supported",
     "--devices cpu cpu": "a comparison runs on one",
     "--set pretran=3": "unknown key 'pretran'. Did you mean 'pretrain'?",
@@ -231,18 +227,6 @@ def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys
     runfolder.write_json(run / runfolder.CONFIG, {**config, "code": "0123456789ab"})
     said = refused(capsys, *command(run, "--policies", "never", str(finished / "policy.safetensors"), "--resume"))
     assert "code of Esper" in said
-
-
-def test_trained_hosts_that_have_changed_are_another_comparison(brief, tmp_path, capsys):
-    source, out = tmp_path / "never", tmp_path / "run"
-    grown = ["run", "--task", "blobs", "--policy", "never", "--hosts", "2", "--epochs", "2", "--out", str(source)]
-    assert call(capsys, *grown)[0] == 0
-    arguments = command(out, "--policies", "never", "--from", str(source))
-    assert call(capsys, *arguments)[0] == 0
-    assert call(capsys, *arguments, "--resume")[0] == 0
-    weights = source / runfolder.NETWORKS / "host-1" / WEIGHTS
-    weights.write_bytes((source / runfolder.NETWORKS / "host-0" / WEIGHTS).read_bytes())
-    assert "was begun with other settings or files" in refused(capsys, *arguments, "--resume")
 
 
 def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsys):

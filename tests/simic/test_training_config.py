@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from esper.leyline.configuration import leaves, read_setting
+from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import EsperError, SettingError, UnknownNameError
 from esper.runtime.tasks import TASKS
 from esper.simic.config import TrainingConfig, presets
@@ -193,25 +193,25 @@ def test_a_file_that_is_no_configuration_is_refused_by_its_name(tmp_path, text, 
     path = tmp_path / "mine.json"
     path.write_text(text)
     with pytest.raises(SettingError, match=words) as refused:
-        TrainingConfig.from_json_path(path)
+        TrainingConfig.of(read_json(path), str(path))
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_or_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"gone\.json: No such file"):
-        TrainingConfig.from_json_path(tmp_path / "gone.json")
+        read_json(tmp_path / "gone.json")
     with pytest.raises(SettingError, match="directory"):
-        TrainingConfig.from_json_path(tmp_path)
+        read_json(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingError, match="JSON"):
-        TrainingConfig.from_json_path(tmp_path / "binary.json")
+        read_json(tmp_path / "binary.json")
 
 
 def test_a_file_needs_to_name_only_what_it_changes(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"rounds": 3, "ppo": {"lr": 0.002}}')
-    config = TrainingConfig.from_json_path(path)
+    config = TrainingConfig.of(read_json(path), str(path))
     assert (config.rounds, config.ppo.lr) == (3, 0.002)
     assert config.hosts == TrainingConfig().hosts
     assert config.ppo.gamma == TrainingConfig().ppo.gamma

@@ -16,7 +16,7 @@ from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
 from esper.tamiyo.masks import build_slot_states
 from esper.tamiyo.rules import RULES, Greedy, make_policy
 from esper.telemetry.events import ActionTaken, HostEpoch, HostRolledBack, StageChanged
-from esper.trials.arms import Settings, make_decider, play_epoch
+from esper.trials.arms import make_decider, play_epoch
 from runtime.episodes import IMAGES
 from tamiyo.observed_episodes import TASKS, reports_of
 from trials.one_arm import run_arm
@@ -201,7 +201,7 @@ def sureness_of(report):
 
 @pytest.fixture(scope="module")
 def arm():
-    return run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2], Settings())
+    return run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2])
 
 
 def test_an_arm_of_greedy_hosts_leads_seeds_to_their_ends(arm):
@@ -224,7 +224,7 @@ def test_an_arm_of_greedy_hosts_keeps_and_plants_nothing_but_real_seeds_in_its_p
 
 def test_an_arm_of_greedy_hosts_is_the_same_twice(arm):
     torch.manual_seed(77)
-    again = run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2], Settings())
+    again = run_arm(replace(IMAGES, epochs=10), "greedy", [1, 2])
     assert [run.events for run in again] == [run.events for run in arm]
 
 

@@ -1,6 +1,7 @@
 """One arm of a comparison: the same twice, controls that are controls, results that say what happened."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,23 +11,22 @@ from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
 from esper.runtime.population import Population
 from esper.telemetry.events import ActionTaken, HostEpoch, StageChanged
-from esper.trials.arms import Settings, make_decider, play_epoch
+from esper.trials.arms import make_decider, play_epoch
 from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
 
 TASK = replace(IMAGES, epochs=10)
 SEEDS = [1, 2]
-HERE = Settings()
 
 
 @pytest.fixture(scope="module")
 def heuristic():
-    return run_arm(TASK, "heuristic", SEEDS, HERE)
+    return run_arm(TASK, "heuristic", SEEDS)
 
 
 @pytest.fixture(scope="module")
 def never():
-    return run_arm(TASK, "never", SEEDS, HERE)
+    return run_arm(TASK, "never", SEEDS)
 
 
 def same(run, other):
@@ -44,9 +44,9 @@ def timeless(run):
 
 @pytest.mark.parametrize("arm", ["heuristic", "random"])
 def test_an_arm_is_the_same_twice(arm):
-    first = run_arm(TASK, arm, SEEDS, HERE)
+    first = run_arm(TASK, arm, SEEDS)
     torch.manual_seed(77)
-    again = run_arm(TASK, arm, SEEDS, HERE)
+    again = run_arm(TASK, arm, SEEDS)
     for one, other in zip(first, again, strict=True):
         assert timeless(one) == timeless(other)
         assert one.events == other.events
@@ -55,7 +55,7 @@ def test_an_arm_is_the_same_twice(arm):
 
 def test_a_seed_has_the_same_episode_whoever_is_beside_it(heuristic):
     """The events name another host number, all the rest is the same."""
-    (alone,) = run_arm(TASK, "heuristic", SEEDS[1:], HERE)
+    (alone,) = run_arm(TASK, "heuristic", SEEDS[1:])
     assert timeless(alone) == timeless(heuristic[1])
     assert [replace(event, host=1) for event in alone.events] == list(heuristic[1].events)
     assert same(alone, heuristic[1])
@@ -73,7 +73,7 @@ def test_the_never_arm_grows_nothing(never):
 
 
 def test_the_sham_arm_replays_another_arm_and_equals_the_host_alone_to_the_bit(heuristic, never):
-    shams = run_arm(TASK, "sham", SEEDS, HERE, replayed=[run.events for run in heuristic])
+    shams = run_arm(TASK, "sham", SEEDS, replayed=[run.events for run in heuristic])
     assert [planted(run) for run in shams] == [planted(run) for run in heuristic]
     for sham, alone in zip(shams, never, strict=True):
         assert sham.result.final_params == sham.result.start_params
@@ -127,7 +127,7 @@ def test_a_result_holds_the_last_validation_and_the_test_score(never):
 
 def test_whoever_watches_sees_every_epoch_and_every_event(heuristic):
     seen = []
-    run_arm(TASK, "heuristic", SEEDS, HERE, watch=lambda epoch, events: seen.append((epoch, events)))
+    run_arm(TASK, "heuristic", SEEDS, watch=lambda epoch, events: seen.append((epoch, events)))
     assert [epoch for epoch, _ in seen] == list(range(TASK.epochs))
     told = [event for _, events in seen for event in events]
     for host, run in enumerate(heuristic):
@@ -135,15 +135,15 @@ def test_whoever_watches_sees_every_epoch_and_every_event(heuristic):
 
 
 def test_data_that_are_loaded_already_are_used(never):
-    settings = Settings(splits=TASK.load(None))
+    populate = partial(Population, splits=TASK.load(None))
     blind = replace(TASK, load=lambda root: pytest.fail("loaded again"))
-    (run, _) = run_arm(blind, "never", SEEDS, settings)
+    (run, _) = run_arm(blind, "never", SEEDS, populate)
     assert same(run, never[0])
 
 
 def test_an_unknown_arm_is_refused():
     with pytest.raises(EsperError, match="heuristik"):
-        run_arm(TASK, "heuristik", SEEDS, HERE)
+        run_arm(TASK, "heuristik", SEEDS)
 
 
 def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
@@ -161,5 +161,5 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
 
 
 def test_the_random_arm_draws_anew_for_every_host():
-    runs = run_arm(TASK, "random", [1, 2, 3, 4], HERE)
+    runs = run_arm(TASK, "random", [1, 2, 3, 4])
     assert len({tuple(planted(run)) for run in runs}) > 1

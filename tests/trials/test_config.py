@@ -51,9 +51,7 @@ OF_COMPARE = {
     "final_of": "random",
     "rates": [0.5],
     "pretrain": 1,
-    "source": "nowhere",
     "oracle": True,
-    "side_by_side": 1,
 }
 
 
@@ -115,7 +113,7 @@ def test_every_setting_of_a_run_has_an_effect(key):
     assert before != after
 
 
-@pytest.mark.parametrize("key", [key for key in {**PLACES, **OF_COMPARE} if key not in ("data_root", "side_by_side")])
+@pytest.mark.parametrize("key", [key for key in {**PLACES, **OF_COMPARE} if key != "data_root"])
 def test_every_setting_of_a_comparison_has_an_effect(key):
     before, after = changed("compare", key, {**PLACES, **OF_COMPARE}[key])
     assert before != after
@@ -132,19 +130,6 @@ def test_the_folder_of_the_data_reaches_the_task(model):
     config = model.of({"task": {"name": "shakespeare"}, "data_root": "nowhere", "out": "run"})
     play = run_facets if model is RunConfig else compare_facets
     assert "nowhere" in facets_of(play, config)
-
-
-def test_side_by_side_limits_the_hosts_of_a_population(monkeypatch):
-    sizes = []
-
-    def build(self, task, seeds, *args, real=population.Population.__init__, **options):
-        sizes.append(len(seeds))
-        real(self, task, seeds, *args, **options)
-
-    monkeypatch.setattr(population.Population, "__init__", build)
-    _, model, base = CASES["compare"]
-    compare_facets(model.of({**base, "seeds": 3, "side_by_side": 2}))
-    assert max(sizes) == 2
 
 
 @pytest.mark.parametrize("config", [RunConfig(policy="never", hosts=3), CompareConfig(rates=(0.5, 1.0), oracle=True)])

@@ -1,6 +1,5 @@
 """The second scenario: every policy goes on from the same trained host, networks of fixed size begin from scratch."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -8,20 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.telemetry import runfolder
-from esper.trials import pretraining
 from esper.trials.arms import Entry, prepare_host
 from esper.trials.comparing import Comparison, StoppedComparing
 from runtime.episodes import IMAGES
-from trials import grown_runs
-from trials.grown_runs import asked_at, grow
-from trials.test_arms import same
-from trials.test_comparing import all_timeless, compare, configured, logged, timeless
+from trials.grown_runs import asked_at
+from trials.test_comparing import all_timeless, compare, configured, timeless
 
 PICTURES = replace(IMAGES, name="pictures", epochs=3)
 """A host with batch norm."""
@@ -119,7 +115,7 @@ def test_running_statistics_of_a_host_come_along(tmp_path):
 
 
 def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
-    monkeypatch.setattr(pretraining, "Population", lambda *args, **options: pytest.fail("trained again"))
+    monkeypatch.setattr(Population, "train_epoch", lambda population: pytest.fail("trained again"))
     assert all_timeless(compare(found.config)) == all_timeless(found.done)
 
 
@@ -169,109 +165,6 @@ def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
     (line,) = told
     assert re.search("2 hosts .*3 epochs", line)
     assert timeless(compare(config)["never", 1.0]) == timeless(found.done["never", 1.0])
-
-
-# -- from a run --------------------------------------------------------------------------------------------------------
-
-
-def run_of_never(out, **changes):
-    """A finished `esper run` with the settings that the command leaves behind."""
-    config = grown_runs.configured(out, **{"policy": "never", "task__epochs": EPOCHS, "task__held_out": 64, **changes})
-    out.mkdir(parents=True, exist_ok=True)
-    runfolder.write_json(out / runfolder.CONFIG, {"command": "run", **config.model_dump(mode="json")})
-    grow(config)
-    return out
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return run_of_never(tmp_path_factory.mktemp("grown") / "run")
-
-
-def test_from_a_finished_run_it_is_the_same_as_trained_here(found, source, tmp_path):
-    policies = ["never", "sham", "heuristic"]
-    static = ["start", "final", "final-whole"]
-    with logged() as log:
-        done = compare(configured(tmp_path / "out", policies=policies, static=static, seeds=2, source=str(source)))
-    assert all_timeless(done) == all_timeless(found.done)
-    assert same(log.left["never", 0.1, 0], log.left["sham", 0.1, 0])
-
-
-def test_hosts_of_a_run_are_dealt_to_the_seeds_in_order(source, tmp_path):
-    begun, _ = beginnings(
-        configured(tmp_path / "out", policies=["never"], seeds=2, seed=7, task__epochs=2, source=str(source))
-    )
-    for host in range(2):
-        weights = load_file(source / runfolder.NETWORKS / f"host-{host}" / "weights.safetensors")
-        assert equal(begun["never", 7 + host], weights)
-
-
-def test_running_statistics_come_along_from_a_run(tmp_path):
-    run = run_of_never(tmp_path / "run", hosts=1, **OF_PICTURES)
-    config = configured(tmp_path / "out", policies=["never"], seeds=1, source=str(run), task__epochs=2, **OF_PICTURES)
-    begun, _ = beginnings(config)
-    assert equal(begun["never", 0], trained_host(0, PICTURES))
-
-
-def test_a_run_of_the_tasks_own_length_counts_its_own_epochs(tmp_path, monkeypatch):
-    """Not those that the comparison was asked for."""
-    monkeypatch.setitem(TASKS, "blobs", replace(TASKS["blobs"], epochs=4))
-    run = run_of_never(tmp_path / "run", task__epochs=None, hosts=1)
-    config = configured(
-        tmp_path / "out", policies=["heuristic"], static=["final-whole"], seeds=1, task__epochs=3, source=str(run)
-    )
-    assert compare(config)["final-whole", 1.0].rows[0]["epochs"] == 4 + 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"policy": "heuristic"}, "2 hosts of blobs .*heuristic, .*2 hosts of blobs .*never"),
-        ({"hosts": 1}, "1 hosts of blobs .*2 hosts"),
-        (OF_PICTURES, "2 hosts of pictures .*2 hosts of blobs"),
-    ],
-    ids=str,
-)
-def test_a_run_that_is_not_what_is_needed_is_refused_with_the_command_that_makes_one(changes, words, tmp_path):
-    run = run_of_never(tmp_path / "run", task__epochs=2, **changes)
-    with pytest.raises(EsperError) as refusal:
-        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
-    assert re.search(words, str(refusal.value))
-    assert "esper run --task blobs --policy never --hosts 2" in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (None, "is not a run of esper run"),
-        ("{", "is not a run of esper run"),
-        (json.dumps({"command": "compare", "policies": ["never"]}), "is not a run of esper run"),
-        ("unfinished", "Finish its run"),
-    ],
-    ids=["nothing", "damaged", "another command", "unfinished"],
-)
-def test_what_is_no_finished_run_is_refused(config, words, source, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    if config == "unfinished":
-        for name in (runfolder.CONFIG, runfolder.DIGESTS):
-            shutil.copy(source / name, run)
-    elif config is not None:
-        (run / runfolder.CONFIG).write_text(config)
-    with pytest.raises(SaveError, match=words) as refusal:
-        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
-    assert str(run) in str(refusal.value)
-
-
-def test_weights_of_another_network_are_refused(source, tmp_path):
-    run = shutil.copytree(source, tmp_path / "run")
-    path = run / runfolder.NETWORKS / "host-1" / "weights.safetensors"
-    save_file({"weight": torch.zeros(3)}, path)
-    with pytest.raises(SaveError, match=r"weights\.safetensors was changed"):
-        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
-    runfolder.list_files(run, [path])
-    with pytest.raises(SaveError, match="the trained host for seed 1 is not of this task"):
-        compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
 
 
 def test_weights_are_copied_and_not_shared():

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
-from esper.trials.arms import Entry, Settings, run_entries
+from esper.trials.arms import Entry, run_entries
 from esper.trials.running import load_fitting
 from runtime.episodes import image_splits
 
@@ -40,5 +41,5 @@ def test_it_fits_its_task_and_plants(name, task, splits):
     space = Population(task, [0], splits=splits).runs[0].model.space
     policy, reads_telemetry = load_fitting(POLICIES / f"{name}.safetensors", space)
     assert reads_telemetry
-    (run,) = run_entries(task, [Entry("trained", 3, lambda facts: policy)], Settings(splits=splits))
+    (run,) = run_entries(task, [Entry("trained", 3, lambda facts: policy)], partial(Population, splits=splits))
     assert run.result.germinated > 0

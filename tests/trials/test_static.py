@@ -12,7 +12,7 @@ from esper.leyline.errors import MeasurementError, UnknownNameError
 from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.trials import comparing
-from esper.trials.arms import Entry, Settings, architecture_of, prepare_host, run_entries
+from esper.trials.arms import Entry, architecture_of, prepare_host, run_entries
 from runtime.episodes import BLOBS, IMAGES
 from trials.test_arms import same
 from trials.test_comparing import LR, compare, configured, logged, timeless
@@ -100,8 +100,8 @@ def test_a_host_that_breaks_in_its_first_epoch_is_brought_back_to_how_it_was_pre
 def test_parts_that_do_not_change_the_start_leave_it_to_training():
     """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn from the first step."""
     task = replace(BLOBS, epochs=2)
-    (bare,) = run_entries(task, [Entry("start", 1, "never")], Settings())
-    (built,) = run_entries(task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))], Settings())
+    (bare,) = run_entries(task, [Entry("start", 1, "never")])
+    (built,) = run_entries(task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))])
     assert built.result.test_loss != bare.result.test_loss
     assert built.result.start_params == built.result.final_params > bare.result.final_params
 
@@ -196,8 +196,8 @@ def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
 
 
 def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
-    def one_breaks(task, entries, settings, **options):
-        runs = run_entries(task, entries, settings, **options)
+    def one_breaks(task, entries, populate, **options):
+        runs = run_entries(task, entries, populate, **options)
         is_broken = [entry.arm == "random" and entry.seed == 1 for entry in entries]
         broken = float("nan")
         return [

@@ -3,14 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from typer.core import TyperGroup
 
 from esper import __version__
@@ -84,25 +82,23 @@ def demo(
         "alone, then growing under the heuristic, which sees held-out examples only; the score is on test images.",
         highlight=False,
     )
-    shared = {"task": {"name": "digits", "epochs": epochs}, "seed": seed}
     results = []
     for policy in ("never", "heuristic"):
-        config = RunConfig.of({**shared, "policy": policy, "out": str(out / policy)})
-        found = run_policy(config, False, console)
-        if found is None:
+        task = {"name": "digits", "epochs": epochs}
+        config = RunConfig.of({"task": task, "seed": seed, "policy": policy, "out": str(out / policy)})
+        if (found := run_policy(config, False, console)) is None:
             raise typer.Exit(130)
         results += found
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / "exported")
-    for line in (
-        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.",
-        f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)",
-        "One seed is an anecdote: docs/results.md has ten, with controls.",
-        "Next: esper run --task digits --policy greedy --hosts 4 --out runs/greedy",
-        "      esper ppo --preset digits --out runs/first        (a policy of your own)",
-        "      esper.grow(your_model, ...) in your own loop      (README)",
-    ):
-        print(line)
+    print(
+        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.\n"
+        f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)\n"
+        "One seed is an anecdote: docs/results.md has ten, with controls.\n"
+        "Next: esper run --task digits --policy greedy --hosts 4 --out runs/greedy\n"
+        "      esper ppo --preset digits --out runs/first        (a policy of your own)\n"
+        "      esper.grow(your_model, ...) in your own loop      (README)"
+    )
 
 
 def unused(folder: Path) -> Path:
@@ -114,19 +110,12 @@ def unused(folder: Path) -> Path:
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
-@app.command("ppo", cls=ConfiguredCommand, rich_help_panel="Train")
-def _ppo() -> None:
-    """Train a growth policy by PPO over many hosts."""
-
-
-@app.command("run", cls=ConfiguredCommand, rich_help_panel="Train")
-def _run() -> None:
-    """Run a policy on one or many hosts."""
-
-
-@app.command("compare", cls=ConfiguredCommand, rich_help_panel="Compare")
-def _compare() -> None:
-    """Compare growth policies with fair controls, seed by seed."""
+for name, panel, summary in (
+    ("ppo", "Train", "Train a growth policy by PPO over many hosts."),
+    ("run", "Train", "Run a policy on one or many hosts."),
+    ("compare", "Compare", "Compare growth policies with fair controls, seed by seed."),
+):
+    app.command(name, cls=ConfiguredCommand, help=summary, rich_help_panel=panel)(lambda: None)
 
 
 @app.command(rich_help_panel="Data")
@@ -141,13 +130,12 @@ def tasks(
     if as_json:
         print(json.dumps(rows, indent=2, allow_nan=False))
         return
-    console = Console()
-    console.print(tasks_table(rows))
+    Console().print(tasks_table(rows))
     for row in rows:
         if row["problem"] is not None:
-            console.print(f"{row['name']}: {row['problem']}", markup=False, highlight=False)
+            print(f"{row['name']}: {row['problem']}")
     if not all(row["is_there"] for row in rows):
-        console.print("What is not there: esper data fetch NAME --data-root DIR", highlight=False)
+        print("What is not there: esper data fetch NAME --data-root DIR")
 
 
 def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
@@ -161,14 +149,13 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
     row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
     row["host_parameters"] = sum(parameter.numel() for parameter in host.parameters())
     row |= {"source": task.source, "is_there": False, "problem": None}
-    if is_fetched(task.name, root):
-        try:
-            splits = task.load(root)
-        except EsperError as problem:
-            row["problem"] = str(problem)
-        else:
-            row |= {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
-    return row
+    if not is_fetched(task.name, root):
+        return row
+    try:
+        splits = task.load(root)
+    except EsperError as problem:
+        return row | {"problem": str(problem)}
+    return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
 
 
 @app.command(rich_help_panel="Train")
@@ -195,20 +182,7 @@ def fetch_data(
     """Download a data set from its official address."""
     from esper.runtime.fetch import fetch
 
-    bars: dict[str, TaskID] = {}
-    progress = Progress()
-    with ExitStack() as open_bars:
-
-        def show(file: str, here: int, total: int | None) -> None:
-            if not bars:
-                open_bars.enter_context(progress)  # drawn from the first byte on, so that a refusal is all one sees
-            if file not in bars:
-                bars[file] = progress.add_task(file)
-            progress.update(bars[file], completed=here, total=total)
-
-        notes = fetch(name, data_root, progress=show)
-    for note in notes:
-        print(note)
+    print(*fetch(name, data_root), sep="\n")
 
 
 for look in (runs, watch, serve, report):
@@ -223,6 +197,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except EsperError as problem:
         print(f"esper: {problem}", file=sys.stderr)
         sys.exit(2)
-
-
-__all__ = ["main"]

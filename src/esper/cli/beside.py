@@ -11,12 +11,23 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from tempfile import TemporaryFile
+from typing import NoReturn
 
+import typer
+
+from esper.cli.options import Asked
+from esper.cli.session import claimed
 from esper.leyline.errors import SettingError
-from esper.telemetry.runfolder import CONFIG, EVENTS, only_writer, require_fresh
+from esper.telemetry.runfolder import CONFIG, EVENTS
 
 PATIENCE = 5.0
 """Most seconds from a run's configuration to the screen; the first event brings it at once, a refusal not at all."""
+
+
+def watch_beside(asked: Asked, out: Path) -> NoReturn:
+    """The same call without --watch in another process, and its run on this terminal."""
+    arguments = [argument for argument in asked.arguments if argument != "--watch"]
+    raise typer.Exit(train_beside(arguments, out, asked.resume, require_screen()))
 
 
 def require_screen() -> Callable[[Path], None]:
@@ -30,9 +41,8 @@ def require_screen() -> Callable[[Path], None]:
 
 def train_beside(arguments: Sequence[str], out: Path, resume: bool, show: Callable[[Path], None]) -> int:
     """Call `esper` with the arguments and show its run folder meanwhile; returns its exit code."""
-    with only_writer(out):  # refused here, where it is not mistaken for the run that is there
-        if not resume:
-            require_fresh(out)
+    with claimed(out, resume):
+        pass  # refused here, where it is not mistaken for the run that is there
     command = [sys.executable, "-P", "-m", "esper", *arguments]
     env = {**os.environ, "COLUMNS": str(shutil.get_terminal_size().columns)}
     print(f"Starting the run in {out}; the screen comes with its first event.", flush=True)
@@ -50,7 +60,15 @@ def train_beside(arguments: Sequence[str], out: Path, resume: bool, show: Callab
                 print(f"esper: the screen failed: {problem}", file=sys.stderr)
             if child.poll() is None:
                 print(f"Training goes on to its end, or to Ctrl-C, which saves first. Again: esper watch {out}")
-        return _follow(child, said.fileno())
+        place, is_over = 0, False
+        while not is_over:
+            is_over = child.poll() is not None
+            sys.stdout.flush()
+            while text := os.pread(said.fileno(), 2**16, place):  # leaves alone where the child writes
+                place += sys.stdout.buffer.write(text)
+            time.sleep(0 if is_over else 0.1)
+        sys.stdout.flush()
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode  # as a shell counts
 
 
 def _has_begun(child: Popen[bytes], out: Path, said: int) -> bool:
@@ -64,16 +82,3 @@ def _has_begun(child: Popen[bytes], out: Path, said: int) -> bool:
                 break
         time.sleep(0.05)
     return child.poll() is None
-
-
-def _follow(child: Popen[bytes], said: int) -> int:
-    """Print what the child has said and says; its exit code, as a shell counts."""
-    place, is_over = 0, False
-    while not is_over:
-        is_over = child.poll() is not None
-        sys.stdout.flush()
-        while text := os.pread(said, 2**16, place):  # leaves alone where the child writes
-            place += sys.stdout.buffer.write(text)
-        time.sleep(0 if is_over else 0.1)
-    sys.stdout.flush()
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode

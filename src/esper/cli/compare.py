@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
-from esper.cli.options import HOSTS, Asked
+from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
-from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
 from esper.simic.team import code_digest
@@ -21,18 +20,7 @@ from esper.trials.config import CompareConfig
 from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
-OPTIONS = {
-    "--policies": "policies",
-    "--static": "static",
-    "--seeds": "seeds",
-    **HOSTS,
-    "--rates": "rates",
-    "--final-of": "final_of",
-    "--pretrain": "pretrain",
-    "--from": "source",
-    "--oracle": "oracle",
-    "--side-by-side": "side_by_side",
-}
+OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")
 
 
 def play(asked: Asked) -> None:
@@ -53,8 +41,6 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     files = [Path(name) for name in config.policies if not is_rule(name)]
-    if config.source is not None:
-        files += [config.source / runfolder.CONFIG, *sorted((config.source / runfolder.NETWORKS).rglob(f"*{WEIGHTS}"))]
     values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
     values["code"] = code_digest()
     tell = teller(console)

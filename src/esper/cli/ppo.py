@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 
 from esper import __version__
+from esper.cli.beside import watch_beside
 from esper.cli.console.progress import show_rounds
-from esper.cli.options import HOSTS, TRACKERS, Asked
-from esper.cli.session import assemble, stop_on_signals, teller, watch_beside
+from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
+from esper.cli.session import assemble, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
@@ -27,7 +29,7 @@ from esper.telemetry.events import RankTimed
 from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, "--hosts": "hosts", "--rounds": "rounds", "--reward-family": "reward.family", **TRACKERS}
+OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family"), **TRACKERS}
 
 
 def play(asked: Asked) -> None:
@@ -43,7 +45,8 @@ def play(asked: Asked) -> None:
     if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
         raise typer.Exit(130)
     if asked.as_json:
-        print((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))
+        saves = json.loads((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))["body"]
+        print(json.dumps({"rounds": saved_rounds(config.out), **saves}, indent=1))
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:

@@ -12,16 +12,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
-from esper.cli.options import HOSTS, TRACKERS, Asked
-from esper.cli.session import (
-    assemble,
-    claimed,
-    read_started,
-    stop_on_signals,
-    teller,
-    watch_beside,
-)
+from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
 from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.telemetry import runfolder
@@ -33,7 +27,7 @@ from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, run_hosts
 
 CONFIG = RunConfig
-OPTIONS = {"--policy": "policy", "--hosts": "hosts", **HOSTS, **TRACKERS}
+OPTIONS = {**options_of("policy", "hosts"), **HOSTS, **TRACKERS}
 
 
 def play(asked: Asked) -> None:
@@ -61,7 +55,9 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
 
         def tell(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
-                if isinstance(event, ActionTaken | HostRolledBack | StageChanged) and _is_news(event):
+                if isinstance(event, ActionTaken | HostRolledBack) or (
+                    isinstance(event, StageChanged) and event.after == "CULLED"
+                ):
                     say(f"  host {event.host}, {event}")
 
         try:
@@ -77,10 +73,6 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             return None
         runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})
     return results
-
-
-def _is_news(event: ActionTaken | HostRolledBack | StageChanged) -> bool:
-    return not isinstance(event, StageChanged) or event.after == "CULLED"
 
 
 def export_run(run: Path, folder: Path) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-import typer
 from rich.console import Console
 
 from esper.cli.options import Asked
@@ -17,16 +16,13 @@ from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.config import HostsConfig
 from esper.telemetry import runfolder
 
-_NOTES = ("command", "files", "code")
-"""What a run folder's configuration holds beside the settings."""
 Config = TypeVar("Config", bound=HostsConfig)
 
 
 def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
     """The effective configuration: preset or file (on resume: what the run was started with), then the changes.
 
-    Args:
-        may_change: keys that a resumed run may have other values of; None is all of them.
+    A resumed run may have other values of the keys `may_change`; None is all of them.
     """
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
@@ -42,23 +38,19 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
     if asked.changes:
         config = config.with_changes(asked.changes, "the command line")
     if saved is not None and may_change is not None:
-        _refuse_other(config.settled(), saved.settled(), (*may_change, "out"))
+        now, then = config.settled(), saved.settled()
+        for key in leaves(model):
+            if key not in (*may_change, "out") and now.value(key) != then.value(key):
+                before, given = (json.dumps(one.value(key), default=str) for one in (then, now))
+                advice = "Go on without that, or choose another --out."
+                raise SettingError(f"the run was started with {key} {before}, not {given}. {advice}")
     return config
 
 
 def _settings(values: Any) -> Any:
-    """What a run folder's configuration holds, without its notes."""
-    return {key: value for key, value in values.items() if key not in _NOTES} if isinstance(values, dict) else values
-
-
-def _refuse_other(config: HostsConfig, started: HostsConfig, may_change: Sequence[str]) -> None:
-    for key in leaves(type(config)):
-        given, before = config.value(key), started.value(key)
-        if key not in may_change and given != before:
-            then, now = (json.dumps(value, default=str) for value in (before, given))
-            raise SettingError(
-                f"the run was started with {key} {then}, not {now}. Go on without that, or choose another --out."
-            )
+    """What a run folder's configuration holds, without what it notes beside the settings."""
+    notes = ("command", "files", "code")
+    return {key: value for key, value in values.items() if key not in notes} if isinstance(values, dict) else values
 
 
 def read_started(run: Path, command: str) -> dict[str, Any]:
@@ -95,22 +87,12 @@ def stop_on_signals(patient: bool = False) -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ExitStack() as ending:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            ending.callback(signal.signal, number, signal.signal(number, ask))
         yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def teller(console: Console) -> Callable[[str], None]:
     """Prints lines as they are."""
     return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def watch_beside(asked: Asked, out: Path) -> NoReturn:
-    """The same call without --watch in another process, and its run on this terminal."""
-    from esper.cli.beside import require_screen, train_beside
-
-    arguments = [argument for argument in asked.arguments if argument != "--watch"]
-    raise typer.Exit(train_beside(arguments, out, asked.resume, require_screen()))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,11 +31,6 @@ class Configuration(BaseModel):
         found.check()
         return found
 
-    @classmethod
-    def from_json_path(cls, path: str | Path) -> Self:
-        """The configuration in a JSON file; keys that are not there have their defaults."""
-        return cls.of(read_json(path), str(path))
-
     def check(self) -> None:
         """Refuse what single fields cannot tell: names that do not exist, combinations that make no sense."""
 
@@ -53,10 +49,7 @@ class Configuration(BaseModel):
 
     def value(self, key: str) -> Any:
         """A leaf or a section by its dotted key."""
-        found: Any = self
-        for name in key.split("."):
-            found = getattr(found, name)
-        return found
+        return attrgetter(key)(self)
 
 
 def read_json(path: str | Path) -> Any:

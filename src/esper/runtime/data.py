@@ -59,20 +59,20 @@ def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_
 
 def load_shakespeare(root: Path | None, context: int = 64) -> Splits:
     """tinyshakespeare from `root`/shakespeare/input.txt."""
-    return _text_splits(_read_tokens(_require(root, "shakespeare/input.txt", "shakespeare")), context)
+    return _text_splits(_read_tokens(root, "shakespeare/input.txt", "shakespeare"), context)
 
 
 def load_tinystories(root: Path | None, context: int = 64) -> Splits:
     """TinyStories from `root`/TinyStories; the official validation file is the test split here."""
-    train = _read_tokens(_require(root, "TinyStories/TinyStories-train.txt", "tinystories"))
-    test = _read_tokens(_require(root, "TinyStories/TinyStories-valid.txt", "tinystories"))
+    train = _read_tokens(root, "TinyStories/TinyStories-train.txt", "tinystories")
+    test = _read_tokens(root, "TinyStories/TinyStories-valid.txt", "tinystories")
     cut = int(len(train) * 0.95)
     held_out = TokenSplit(train[cut:], context)
     return Splits(TokenSplit(train[:cut], context), held_out, SealedSplit(TokenSplit(test, context)))
 
 
-def _read_tokens(path: Path) -> Tensor:
-    return torch.from_numpy(np.fromfile(path, np.uint8))
+def _read_tokens(root: Path | None, name: str, data_set: str) -> Tensor:
+    return torch.from_numpy(np.fromfile(_require(root, name, data_set), np.uint8))
 
 
 def _text_splits(tokens: Tensor, context: int) -> Splits:
@@ -88,7 +88,7 @@ def load_fashion_mnist(root: Path | None) -> Splits:
     for part, count in (("train", 60_000), ("t10k", 10_000)):
         images = _read_idx(root, f"{part}-images-idx3-ubyte.gz", 2051, count * 784).reshape(count, 1, 28, 28)
         labels = _read_idx(root, f"{part}-labels-idx1-ubyte.gz", 2049, count)
-        _check_labels(labels, 10, f"{part} labels")
+        _check_labels(labels, f"{part} labels")
         targets = torch.from_numpy(labels).long()
         parts[part] = TensorSplit(torch.from_numpy(images), targets, scale=1 / 255 / 0.353, shift=-0.286 / 0.353)
     return Splits(*carve(parts["train"]), SealedSplit(parts["t10k"]))
@@ -126,13 +126,13 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{path} does not hold images as rows of 3,072 bytes; download it again.")
     if len(images) != len(labels):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels; download it again.")
-    _check_labels(labels, 10, str(path))
+    _check_labels(labels, str(path))
     return images.reshape(-1, 3, 32, 32), labels
 
 
-def _check_labels(labels: np.ndarray, classes: int, what: str) -> None:
-    if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(f"{what}: labels run from {labels.min()} to {labels.max()}, but there are {classes} classes.")
+def _check_labels(labels: np.ndarray, what: str) -> None:
+    if labels.min() < 0 or labels.max() > 9:
+        raise DataError(f"{what}: labels run from {labels.min()} to {labels.max()}, but there are 10 classes.")
 
 
 def _require(root: Path | None, name: str, data_set: str) -> Path:
@@ -140,10 +140,8 @@ def _require(root: Path | None, name: str, data_set: str) -> Path:
     if root is not None and (root / name).is_file():
         return root / name
     where = "no data folder was named" if root is None else f"{root / name} is not there"
-    raise DataError(
-        f"{where}. Put the official file at DATA/{name} and name DATA with --data-root or ESPER_DATA, "
-        f"or run: esper data fetch {data_set} --data-root DATA."
-    )
+    command = f"esper data fetch {data_set} --data-root DATA"
+    raise DataError(f"{where}. Name the folder DATA of DATA/{name} with --data-root or ESPER_DATA, or run: {command}.")
 
 
 def _read_idx(root: Path | None, name: str, magic: int, size: int) -> np.ndarray:

@@ -2,23 +2,18 @@
 
 import gzip
 import os
+import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from esper.leyline.errors import DataError, UnknownNameError
 
-_TIMEOUT = 30.0
-"""Seconds without a byte after which a server counts as gone."""
-_RETRIES = 2
-"""Further attempts, from the start, after a download that failed."""
-
-Progress = Callable[[str, int, int | None], None]
-"""(file, bytes that have arrived, bytes in all where the server says so)"""
+_TIMEOUT, _RETRIES = 30.0, 2
+"""Seconds without a byte after which a server counts as gone; further attempts, each from the start."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +74,7 @@ ALWAYS_THERE = {
 }
 
 
-def fetch(
-    name: str,
-    root: Path | None,
-    *,
-    sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES,
-    progress: Progress = lambda file, here, total: None,
-) -> list[str]:
+def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> list[str]:
     """Bring a data set into `root`; says of each file what became of it."""
     if name in ALWAYS_THERE:
         return [f"{name} needs no fetching: {ALWAYS_THERE[name]}."]
@@ -100,41 +89,35 @@ def fetch(
         raise DataError("fetching needs pooch. Install it: pip install 'esper-lite[data]'.") from problem
     pooch.get_logger().setLevel("ERROR")
     try:
-        return [note for file in sources[name] for note in _bring(file, root, progress)]
+        return [note for file in sources[name] for note in _bring(file, root)]
     except RequestException as problem:
         missing = [file for file in sources[name] if not _exists(file, root)]
         places = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
-        unpacked = " (this command unpacks it)" if any(file.members for file in missing) else ""
-        raise DataError(
-            f"{name} was not fetched: {problem}. Run the command again when there is a network, or fetch elsewhere and "
-            f"copy: {places}{unpacked}."
-        ) from problem
+        advice = "Run the command again when there is a network, or after a copy by hand:"
+        raise DataError(f"{name} was not fetched: {problem}. {advice} {places}.") from problem
     except OSError as problem:
-        raise DataError(
-            f"cannot read or write {problem.filename or root}: {problem.strerror or problem}. Free disk space or name "
-            "another folder with --data-root."
-        ) from problem
+        reason = f"cannot read or write {problem.filename or root}: {problem.strerror or problem}"
+        raise DataError(f"{reason}. Free disk space or name another folder with --data-root.") from problem
 
 
 def is_fetched(name: str, root: Path | None) -> bool:
     """Whether every file of the data set is in its place; the content is not read."""
-    if name in ALWAYS_THERE:
-        return True
-    return name in SOURCES and root is not None and all(_exists(file, root) for file in SOURCES[name])
+    files = SOURCES.get(name, ())
+    return name in ALWAYS_THERE or (bool(files) and root is not None and all(_exists(file, root) for file in files))
 
 
 def _exists(file: RemoteFile, root: Path) -> bool:
     return all((root / path).is_file() for path in file.members or (file.path,))
 
 
-def _bring(file: RemoteFile, root: Path, progress: Progress) -> list[str]:
+def _bring(file: RemoteFile, root: Path) -> list[str]:
     """One file, and what is in it if it is an archive; what already exists is checked, and never overwritten."""
     notes = [_keep(root / path, checksum) for path, checksum in file.members.items() if (root / path).exists()]
     if notes and len(notes) == len(file.members):
         return notes
     target = root / file.path
     existed = target.exists()
-    notes.append(_keep(target, file.checksum) if existed else _download(file, target, progress))
+    notes.append(_keep(target, file.checksum) if existed else _download(file, target))
     if file.members:
         notes.append(_unpack(target, root, file.members))
         if not existed:
@@ -144,10 +127,7 @@ def _bring(file: RemoteFile, root: Path, progress: Progress) -> list[str]:
 
 def _keep(path: Path, checksum: str | None) -> str:
     if checksum and not _is_right(path, checksum):
-        raise DataError(
-            f"{path} already exists, but its checksum is not the official {checksum}. Move it away to fetch the "
-            "official file."
-        )
+        raise DataError(f"{path} already exists, but its checksum is not the official {checksum}. Move it away first.")
     return f"{path} already exists; {_known_by(checksum)}."
 
 
@@ -162,35 +142,16 @@ def _known_by(checksum: str | None) -> str:
     return "its checksum is right" if checksum else "no checksum is published, so its content is unverified"
 
 
-class _Bar:
-    """A progress bar as pooch wants it; pooch counts whole chunks, and at the end the total again."""
-
-    def __init__(self, show: Callable[[int, int | None], None]):
-        self.show, self.here, self.total = show, 0, 0
-
-    def update(self, count: int) -> None:
-        self.here += count
-        self.show(min(self.here, self.total or self.here), self.total or None)
-
-    def reset(self) -> None:
-        pass
-
-    close = reset
-
-
-def _download(file: RemoteFile, target: Path, progress: Progress) -> str:
+def _download(file: RemoteFile, target: Path) -> str:
     """Into a temporary file, checked, then renamed: a file under its own name is complete."""
     import pooch
 
-    def attempt(*call: Any) -> None:
-        bar = _Bar(lambda here, total: progress(target.name, here, total))
-        plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
-        pooch.HTTPDownloader(bar, chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain)(*call)
-
+    plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
+    download = pooch.HTTPDownloader(sys.stderr.isatty(), chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain)
     folder = pooch.create(target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False)
     folder.registry[target.name], folder.urls[target.name] = file.checksum, file.url
     try:
-        folder.fetch(target.name, downloader=attempt)
+        folder.fetch(target.name, downloader=download)
     except ValueError as problem:
         raise DataError(f"{file.url}: {problem} Run the command again, or put the file at {target}.") from problem
     target.chmod(target.parent.stat().st_mode & 0o666)  # a temporary file is its owner's alone

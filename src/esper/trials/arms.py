@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,12 +11,10 @@ from torch import Tensor, nn
 from esper.episodes import Episodes, decision_flops
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
-from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
-from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
@@ -28,20 +25,6 @@ from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChan
 
 Watch = Callable[[int, Sequence[Event]], None]
 """(epoch, that epoch's events of all hosts)"""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Where and how arms run; the same for every arm of a comparison."""
-
-    device: str = "cpu"
-    executor: str = "auto"
-    amp: str = "off"
-    data_root: Path | None = None
-    splits: Splits | None = None
-    """data that is loaded already"""
-
-
 Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
 
@@ -74,33 +57,28 @@ class ArmRun:
 
 @memory_errors()
 def run_entries(
-    task: Task, entries: Sequence[Entry], settings: Settings, *, watch: Watch = lambda epoch, events: None
+    task: Task,
+    entries: Sequence[Entry],
+    populate: Callable[[Task, Sequence[int]], Population] = Population,
+    *,
+    watch: Watch = lambda epoch, events: None,
 ) -> list[ArmRun]:
     """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()
-    seeds = [entry.seed for entry in entries]
-    population = Population(
-        task,
-        seeds,
-        [settings.device],
-        executor=settings.executor,
-        amp=settings.amp,
-        data_root=settings.data_root,
-        splits=settings.splits,
-    )
+    population = populate(task, [entry.seed for entry in entries])
     for host, entry in enumerate(entries):
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
     episodes = Episodes(population)
     deciders = [make_decider(episodes, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
-    events: list[list[Event]] = [[] for _ in seeds]
+    events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
         watch(epoch, [event for of_host in happened for event in of_host])
         for own, new in zip(events, happened, strict=True):
             own.extend(new)
     finals = population.final_scores()
-    seconds = (time.perf_counter() - started) / len(seeds)
+    seconds = (time.perf_counter() - started) / len(entries)
     runs = []
     for host, (entry, final) in enumerate(zip(entries, finals, strict=True)):
         stages = Counter(event.after for event in events[host] if isinstance(event, StageChanged))
@@ -136,10 +114,7 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
     """Give a fresh host the weights and the fossils that it starts with."""
     run = population.runs[host]
     if entry.weights is not None:
-        try:
-            run.model.host.load_state_dict(dict(entry.weights))
-        except RuntimeError as problem:
-            raise SaveError(f"the trained host for seed {entry.seed} is not of this task: {problem}") from problem
+        run.model.host.load_state_dict(dict(entry.weights))
     for planting in entry.built_in:
         run.model.build_in(*planting)
     run.prime()
@@ -176,10 +151,7 @@ class Decider:
 
 
 def make_decider(
-    episodes: Episodes,
-    host: int,
-    arm: str | Callable[[HostFacts], Policy],
-    use_telemetry: bool = True,
+    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], use_telemetry: bool = True
 ) -> Decider:
     """The policy of one host, by name or built for its facts, with nothing remembered yet."""
     run = episodes.population.runs[host]

@@ -40,10 +40,6 @@ class RunConfig(TrialConfig):
         refuse_idle(self.hosts, self.devices)
         _require_policy("policy", self.policy, self.out / POLICY)
 
-    @property
-    def blueprints(self) -> tuple[str, ...] | None:
-        return (SHAM,) if self.policy == SHAM else self.task.blueprints
-
     def settled(self) -> Self:
         """The same with the task's own length and budget written out, for whoever reads the run folder."""
         task = self.task.build()
@@ -66,12 +62,8 @@ class CompareConfig(TrialConfig):
     """learning rates to try, as multiples: 0.5 1 2"""
     pretrain: int = Field(0, ge=0)
     """epochs that hosts are trained alone first"""
-    source: Path | None = None
-    """finished `esper run --policy never` to go on from"""
     oracle: bool = False
     """also try every single planting, at three times"""
-    side_by_side: int | None = Field(None, ge=1)
-    """most hosts in one population"""
     out: Path = Path("runs/compare")
     """folder for results"""
 
@@ -89,10 +81,8 @@ class CompareConfig(TrialConfig):
                 f"{', '.join(needs) or 'final networks'} follow the arm {self.final_of!r}, which is not among the "
                 f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
             )
-        if "final-whole" in self.static and not (self.pretrain or self.source):
-            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain or --from.")
-        if self.pretrain and self.source:
-            raise SettingError("--pretrain and --from both say where trained hosts come from; give one of them.")
+        if "final-whole" in self.static and not self.pretrain:
+            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
         if any(rate <= 0 for rate in self.rates):
             raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
 

@@ -1,9 +1,11 @@
 """`esper run`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from esper.episodes import Episodes
+from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import WEIGHTS, export_network
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
@@ -24,7 +26,6 @@ class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
     """Somebody asked to stop; `epochs` epochs are saved."""
 
     def __init__(self, epochs: int):
-        super().__init__(f"stopped after {epochs} epochs")
         self.epochs = epochs
 
 
@@ -42,10 +43,8 @@ def run_hosts(
         episodes, deciders = build(config, resume)
         population = episodes.population
         saves = EpochSaves(config.out, population, deciders, sink)
-        counts: list[dict[str, int]] = [{} for _ in population.runs]
         found = saves.restore() if resume else None
-        first = 0 if found is None else found.epoch
-        counts = counts if found is None else found.counts
+        first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
         for epoch in range(first, population.task.epochs):
             if found is not None:
                 episodes.look_again()
@@ -54,7 +53,11 @@ def run_hosts(
                 happened = episodes.train()
                 saves.save(EpochSave(epoch, happened, counts))
             act_on_epoch(episodes, deciders, happened)
-            _tell(happened, counts, sink)
+            for own, events in zip(counts, happened, strict=True):
+                for event in events:
+                    sink.write(event)
+                    if isinstance(event, StageChanged):
+                        own[event.after] = own.get(event.after, 0) + 1
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
                 raise StoppedRun(saves.epochs)
@@ -63,7 +66,8 @@ def run_hosts(
 
 def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each."""
-    task = config.task.model_copy(update={"blueprints": config.blueprints}).build()
+    task = config.task.build()
+    task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
     population = Population(
         task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
@@ -95,14 +99,6 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
     )
     require_layout(layout, own, path)
     return policy, reads_telemetry
-
-
-def _tell(happened: list[list[Event]], counts: list[dict[str, int]], sink: Sink) -> None:
-    for own, events in zip(counts, happened, strict=True):
-        for event in events:
-            sink.write(event)
-            if isinstance(event, StageChanged):
-                own[event.after] = own.get(event.after, 0) + 1
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:

@@ -35,7 +35,7 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
 
 def _describe(trials: Trials) -> dict[str, Any]:
     found: dict[str, Any] = {"arm": trials.arm, "rate": trials.rate, "seeds": [row["seed"] for row in trials.rows]}
-    found |= {name: asdict(estimate_mean(_column(trials, name))) for name in (*METRICS, "validation_accuracy")}
+    found |= {name: asdict(estimate_mean(trials.column(name))) for name in (*METRICS, "validation_accuracy")}
     return found | {name: trials.mean(name) for name in _COSTS}
 
 
@@ -43,19 +43,12 @@ def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
     """Paired by seed; the verdict says which way the interval excludes zero, if it does."""
     found = {}
     for name, sign in METRICS.items():
-        difference = compare_pairs(_column(trials, name), _column(than, name))
-        better = difference if sign > 0 else _flipped(difference)
+        better = difference = compare_pairs(trials.column(name), than.column(name))
+        if sign < 0:
+            low, high = (None if value is None else -value for value in (difference.high, difference.low))
+            better = Estimate(-difference.mean, low, high, difference.count)
         found[name] = {**asdict(difference), "verdict": better.verdict}
     return found
-
-
-def _flipped(estimate: Estimate) -> Estimate:
-    low, high = (None if value is None else -value for value in (estimate.high, estimate.low))
-    return Estimate(-estimate.mean, low, high, estimate.count)
-
-
-def _column(trials: Trials, name: str) -> list[float]:
-    return [float(row[name]) for row in trials.rows]
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

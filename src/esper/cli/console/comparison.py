@@ -31,15 +31,16 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     """One row per arm: what it reached and what it cost."""
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", overflow="fold")
-    has_oracle = "oracle" in results["arms"]
-    gap = ["to the\noracle"] if has_oracle else []
+    gap = ["to the\noracle"] if "oracle" in results["arms"] else []
     for column in ("test accuracy", *gap, "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
         table.add_column(column, justify="right", overflow="fold")
     for name, arm in results["arms"].items():
+        found = arm["minus"].get("oracle")  # the best single placement has no gap to itself
+        points = "" if found is None else f"{100 * found['test_accuracy']['mean']:+.2f}"
         table.add_row(
             Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),
-            f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], 100, '.2f')}",
-            *([_gap(arm)] if has_oracle else []),
+            f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], '.2f')}",
+            *([points] if gap else []),
             f"{arm['test_loss']['mean']:.4f}",
             f"{arm['final_params']:,.0f}\npeak {arm['peak_params']:,.0f}",
             f"{arm['flops']:.3g}\n{arm['seconds']:.1f} s",
@@ -48,16 +49,10 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def _gap(arm: Mapping[str, Any]) -> str:
-    """Points to the best single placement; it has none to itself."""
-    found = arm["minus"].get("oracle")
-    return "" if found is None else f"{100 * found['test_accuracy']['mean']:+.2f}"
-
-
-def _interval(estimate: Mapping[str, Any], scale: float, form: str) -> str:
-    if estimate["low"] is None:
-        return "one seed"
-    return f"{scale * estimate['low']:{form}} to {scale * estimate['high']:{form}}"
+def _interval(estimate: Mapping[str, Any], form: str) -> str:
+    """In points."""
+    low, high = estimate["low"], estimate["high"]
+    return "one seed" if low is None else f"{100 * low:{form}} to {100 * high:{form}}"
 
 
 def differences(results: Mapping[str, Any]) -> Table:
@@ -68,8 +63,8 @@ def differences(results: Mapping[str, Any]) -> Table:
         table.add_column(column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold")
     for name, other in pairs_of(results["arms"]):
         found = results["arms"][name]["minus"][other]["test_accuracy"]
-        interval = _interval(found, 100, "+.2f")
-        table.add_row(Text(name), Text(other), f"{100 * found['mean']:+.2f}", interval, found["verdict"])
+        cells = f"{100 * found['mean']:+.2f}", _interval(found, "+.2f"), found["verdict"]
+        table.add_row(Text(name), Text(other), *cells)
     return table
 
 

@@ -9,79 +9,54 @@ from rich.table import Table
 
 from esper.telemetry.events import RoundFinished, clock
 
-Show = Callable[[RoundFinished], None]
+
+def _pace(event: RoundFinished, rounds: int) -> tuple[str, str]:
+    """The speed of a round, and how long the rest takes at it."""
+    speed = sum(event.ops.values()) / event.seconds if event.seconds else 0.0
+    return f"{speed:.0f} decisions/s", clock(event.seconds * (rounds - event.round - 1))
 
 
-class RoundsSoFar:
-    """What the display needs to remember: speed, how long it will take, the best round."""
-
-    def __init__(self, rounds: int):
-        self.rounds = rounds
-        self.last: RoundFinished | None = None
-        self.decisions_per_s = 0.0
-        self.seconds_left = 0.0
-        self.best: RoundFinished | None = None
-
-    def take(self, event: RoundFinished) -> None:
-        decisions = sum(event.ops.values())
-        self.decisions_per_s = decisions / event.seconds if event.seconds else 0.0
-        self.seconds_left = event.seconds * (self.rounds - event.round - 1)
-        self.last = event
-        if self.best is None or event.mean_return > self.best.mean_return:
-            self.best = event
-
-
-def round_line(so_far: RoundsSoFar) -> str:
-    """The last round in one line."""
-    event = so_far.last
-    assert event is not None
+def round_line(event: RoundFinished, rounds: int) -> str:
+    """A round in one line."""
     ops = " ".join(f"{name.lower()} {count}" for name, count in event.ops.items())
+    speed, left = _pace(event, rounds)
     return (
-        f"round {event.round + 1}/{so_far.rounds}  return {event.mean_return:+.3f}  accuracy {event.accuracy:.2%} "
-        f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  {ops}  "
-        f"{so_far.decisions_per_s:.0f} decisions/s  {clock(so_far.seconds_left)} left"
+        f"round {event.round + 1}/{rounds}  return {event.mean_return:+.3f}  accuracy {event.accuracy:.2%} "
+        f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  {ops}  {speed}  {left} left"
     )
 
 
-def rounds_table(so_far: RoundsSoFar) -> Table:
-    """The last round in full."""
-    event = so_far.last
-    assert event is not None
-    alive = event.germinated - event.fossilized - event.culled
-    table = Table(title=f"round {event.round + 1} of {so_far.rounds}", show_header=False)
+def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
+    """A round in full, and the best return so far."""
+    table = Table(title=f"round {event.round + 1} of {rounds}", show_header=False)
+    seeds = {name: getattr(event, name) for name in ("germinated", "fossilized", "culled")}
+    seeds["alive"] = event.germinated - event.fossilized - event.culled
+    speed, left = _pace(event, rounds)
     for name, value in (
-        ("return", f"{event.mean_return:+.3f} (best {so_far.best.mean_return if so_far.best else 0:+.3f})"),
+        ("return", f"{event.mean_return:+.3f} (best {best:+.3f})"),
         ("held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin"),
         ("parameters", f"{event.params_share:.2f} x the host's"),
-        (
-            "seeds",
-            f"{event.germinated} germinated, {event.fossilized} fossilized, {event.culled} culled, {alive} alive",
-        ),
+        ("seeds", ", ".join(f"{count} {name}" for name, count in seeds.items())),
         ("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items())),
         ("reward parts", ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items())),
-        ("speed", f"{so_far.decisions_per_s:.0f} decisions/s"),
-        ("time left", clock(so_far.seconds_left)),
+        ("speed", speed),
+        ("time left", left),
     ):
         table.add_row(name, value)
     return table
 
 
 @contextmanager
-def show_rounds(rounds: int, console: Console) -> Iterator[Show]:
+def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinished], None]]:
     """Draws every round that it is given: live on a terminal, else a line each."""
-    so_far = RoundsSoFar(rounds)
     if console.quiet or not console.is_terminal:  # a live display would swallow what is written to stderr
-
-        def tell(event: RoundFinished) -> None:
-            so_far.take(event)
-            console.print(round_line(so_far), markup=False, highlight=False, soft_wrap=True)
-
-        yield tell
+        yield lambda event: console.print(round_line(event, rounds), markup=False, highlight=False, soft_wrap=True)
         return
+    returns: list[float] = []
     with Live(console=console, refresh_per_second=4) as live:
 
         def draw(event: RoundFinished) -> None:
-            so_far.take(event)
-            live.update(rounds_table(so_far))
+            returns.append(event.mean_return)
+            live.update(rounds_table(event, rounds, max(returns)))
 
         yield draw

@@ -18,15 +18,9 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
     for column in ("parameters", "validation", "test", "kept", "culled", "seconds"):
         table.add_column(column, justify="right")
     for result in results:
-        table.add_row(
-            result.arm,
-            f"{result.final_params:,}",
-            f"{result.validation_accuracy:.2%}",
-            f"{result.test_accuracy:.2%}",
-            str(result.fossilized),
-            str(result.culled),
-            f"{result.seconds:.1f}",
-        )
+        scores = [f"{score:.2%}" for score in (result.validation_accuracy, result.test_accuracy)]
+        counts = f"{result.fossilized}", f"{result.culled}", f"{result.seconds:.1f}"
+        table.add_row(result.arm, f"{result.final_params:,}", *scores, *counts)
     return table
 
 
