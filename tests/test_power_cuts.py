@@ -99,7 +99,8 @@ class Epochs(Listed):
 
     def __init__(self, folder):
         config = grown_runs.configured(folder, hosts=1)
-        self.population, self.deciders = build(config)
+        episodes, self.deciders = build(config)
+        self.population = episodes.population
         self.population.train_epoch()
         self.population.evaluate()
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.files import digest
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.telemetry import runfolder
@@ -254,8 +255,7 @@ def test_what_is_no_finished_run_is_refused(config, words, source, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     if config == "unfinished":
-        for name in (runfolder.CONFIG, runfolder.DIGESTS):
-            shutil.copy(source / name, run)
+        shutil.copy(source / runfolder.CONFIG, run)
     elif config is not None:
         (run / runfolder.CONFIG).write_text(config)
     with pytest.raises(SaveError, match=words) as refusal:
@@ -269,7 +269,8 @@ def test_weights_of_another_network_are_refused(source, tmp_path):
     save_file({"weight": torch.zeros(3)}, path)
     with pytest.raises(SaveError, match=r"weights\.safetensors was changed"):
         compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
-    runfolder.list_files(run, [path])
+    listed = run / runfolder.NETWORKS / runfolder.DIGESTS
+    runfolder.write_json(listed, {**runfolder.read_json(listed), "host-1": digest(path)})
     with pytest.raises(SaveError, match="the trained host for seed 1 is not of this task"):
         compare(configured(tmp_path / "out", policies=["never"], seeds=2, source=str(run)))
 

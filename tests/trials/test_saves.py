@@ -225,8 +225,8 @@ def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
 def saved(tmp_path, **changes):
     config = configured(tmp_path / "run", **changes)
     config.out.mkdir()
-    population, deciders = build(config)
-    return EpochSaves(config.out, population, deciders, NullSink()), config
+    episodes, deciders = build(config)
+    return EpochSaves(config.out, episodes.population, deciders, NullSink()), config
 
 
 def live(own):
@@ -289,7 +289,7 @@ def test_saves_are_plain_json_and_tensors(halfway):
 def test_events_behind_the_save_are_cut_off_before_they_are_written_again(copied):
     config = configured(copied)
     with open_sink(config) as sink:
-        population, deciders = build(config)
-        EpochSaves(copied, population, deciders, sink).restore()
+        episodes, deciders = build(config)
+        EpochSaves(copied, episodes.population, deciders, sink).restore()
     kept = events_of(copied)
     assert {event["epoch"] for event in kept} == set(range(STOP - 1))

@@ -17,7 +17,7 @@ from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.config import HostsConfig
 from esper.telemetry import runfolder
 
-_NOTES = ("command", "files", "code")
+_NOTES = ("command", "files", "code", runfolder.CHECKSUM)
 """What a run folder's configuration holds beside the settings."""
 Config = TypeVar("Config", bound=HostsConfig)
 

@@ -15,7 +15,7 @@ from esper.dashboard.view import LOG_LINES, OF_HOST, Episode, RunView
 from esper.leyline.errors import SaveError
 from esper.leyline.files import open_plain
 from esper.telemetry.actions import ACTION_TAKEN
-from esper.telemetry.runfolder import CONFIG, event_files, is_being_written
+from esper.telemetry.runfolder import CHECKSUM, CONFIG, event_files, is_being_written
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
@@ -115,6 +115,7 @@ class RunReader:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
         self.problem = None
+        config.pop(CHECKSUM, None)
         return config
 
     def _bytes(self) -> int:

@@ -69,7 +69,7 @@ class Store:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save(self, facts: Plain, files: Mapping[str, tuple[str, Content]] | None = None) -> None:
+    def save(self, facts: Plain, files: Mapping[str, tuple[str, Content]] | None = None) -> Generation:
         """Add a generation of facts and files (role -> the name to have and what to hold); old ones go afterwards."""
         try:
             facts = json.loads(json.dumps(facts, allow_nan=False))
@@ -84,6 +84,7 @@ class Store:
         disk.write_durably(self.manifest, self._render(kept))
         self._newest = kept[-1].number
         self._forget(kept)
+        return kept[-1]
 
     def _write(
         self, files: Mapping[str, tuple[str, Content]], listed: Sequence[Generation]
@@ -119,7 +120,7 @@ class Store:
     def _render(self, kept: Sequence[Generation]) -> bytes:
         best = self._best(kept)
         body = {"best": best and best.number, "generations": [asdict(generation) for generation in kept]}
-        whole = {"format": FORMAT, "kind": self.kind, "sha256": _digest_json(body), "body": body}
+        whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
         return (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
 
     def _forget(self, kept: Sequence[Generation]) -> None:
@@ -190,7 +191,7 @@ class Store:
             )
         if whole["kind"] != self.kind:
             raise SaveError(f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. Choose another folder.")
-        if _digest_json(body) != whole["sha256"]:
+        if digest_json(body) != whole["sha256"]:
             raise ValueError("it was changed after it was written: its checksum does not match")
         found = [Generation(**generation) for generation in body["generations"]]
         for name in (name for generation in found for name in generation.names):
@@ -210,5 +211,6 @@ def _free_name(name: str, listed: Sequence[Generation]) -> str:
     return f"{stem}-{_next_number(listed)}{dot}{ending}"
 
 
-def _digest_json(body: Plain) -> str:
+def digest_json(body: Plain) -> str:
+    """The sha256 of plain values, however they are laid out in their file."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()

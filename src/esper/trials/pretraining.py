@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.episodes import Episodes
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.files import digest
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task, get_task
 from esper.telemetry import runfolder
@@ -88,8 +89,13 @@ def _from_run(run: Path, task: Task, seeds: Sequence[int]) -> tuple[dict[int, Ma
 
 
 def _read(run: Path, host: int) -> dict[str, Tensor]:
-    path = run / runfolder.NETWORKS / f"host-{host}" / WEIGHTS
+    folder = run / runfolder.NETWORKS
+    path = folder / f"host-{host}" / WEIGHTS
     try:
-        return load(runfolder.require_listed(run, path))
-    except (OSError, SafetensorError) as problem:
+        is_whole = digest(path) == runfolder.read_json(folder / runfolder.DIGESTS)[f"host-{host}"]
+        weights = load(path.read_bytes())
+    except (OSError, LookupError, SafetensorError) as problem:
         raise SaveError(f"the trained host {path} cannot be read ({problem}). Finish its run.") from problem
+    if not is_whole:
+        raise SaveError(f"{path} was changed after it was written. Restore it.")
+    return weights
