@@ -178,7 +178,7 @@ def test_a_run_folder_of_an_older_format_is_refused_in_one_line(folder):
     """As the first version of Esper left it."""
     folder.mkdir()
     (folder / runfolder.CONFIG).write_text('{"rounds": 1}')
-    with pytest.raises(SaveError, match=r"^[^\n]*older version[^\n]*$"):
+    with pytest.raises(SaveError, match=r"^[^\n]*older format[^\n]*$"):
         runfolder.read_json(folder / runfolder.CONFIG)
 
 

@@ -292,4 +292,4 @@ def test_events_behind_the_save_are_cut_off_before_they_are_written_again(copied
         episodes, deciders = build(config)
         EpochSaves(copied, episodes.population, deciders, sink).restore()
     kept = events_of(copied)
-    assert {event["epoch"] for event in kept} == set(range(STOP - 1))
+    assert {event["epoch"] for event in kept} == set(range(1, STOP))

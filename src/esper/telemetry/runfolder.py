@@ -119,8 +119,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SaveError(f"{path} cannot be read ({problem}).") from problem
     if not is_whole:
         raise SaveError(
-            f"{path} was changed after it was written, or an older version of Esper wrote it. Restore it, go on with "
-            "that version, or start anew; what shall be different is an option."
+            f"{path} was changed after it was written, or is of an older format. Restore it, go on with the version of "
+            "Esper that wrote it, or start anew; what shall be different is an option."
         )
     return dict(found)
 

@@ -73,7 +73,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    store = Store(config.out / "policy.json", "policy of a run")
+    store = Store(config.out / "policy.json", "policy of a run", names="policy")
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from esper.leyline.files import Content
 from esper.runtime.population import Population
@@ -40,44 +39,34 @@ class EpochSaves:
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0
         """epochs of the episodes that a resume would not have to train again"""
-        self.store = Store(
-            out / runfolder.MANIFEST,
-            "run of a policy",
-            folder=out / runfolder.CHECKPOINTS,
-            names=r"epoch-\d{6}-[a-z0-9-]+",
-            keep=KEPT_EPOCHS,
-        )
+        manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
+        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS)
 
     def save(self, save: EpochSave) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
         if not can_be_stored(self.population):
             return
         hosts, contents = describe_population(self.population)
-        memories = self._tensors()
-        contents[_MEMORY] = lambda path: save_file(memories, path)
-        start = f"epoch-{save.epoch:06d}-"
-        files = {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()}
-        state: Content = json.dumps({**self._plain(save), "hosts": hosts}, allow_nan=False).encode()
-        self.store.save({"epoch": save.epoch}, {**files, _STATE: (f"{start}{_STATE}.json", state)})
-        self.epochs = save.epoch + 1
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Memories of networks; those of rules are plain data."""
-        return {
+        tensors = {  # memories of networks; those of rules are plain data
             f"{host}.{part}": tensor.cpu().contiguous()
             for host, decider in enumerate(self.deciders)
             if isinstance(decider.memory, tuple)
             for part, tensor in enumerate(decider.memory)
         }
-
-    def _plain(self, save: EpochSave) -> dict[str, Any]:
-        return {
+        contents[_MEMORY] = partial(save_file, tensors)
+        state = {
             "events": self.sink.commit(),
             "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
             "happened": [[to_record(event) for event in events] for events in save.happened],
             "counts": save.counts,
+            "hosts": hosts,
         }
+        start = f"epoch-{save.epoch:06d}-"
+        files = {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()}
+        plain: Content = json.dumps(state, allow_nan=False).encode()
+        self.store.save({"epoch": save.epoch}, {**files, _STATE: (f"{start}{_STATE}.json", plain)})
+        self.epochs = save.epoch + 1
 
     def restore(self) -> EpochSave | None:
         """Hosts, memories and events as they were at the newest whole epoch; None where none was saved yet."""
