@@ -35,13 +35,7 @@ class OptimizerSnapshot:
     tensors: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a folder held."""
-
-    model: MorphogeneticModel
-    optimizer: OptimizerSnapshot | None
-    extra: Plain
+Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
 def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
@@ -52,8 +46,8 @@ def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> Loaded:
-    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse the caller's own part.
+def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> tuple[Rebuilt, Plain]:
+    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
     """
@@ -62,7 +56,8 @@ def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) 
     if save is None:
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
-    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(save.facts["extra"]))
+    extra = save.facts["extra"]
+    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), extra
 
 
 def _store(folder: Path) -> Store:
@@ -92,7 +87,7 @@ def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Conten
 
 def rebuild_network(
     host: nn.Module, facts: Plain, paths: Mapping[str, Path], place: Path, check: Callable[[], None] = lambda: None
-) -> Loaded:
+) -> Rebuilt:
     """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
@@ -108,7 +103,7 @@ def rebuild_network(
         raise SaveError(f"{place} does not fit together ({reason}); use another save.") from problem
 
 
-def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Loaded:
+def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
     network = facts["network"]
     slots = network["slots"]
     model = MorphogeneticModel(
@@ -133,10 +128,9 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> L
         model.slot(slot_id).assign(TypeAdapter(SeedState).validate_python(saved["state"]))
         model.slot(slot_id).gradient_ratio = saved["gradient_ratio"]
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
-    snapshot = None
-    if facts["optimizer"] is not None:
-        snapshot = OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
-    return Loaded(model, snapshot, facts.get("extra", {}))
+    if facts["optimizer"] is None:
+        return model, None
+    return model, OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
 
 
 def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:

@@ -98,7 +98,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sweep(folder: Path, is_own: Callable[[str], bool]) -> None:
+def sweep(folder: Path, is_own: Callable[[str], object]) -> None:
     """Remove what killed writes left behind of those files whose names are one's own."""
     for name in names_in(folder):
         if (leftover := _LEFTOVER.fullmatch(name)) and is_own(leftover[1]):

@@ -66,13 +66,12 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
         raise SaveError(f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings.")
     with own_randomness(run.seed):
         host = run.task.build_host()
-    loaded = rebuild_network(host.to(run.device), facts, paths, place)
-    assert loaded.optimizer is not None
-    run.model = loaded.model
+    run.model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
+    assert optimizer is not None
     run.optimizer = build_optimizer(run.task, run.model, run.device)
     run.link = run.model.attach(run.optimizer, follows_rates=False)
     rates = [group["lr"] for group in run.optimizer.param_groups]
-    restore_optimizer(run.model, run.link, loaded.optimizer)
+    restore_optimizer(run.model, run.link, optimizer)
     for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate  # on a GPU a tensor, which every epoch fills anew
     for state in run.optimizer.state.values():

@@ -56,6 +56,7 @@ def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) ->
 
 
 def _needed(agent: PPOAgent) -> dict[str, Tensor]:
+    """What no checkpoint lacks: every weight and both states of random numbers."""
     tensors = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
     return tensors | {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
 
@@ -78,7 +79,14 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
     require_layout(plain["layout"], layout, path)
-    _require_fit(tensors, agent, path)
+    for name, value in _needed(agent).items():
+        if name not in tensors:
+            raise SaveError(f"{path} is damaged: it has no {name}.")
+        if tensors[name].shape != value.shape:
+            raise CheckpointMismatchError(
+                f"{path} has {name} of shape {list(tensors[name].shape)}, not {list(value.shape)} (size mismatch). A "
+                f"run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
+            )
     agent.network.load_state_dict(_part(tensors, "network."))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _part(tensors, "optimizer.").items():
@@ -100,18 +108,6 @@ def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
             f"{path} was trained for another layout (size mismatch):\n" + "\n".join(rows) + "\nUse the task, slots, "
             "blueprints and observation that it was trained with, or train a new policy; see docs/checkpoints.md."
         )
-
-
-def _require_fit(tensors: Mapping[str, Tensor], agent: PPOAgent, path: Path) -> None:
-    """Every weight and both states of random numbers are there and have the right size."""
-    for name, value in _needed(agent).items():
-        if name not in tensors:
-            raise SaveError(f"{path} is damaged: it has no {name}.")
-        if tensors[name].shape != value.shape:
-            raise CheckpointMismatchError(
-                f"{path} has {name} of shape {list(tensors[name].shape)}, not {list(value.shape)} (size mismatch). A "
-                f"run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
-            )
 
 
 def _brief(value: Any) -> str:

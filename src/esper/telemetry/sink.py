@@ -31,13 +31,6 @@ class Sink(Protocol):
     def commit(self) -> int: ...
 
 
-def _cut_torn_line(path: Path) -> None:
-    with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _LONGEST_LINE))
-        file.truncate(start + file.read().rfind(b"\n") + 1)
-
-
 class JsonlSink(AbstractContextManager["JsonlSink"]):
     """Appends to a file what the level in effect lets through."""
 
@@ -46,7 +39,7 @@ class JsonlSink(AbstractContextManager["JsonlSink"]):
         self.problem: str | None = None
         self._file: TextIO | None = None
         try:
-            # line by line, so that whoever follows the run sees what there is; closed by `close`
+            # line by line, so that whoever follows the run sees what there is
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             self._file = os.fdopen(handle, "a", buffering=1, encoding="utf-8")
             sync_folder(path.parent)  # a save that tells where its events end finds them after a power cut
@@ -98,15 +91,12 @@ class JsonlSink(AbstractContextManager["JsonlSink"]):
         if file is not None:
             with suppress(OSError):  # what was buffered cannot be written either
                 file.close()
-            with suppress(OSError):
-                _cut_torn_line(self.path)
+            with suppress(OSError), open(self.path, "rb+") as torn:
+                start = torn.seek(max(0, torn.seek(0, os.SEEK_END) - _LONGEST_LINE))
+                torn.truncate(start + torn.read().rfind(b"\n") + 1)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self.commit()
+    def __exit__(self, *problem: object) -> None:
+        self.commit()
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()

@@ -58,7 +58,7 @@ class Store:
     ):
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
         self.keep, self.best = keep, best
-        self._own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+")
+        self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
         self._newest = 0
         """the generation gone on from; younger ones are undone"""
 
@@ -74,7 +74,7 @@ class Store:
         listed = self._listed()
         stored = self._write(files, listed) if files else {}
         past = [known for known in listed if known.number <= self._newest]
-        known = [*past, Generation(_next_number(listed), facts, stored)]
+        known = [*past, Generation(listed[-1].number + 1 if listed else 1, facts, stored)]
         kept, best = known[-self.keep :], None
         if self.best:
             best = max(known, key=lambda generation: generation.facts[self.best])
@@ -107,9 +107,6 @@ class Store:
             return self.generations()
         except DamagedManifestError:
             return []  # what nobody can load is replaced
-
-    def _is_own(self, name: str) -> bool:
-        return self._own.fullmatch(name) is not None
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -172,15 +169,11 @@ class Store:
         return found
 
 
-def _next_number(listed: Sequence[Generation]) -> int:
-    return 1 + max((known.number for known in listed), default=0)
-
-
 def _free_name(name: str, listed: Sequence[Generation]) -> str:
     if not any(name in known.names for known in listed):
         return name
     stem, dot, ending = name.rpartition(".")
-    return f"{stem}-{_next_number(listed)}{dot}{ending}"
+    return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
 
 
 def digest_json(body: Plain) -> str:
