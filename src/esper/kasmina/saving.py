@@ -1,7 +1,4 @@
-"""A growing network on disk, to go on later to the bit: tensors in safetensors, all else is plain data.
-
-How it survives a power cut is the store's business. Nothing is ever unpickled, and no saved name is imported.
-"""
+"""A growing network on disk, to go on later to the bit. Nothing is ever unpickled, and no saved name is imported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -135,9 +132,6 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
 
 def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:
     return REGISTRY.get(slot.kind, blueprint).build_seed(slot.feature_shape, gated=gated).to(slot.alpha)
-
-
-# -- the network -------------------------------------------------------------------------------------------------------
 
 
 def _describe_tensors(host: nn.Module) -> Plain:

@@ -62,8 +62,6 @@ class Store:
         self._newest = 0
         """the generation gone on from; younger ones are undone"""
 
-    # -- saving --------------------------------------------------------------------------------------------------------
-
     def save(self, facts: Plain, files: Files | None = None) -> Generation:
         """Add a generation of facts and files; old ones go afterwards."""
         try:
@@ -107,8 +105,6 @@ class Store:
             return self.generations()
         except DamagedManifestError:
             return []  # what nobody can load is replaced
-
-    # -- loading -------------------------------------------------------------------------------------------------------
 
     def newest(self) -> Generation | None:
         """The newest generation that is whole, byte for byte; a damaged one is named. None where nothing is saved."""

@@ -1,6 +1,5 @@
 """A growing run on disk, epoch by epoch: hosts, what policies remember, and what had happened. No training in here."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +7,6 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from esper.leyline.files import Content
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
 from esper.telemetry import runfolder
@@ -19,7 +17,7 @@ from esper.trials.arms import Decider
 
 KEPT_EPOCHS = 2
 """Newest epochs whose hosts stay on disk."""
-_STATE, _MEMORY = "state", "memory"
+_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,8 @@ class EpochSaves:
             for part, tensor in enumerate(decider.memory)
         }
         contents[_MEMORY] = partial(save_file, tensors)
-        state = {
+        facts = {
+            "epoch": save.epoch,
             "events": self.sink.commit(),
             "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
@@ -63,9 +62,7 @@ class EpochSaves:
             "hosts": hosts,
         }
         start = f"epoch-{save.epoch:06d}-"
-        files = {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()}
-        plain: Content = json.dumps(state, allow_nan=False).encode()
-        self.store.save({"epoch": save.epoch}, {**files, _STATE: (f"{start}{_STATE}.json", plain)})
+        self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
         self.epochs = save.epoch + 1
 
     def restore(self) -> EpochSave | None:
@@ -75,15 +72,14 @@ class EpochSaves:
             self.sink.rewind(0)
             return None
         paths = {role: self.store.path(save, role) for role in save.files}
-        state = json.loads(paths[_STATE].read_bytes())
-        restore_population(self.population, state["hosts"], paths)
+        restore_population(self.population, save.facts["hosts"], paths)
         tensors = load_file(paths[_MEMORY])
         for host, decider in enumerate(self.deciders):
-            decider.memory = state["memory"][host]
+            decider.memory = save.facts["memory"][host]
             if f"{host}.0" in tensors:
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
-            decider.tracker.load(state["trackers"][host])
-        self.sink.rewind(int(state["events"]))
+            decider.tracker.load(save.facts["trackers"][host])
+        self.sink.rewind(int(save.facts["events"]))
         self.epochs = save.facts["epoch"] + 1
-        happened = [[from_record(record) for record in events] for events in state["happened"]]
-        return EpochSave(save.facts["epoch"], happened, state["counts"])
+        happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+        return EpochSave(save.facts["epoch"], happened, save.facts["counts"])
