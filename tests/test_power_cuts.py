@@ -10,6 +10,7 @@ import torch
 
 import esper
 from esper.runtime.host import EpochReading
+from esper.runtime.storing import spell_reading
 from esper.simic import twins
 from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
@@ -131,7 +132,8 @@ class Twin(Listed):
     path = "twin-blobs-0-7.json"
 
     def save(self, folder, number):
-        twins._write(folder / self.path, [replace(READING, epoch=number)])
+        readings = [spell_reading(replace(READING, epoch=number))]
+        twins._store(folder / self.path).save({"readings": readings})
 
     def load(self, folder):
         """What is damaged would be computed anew, and must not be there."""

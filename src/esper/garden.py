@@ -362,15 +362,12 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
             raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
     refuse_several_processes()
-    loaded = load_network(Path(folder), model, check)
-    extra = loaded.extra
-    garden = Garden(
-        loaded.model, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"]
-    )
+    (network, optimizer), extra = load_network(Path(folder), model, check)
+    garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
     garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory = extra["epoch"], extra["memory"]
     garden.history = [from_record(record) for record in extra["history"]]
-    garden.pending_optimizer = loaded.optimizer
+    garden.pending_optimizer = optimizer
     return garden
 
 

@@ -95,7 +95,7 @@ def rows_of(out):
 def test_json_on_standard_output_is_what_is_on_disk(brief, tmp_path, capsys):
     code, out, err = call(capsys, *command(tmp_path / "run", "--policies", "never", "--json"))
     assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "run" / "results.json").read_text())
+    assert json.loads(out) == runfolder.read_json(tmp_path / "run" / runfolder.RESULTS)
     assert re.fullmatch("never: 2 hosts.* x 1\n", err)
 
 

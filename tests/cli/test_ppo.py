@@ -250,7 +250,7 @@ def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(cap
     assert (code, err) == (0, "")
     first, places, *rounds = out.splitlines()
     said = json.loads(first.removeprefix("configuration: "))
-    assert said == json.loads((tmp_path / "run/config.json").read_text())
+    assert said == runfolder.read_json(tmp_path / "run/config.json")
     assert said["ppo"]["anneal_decisions"] == 3 * 2 * 3  # settled, so that more rounds later do not move it
     assert places == "cpu: 2 hosts"
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
@@ -259,7 +259,6 @@ def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(cap
 def test_a_run_folder_has_these_files(finished):
     assert {path.name for path in finished.iterdir()} == {
         "config.json",
-        "digests.json",
         "events-0.jsonl",
         "manifest.json",
         "checkpoints",

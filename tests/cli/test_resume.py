@@ -60,8 +60,8 @@ def test_settings_presets_and_files_reach_the_run(capsys, monkeypatch, tmp_path)
 @pytest.mark.parametrize("said", ["grow", "compare", 3])
 def test_the_run_of_another_command_or_of_an_older_version_is_not_gone_on_with(capsys, tmp_path, whole, said):
     run = shutil.copytree(whole, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    runfolder.write_json(run / "config.json", {**config, "command": said})
+    path = run / runfolder.CONFIG
+    runfolder.write_json(path, {**runfolder.read_json(path), "command": said})
     assert_refused(call(capsys, "run", "--out", str(run), "--resume"), "is not a run of esper run", f"says {said}")
 
 

@@ -168,7 +168,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path, size):
 
 
 def started(run):
-    return json.loads((run / runfolder.CONFIG).read_text())
+    return runfolder.read_json(run / runfolder.CONFIG)
 
 
 def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypatch, tmp_path):

@@ -272,7 +272,7 @@ def test_a_host_under_suspicion_cannot_be_stored():
 
 def test_the_host_of_another_seed_is_refused(tmp_path):
     store(measured(POINTS, {}, 0), tmp_path)
-    with pytest.raises(SaveError, match="holds the host of seed 7, not 9"):
+    with pytest.raises(SaveError, match="seed 7, not 9"):
         restore(Population(POINTS, [9]), tmp_path)
 
 

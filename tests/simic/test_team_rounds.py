@@ -90,7 +90,7 @@ FAULTS = {
     "a step of rank 0": (0, GrowthVectorEnv, "step", 5, FULL),
     "the last step": (1, GrowthVectorEnv, "step", 6, FULL),
     "a reset": (0, GrowthVectorEnv, "reset", 2, FULL),
-    "an event": (1, JsonlSink, "_append", 30, NO_ROOM),
+    "an event": (1, JsonlSink, "write_record", 30, NO_ROOM),
     "a commit": (1, JsonlSink, "commit", 2, NO_ROOM),
     "an update": (1, PPOAgent, "_judge", 2, MaskError("nothing is possible.")),
     "the last minibatch": (0, PPOAgent, "_descend", 8, MaskError("nothing is possible.")),

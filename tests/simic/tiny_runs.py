@@ -202,7 +202,7 @@ class Ticks:
             (GrowthVectorEnv, "step"),
             (GrowthVectorEnv, "reset"),
             (PPOAgent, "update"),
-            (JsonlSink, "_append"),
+            (JsonlSink, "write_record"),
         ):
             self.watch(owner, name)
 

@@ -10,7 +10,6 @@ import pytest
 
 from cli.test_cli import call
 from esper.leyline.errors import SaveError, SettingError
-from esper.leyline.files import write_durably
 from esper.telemetry import runfolder
 from simic.tiny_runs import Forked, command
 
@@ -57,7 +56,7 @@ def test_the_lock_goes_with_the_process_that_held_it(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match=r"cannot write to the run folder .* Choose another --out"):
+    with pytest.raises(SaveError, match=r".* --out"):
         runfolder.only_writer(tmp_path / "file" / "run").__enter__()
     with pytest.raises(SaveError, match="File exists"):
         runfolder.only_writer(tmp_path / "file").__enter__()
@@ -92,7 +91,7 @@ def start(folder, problem, work=lambda: None):
             runfolder.begun(folder, {"rounds": 1}),
             open(folder / runfolder.EVENTS, "a"),
         ):
-            assert json.loads((folder / runfolder.CONFIG).read_text()) == {"rounds": 1}
+            assert runfolder.read_json(folder / runfolder.CONFIG) == {"rounds": 1}
             work()
             raise problem
 
@@ -112,7 +111,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(folder, is_new):
 @pytest.mark.parametrize("work", [runfolder.TWINS, runfolder.CHECKPOINTS, "notes.txt"])
 def test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with(folder, work):
     start(folder, SaveError("the disk is full"), lambda: (folder / work).mkdir())
-    names = {"lock", runfolder.CONFIG, runfolder.DIGESTS, runfolder.EVENTS, work}
+    names = {"lock", runfolder.CONFIG, runfolder.EVENTS, work}
     assert {path.name for path in folder.iterdir()} == names
 
 
@@ -131,7 +130,7 @@ def test_what_a_run_was_started_with_stays_when_going_on_is_refused(folder):
     runfolder.write_json(folder / runfolder.CONFIG, {"rounds": 9})
     with pytest.raises(SettingError), runfolder.begun(folder, {"rounds": 1}):
         raise SettingError("another layout")
-    assert json.loads((folder / runfolder.CONFIG).read_text()) == {"rounds": 9}
+    assert runfolder.read_json(folder / runfolder.CONFIG) == {"rounds": 9}
 
 
 def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path, capsys):
@@ -162,15 +161,16 @@ def test_what_is_written_is_read_back(folder):
     path = folder / "a.json"
     for values in ({"x": [1, 2.5, None]}, {"x": 3}, {"x": [1, 2.5, None]}):
         runfolder.write_json(path, values)
-        assert runfolder.read_json(path) == values == json.loads(path.read_text())
-    assert {path.name for path in folder.iterdir()} == {"a.json", runfolder.DIGESTS}
+        assert runfolder.read_json(path) == values
+        assert values.items() <= json.loads(path.read_text()).items()
+    assert [path.name for path in folder.iterdir()] == ["a.json"]
 
 
 def test_what_was_changed_by_hand_is_refused(folder):
     path = folder / runfolder.CONFIG
     runfolder.write_json(path, {"x": 1})
-    path.write_text('{"x": 2}')
-    with pytest.raises(SaveError, match="changed after it was written"):
+    path.write_text(path.read_text().replace('"x": 1', '"x": 2'))
+    with pytest.raises(SaveError, match="changed"):
         runfolder.read_json(path)
 
 
@@ -187,15 +187,8 @@ def test_a_file_that_cannot_be_read_is_refused(folder, content):
     folder.mkdir()
     if content is not None:
         (folder / runfolder.CONFIG).write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(SaveError, match="cannot be read"):
+    with pytest.raises(SaveError, match=r"\.json"):
         runfolder.read_json(folder / runfolder.CONFIG)
-
-
-def test_a_file_that_nobody_listed_is_refused(folder):
-    runfolder.write_json(folder / runfolder.CONFIG, {})
-    (folder / "other.json").write_text("{}")
-    with pytest.raises(SaveError, match=r"other\.json"):
-        runfolder.read_json(folder / "other.json")
 
 
 def test_numbers_that_json_does_not_know_are_never_written(folder):
@@ -203,19 +196,6 @@ def test_numbers_that_json_does_not_know_are_never_written(folder):
     with pytest.raises(ValueError, match="JSON compliant"):
         runfolder.write_json(folder / "a.json", {"x": float("nan")})
     assert list(folder.iterdir()) == []
-
-
-def test_files_in_folders_below_are_listed_too(folder):
-    runfolder.write_json(folder / runfolder.CONFIG, {})
-    path = folder / "networks" / "one"
-    write_durably(path, b"weights")
-    with pytest.raises(SaveError):
-        runfolder.require_listed(folder, path)
-    runfolder.list_files(folder, [path])
-    assert runfolder.require_listed(folder, path) == b"weights"
-    path.write_bytes(b"others")
-    with pytest.raises(SaveError):
-        runfolder.require_listed(folder, path)
 
 
 # -- whether somebody writes -------------------------------------------------------------------------------------------

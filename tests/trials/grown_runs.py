@@ -77,7 +77,7 @@ def tensors_of(folder):
     """Digests of the tensor files of the newest epoch: weights, buffers, optimisers, streams, memories."""
     body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
     files = body["generations"][-1]["files"]
-    return {role: file["sha256"] for role, file in files.items() if role != "state"}
+    return {role: file["sha256"] for role, file in files.items()}
 
 
 def assert_same_end(folder, other):
@@ -109,6 +109,6 @@ def install(ticks: Ticks):
         (Population, "apply"),
         (Population, "tick"),
         (Population, "final_scores"),
-        (JsonlSink, "_append"),
+        (JsonlSink, "write_record"),
     ):
         ticks.watch(owner, name)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
 from esper.leyline.files import open_plain
-from esper.telemetry.runfolder import CONFIG, event_files, is_being_written
+from esper.telemetry.runfolder import CHECKSUM, CONFIG, event_files, is_being_written
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
@@ -122,6 +122,7 @@ class RunReader:
         self.problem = None
         if self.is_older:
             self.problem = f"{self.folder} is of an older format. Look at it with the version of esper that wrote it."
+        config.pop(CHECKSUM, None)
         return config
 
     def _begins_as_before(self) -> bool:

@@ -29,32 +29,26 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
         site = grown.host.get_submodule(grown.slot_config.modules[slot_id])
         hooks = site._forward_hooks
         own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
-        fossils = grown.slot(slot_id).fossils
-        if not len(fossils):
-            del hooks[own]
-            continue
-        earlier = getattr(site, seeds.CHILD, None)
+        fossils, earlier = grown.slot(slot_id).fossils, getattr(site, seeds.CHILD, None)
         if isinstance(earlier, seeds.Fossils):  # a harvested network that grew again
             earlier.extend(fossils)
             del hooks[own]
-            continue
-        if earlier is not None:
-            raise HostError(
-                f"slot {slot_id} cannot be harvested: {type(site).__name__} already has an attribute "
-                f"{seeds.CHILD!r}; rename it."
-            )
-        site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
-        hooks[own] = seeds.run_grown  # in the slot's place among the hooks
+        elif not len(fossils):
+            del hooks[own]
+        elif earlier is not None:
+            place = f"{type(site).__name__} already has an attribute {seeds.CHILD!r}"
+            raise HostError(f"slot {slot_id} cannot be harvested: {place}; rename it.")
+        else:
+            site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
+            hooks[own] = seeds.run_grown  # in the slot's place among the hooks
     return grown.host
 
 
 def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """Write the harvested weights and `grown.py`, whose `graft(model)` rebuilds the network without esper."""
     if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
-        raise HostError(
-            "this host was harvested before it grew again, so its earlier fossils have no source to export. "
-            "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
-        )
+        way_out = "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
+        raise HostError(f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}")
     plain, source = harvest(model), render_source(model)
     _prove(source, model)
     write_files(folder, {SOURCE: source.encode(), WEIGHTS: lambda path: save_model(plain, str(path))})
@@ -85,16 +79,13 @@ def _builder_source(kind: str, name: str) -> str:
     build = REGISTRY.get(kind, name).build
     if getattr(seeds, getattr(build, "__name__", ""), None) is build:
         return build.__name__
-    way_out = "Define it as a plain function in a file, using only torch, so that its source can be exported."
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(build)))
+        function = ast.parse(textwrap.dedent(inspect.getsource(build))).body[0]
+        if not isinstance(function, ast.FunctionDef):
+            raise TypeError("it is not a plain function")
     except (OSError, TypeError, SyntaxError) as problem:
-        raise BlueprintError(
-            f"the source of {kind} blueprint {name!r} cannot be read ({problem}). {way_out}"
-        ) from problem
-    function = tree.body[0]
-    if not isinstance(function, ast.FunctionDef) or not function.name.isidentifier():
-        raise BlueprintError(f"{kind} blueprint {name!r} is not a plain function. {way_out}")
+        way_out = "Define it as a plain function in a file, using only torch, so that its source can be exported."
+        raise BlueprintError(f"{kind} blueprint {name!r} cannot be exported ({problem}). {way_out}") from problem
     function.decorator_list = []
     wrapper = f"_own_{kind}_{name}"
     body = textwrap.indent(ast.unparse(function), "    ")

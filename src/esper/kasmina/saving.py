@@ -1,14 +1,13 @@
-"""A growing network on disk, to go on later to the bit: tensors in safetensors, all else is plain data.
-
-How it survives a power cut is the store's business. Nothing is ever unpickled, and no saved name is imported.
-"""
+"""A growing network on disk, to go on later to the bit. Nothing is ever unpickled, and no saved name is imported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
@@ -19,10 +18,8 @@ from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import EsperError, OptimizerError, SaveError
 from esper.leyline.files import Content
-from esper.leyline.gates import GateEvidence, Measurement, Verdict
-from esper.leyline.lifecycle import SeedState, StageLengths
+from esper.leyline.lifecycle import SeedState
 from esper.leyline.slots import SlotConfig
-from esper.leyline.stages import SeedStage
 from esper.telemetry.runfolder import MANIFEST
 from esper.telemetry.store import Plain, Store
 
@@ -35,13 +32,7 @@ class OptimizerSnapshot:
     tensors: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a folder held."""
-
-    model: MorphogeneticModel
-    optimizer: OptimizerSnapshot | None
-    extra: Plain
+Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
 def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
@@ -52,19 +43,18 @@ def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> Loaded:
-    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse the caller's own part.
+def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> tuple[Rebuilt, Plain]:
+    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
     """
     store = _store(folder)
     save = store.newest()
     if save is None:
-        raise SaveError(
-            f"{folder} holds no saved garden: {MANIFEST} is not there. Name a folder that garden.save wrote."
-        )
+        raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
-    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(save.facts["extra"]))
+    extra = save.facts["extra"]
+    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), extra
 
 
 def _store(folder: Path) -> Store:
@@ -73,25 +63,32 @@ def _store(folder: Path) -> Store:
 
 def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:
     """A network and its optimiser as plain facts, and by role what their tensor files hold."""
-    optimizer = None if model.link is None else snapshot_optimizer(model, model.link)
     contents: dict[str, Content] = {"model": lambda path: save_model(model, str(path))}
-    if optimizer is not None:
-        contents["optimizer"] = lambda path: save_file(dict(optimizer.tensors), path)
-    facts = {
-        "host": describe_host(model.host),
-        "network": _describe(model),
-        "optimizer": None if optimizer is None else optimizer.facts,
+    network = {
+        "modules": dict(model.slot_config.modules),
+        "blueprints": list(model.space.blueprint_ids[1:]),
+        "max_seeds": model.max_seeds,
+        "budget": model.budget,
+        "settings": asdict(model.settings),
+        "births": model.births,
+        "shadow_passes": model.shadow_passes,
+        "slots": {slot_id: _describe_slot(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids},
     }
+    facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
+    if model.link is not None:
+        optimizer = snapshot_optimizer(model, model.link)
+        facts["optimizer"] = optimizer.facts
+        contents["optimizer"] = partial(save_file, dict(optimizer.tensors))
     return facts, contents
 
 
 def rebuild_network(
     host: nn.Module, facts: Plain, paths: Mapping[str, Path], place: Path, check: Callable[[], None] = lambda: None
-) -> Loaded:
+) -> Rebuilt:
     """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
-        _refuse_other_host(facts["host"], describe_host(host))
+        _refuse_other_host(facts["host"], _describe_tensors(host))
         check()
         return _rebuild_from(host, facts, paths)
     except Exception as problem:
@@ -99,46 +96,47 @@ def rebuild_network(
         host.load_state_dict(weights)
         if isinstance(problem, EsperError):
             raise
-        raise SaveError(
-            f"{place} does not fit together ({type(problem).__name__}: {problem}); use another save."
-        ) from problem
+        reason = f"{type(problem).__name__}: {problem}"
+        raise SaveError(f"{place} does not fit together ({reason}); use another save.") from problem
 
 
-def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Loaded:
+def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
     network = facts["network"]
-    states = {slot_id: _state_from(saved["state"]) for slot_id, saved in network["slots"].items()}
-    model = _rebuild(host, network)
+    slots = network["slots"]
+    model = MorphogeneticModel(
+        host,
+        SlotConfig(tuple(network["modules"]), network["modules"]),
+        example=KnownShapes({slot_id: (s["kind"], tuple(s["shape"]), s["dtype"]) for slot_id, s in slots.items()}),
+        blueprints=network["blueprints"],
+        max_seeds=network["max_seeds"],
+        budget=network["budget"],
+        settings=TypeAdapter(GrowthSettings).validate_python(network["settings"]),
+    )
+    with torch.random.fork_rng(devices=[]):
+        for slot_id, saved in slots.items():
+            slot = model.slot(slot_id)
+            for blueprint, gated in saved["fossils"]:
+                slot.fossils.append(_blank_seed(slot, blueprint, gated))
+                slot.fossil_names.append(blueprint)
+            if saved["seed"] is not None:
+                slot.seed = _blank_seed(slot, *saved["seed"])
     load_model(model, str(paths["model"]))
-    for slot_id, saved in network["slots"].items():
-        model.slot(slot_id).assign(states[slot_id])
+    for slot_id, saved in slots.items():
+        model.slot(slot_id).assign(TypeAdapter(SeedState).validate_python(saved["state"]))
         model.slot(slot_id).gradient_ratio = saved["gradient_ratio"]
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
-    snapshot = None
-    if facts["optimizer"] is not None:
-        snapshot = OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
-    return Loaded(model, snapshot, facts.get("extra", {}))
+    if facts["optimizer"] is None:
+        return model, None
+    return model, OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
 
 
-# -- the network -------------------------------------------------------------------------------------------------------
+def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:
+    return REGISTRY.get(slot.kind, blueprint).build_seed(slot.feature_shape, gated=gated).to(slot.alpha)
 
 
-def describe_host(host: nn.Module) -> Plain:
+def _describe_tensors(host: nn.Module) -> Plain:
     """What a host must have in common with another one to carry its weights; its grown parts are not looked at."""
     return {key: [list(value.shape), str(value.dtype)] for key, value in host.state_dict().items()}
-
-
-def _describe(model: MorphogeneticModel) -> Plain:
-    settings = asdict(model.settings)
-    return {
-        "modules": dict(model.slot_config.modules),
-        "blueprints": list(model.space.blueprint_ids[1:]),
-        "max_seeds": model.max_seeds,
-        "budget": model.budget,
-        "settings": settings,
-        "births": model.births,
-        "shadow_passes": model.shadow_passes,
-        "slots": {slot_id: _describe_slot(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids},
-    }
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
@@ -153,44 +151,6 @@ def _describe_slot(slot: SeedSlot) -> Plain:
     }
 
 
-def _rebuild(host: nn.Module, network: Plain) -> MorphogeneticModel:
-    settings = dict(network["settings"])
-    settings["lengths"] = StageLengths(**settings["lengths"])
-    settings["blends"] = tuple(settings["blends"])
-    slots = network["slots"]
-    model = MorphogeneticModel(
-        host,
-        SlotConfig(tuple(network["modules"]), network["modules"]),
-        example=KnownShapes({slot_id: (s["kind"], tuple(s["shape"]), s["dtype"]) for slot_id, s in slots.items()}),
-        blueprints=network["blueprints"],
-        max_seeds=network["max_seeds"],
-        budget=network["budget"],
-        settings=GrowthSettings(**settings),
-    )
-    with torch.random.fork_rng(devices=[]):
-        for slot_id, saved in slots.items():
-            slot = model.slot(slot_id)
-            for blueprint, gated in saved["fossils"]:
-                slot.fossils.append(_blank_seed(slot, blueprint, gated))
-                slot.fossil_names.append(blueprint)
-            if saved["seed"] is not None:
-                slot.seed = _blank_seed(slot, *saved["seed"])
-    return model
-
-
-def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:
-    return REGISTRY.get(slot.kind, blueprint).build_seed(slot.feature_shape, gated=gated).to(slot.alpha)
-
-
-def _state_from(saved: Plain) -> SeedState:
-    values = dict(saved)
-    values["stage"] = SeedStage(values["stage"])
-    for name in ("contribution", "shadow_gain"):
-        values[name] = None if values[name] is None else Measurement(**values[name])
-    values["gates"] = tuple(GateEvidence(**{**gate, "verdict": Verdict(gate["verdict"])}) for gate in values["gates"])
-    return SeedState(**values)
-
-
 # -- the optimiser -----------------------------------------------------------------------------------------------------
 
 
@@ -200,23 +160,24 @@ def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> Optimi
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
-        name = names.get(id(parameter))
-        if name is None:
+        if (name := names.get(id(parameter))) is None:
             continue  # not a parameter of this network: whoever owns it saves it
         scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
         tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
     groups = [
         {
             "names": [names[id(p)] for p in group["params"] if id(p) in names],
-            "options": {key: _plain(value) for key, value in group.items() if key != "params"},
+            "options": {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"},
         }
         for group in link.optimizer.param_groups
     ]
+    # the scheduler's functions are the user's own and are made again by their code
+    schedule = None if link.scheduler is None else link.scheduler.state_dict()
     facts = {
         "kind": type(link.optimizer).__name__,
         "scalars": scalars,
         "groups": groups,
-        "scheduler": None if link.scheduler is None else _scheduler_facts(link.scheduler),
+        "scheduler": schedule and {key: value for key, value in schedule.items() if _is_plain(value)},
         "peak_rate": link.peak_rate,
     }
     return OptimizerSnapshot(facts, tensors)
@@ -233,11 +194,9 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
     parameters = dict(model.named_parameters())
     for name, scalars in facts["scalars"].items():
         tensors = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            **scalars,
-            **{key: v.to(parameter.device) if v.dim() else v.clone() for key, v in tensors.items()},
-        }
+        device = parameters[name].device
+        moved = {key: v.to(device) if v.dim() else v.clone() for key, v in tensors.items()}
+        optimizer.state[parameters[name]] = {**scalars, **moved}
     own = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
         group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["options"].items()})
@@ -248,15 +207,6 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
     link.peak_rate = facts["peak_rate"]
 
 
-def _scheduler_facts(scheduler: Any) -> Plain:
-    """The scheduler's counters and lists; functions are the user's own and are made again by their code."""
-    return {key: value for key, value in scheduler.state_dict().items() if _is_plain(value)}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
@@ -264,12 +214,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _refuse_other_host(saved: Plain, own: Plain) -> None:
-    if saved == own:
-        return
-    differing = sorted({key for key in {*saved, *own} if saved.get(key) != own.get(key)})
-    first = differing[0]
-    raise SaveError(
-        f"the save belongs to another model: {len(differing)} of its tensors differ, first {first!r} "
-        f"(saved: {saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). "
-        "Build the model as it was before growing."
-    )
+    differing = sorted(key for key in {*saved, *own} if saved.get(key) != own.get(key))
+    for first in differing[:1]:
+        raise SaveError(
+            f"the save belongs to another model: {len(differing)} tensors differ, first {first!r} (saved: "
+            f"{saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). Build the model as before growing."
+        )

@@ -8,7 +8,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import BufferedRandom, BufferedReader
+from io import BufferedReader
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -43,26 +43,20 @@ def _place(path: Path, content: Content) -> str:
     beside = path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
     temporary = beside if isinstance(content, bytes) else beside / path.name
     try:
-        with _written(temporary, content) as file:
-            os.fsync(file.fileno())
-            file.seek(0)
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if isinstance(content, bytes):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        else:  # in a folder of its own: it may write beside what it is given
+            os.mkdir(beside, 0o700)
+            content(temporary)
+        with open_plain(temporary) as written:
+            os.fsync(written.fileno())
+            found = hashlib.file_digest(written, "sha256").hexdigest()
         os.replace(temporary, path)
     finally:
         _discard(beside)
     return found
-
-
-def _written(path: Path, content: Content) -> BufferedRandom | BufferedReader:
-    """A new file that holds the content. A function gets a folder of its own: it may write beside what it is given."""
-    if not isinstance(content, bytes):
-        os.mkdir(path.parent, 0o700)
-        content(path)
-        return open_plain(path)
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "r+b")
-    file.write(content)
-    file.flush()
-    return file
 
 
 def _discard(path: Path) -> None:
@@ -104,7 +98,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sweep(folder: Path, is_own: Callable[[str], bool]) -> None:
+def sweep(folder: Path, is_own: Callable[[str], object]) -> None:
     """Remove what killed writes left behind of those files whose names are one's own."""
     for name in names_in(folder):
         if (leftover := _LEFTOVER.fullmatch(name)) and is_own(leftover[1]):

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from esper.kasmina.randomness import own_randomness
@@ -14,7 +16,7 @@ from esper.leyline.errors import SaveError
 from esper.leyline.files import Content
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading, HostRun, build_optimizer
-from esper.runtime.ledger import Ledger, PhaseCost
+from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 
 
@@ -29,7 +31,19 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
     facts: list[dict[str, Any]] = []
     contents: dict[str, Content] = {}
     for number, (run, governor) in enumerate(zip(population.runs, population.governors, strict=True)):
-        host, files = _describe(run, governor)
+        host, files = describe_network(run.model)
+        stream = run.plan.stream.state()
+        host |= {
+            "seed": run.seed,
+            "epoch": run.epoch,
+            "reading": run.reading and spell_reading(run.reading),
+            "slots": [(slot.gradient_norm, slot.greedy_score) for slot in run.slots],
+            "ledger": asdict(run.ledger),
+            "position": stream.pop("position"),
+            "governor": [spell(value) for value in governor.state()],
+            "scaler": None if run.scaler is None else run.scaler.state_dict(),
+        }
+        files["stream"] = partial(save_file, stream)
         facts.append(host)
         contents |= {f"host-{number}-{role}": content for role, content in files.items()}
     return facts, contents
@@ -40,46 +54,24 @@ def restore_population(population: Population, facts: Sequence[dict[str, Any]], 
     for number, run in enumerate(population.runs):
         start = f"host-{number}-"
         own = {role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)}
-        governor_state = _restore(run, facts[number], own)
-        governor = Governor(run)
-        governor.load(governor_state)
-        population.governors[number] = governor
+        _restore(run, facts[number], own)
+        best_accuracy, best_loss, bad_checks, rollbacks = facts[number]["governor"]
+        population.governors[number] = Governor(run)
+        population.governors[number].load((float(best_accuracy), float(best_loss), bad_checks, rollbacks))
 
 
-def _describe(run: HostRun, governor: Governor) -> tuple[dict[str, Any], dict[str, Content]]:
-    best_accuracy, best_loss, _, rollbacks = governor.state()
-    facts, contents = describe_network(run.model)
-    facts |= {
-        "seed": run.seed,
-        "epoch": run.epoch,
-        "reading": None if run.reading is None else _spell(asdict(run.reading)),
-        "slots": [(slot.gradient_norm, slot.greedy_score) for slot in run.slots],
-        "ledger": {name: asdict(cost) for name, cost in run.ledger.phases.items()},
-        "peak_params": run.ledger.peak_params,
-        "position": run.plan.stream.position,
-        "governor": [best_accuracy, None if math.isinf(best_loss) else best_loss, 0, rollbacks],
-        "scaler": None if run.scaler is None else run.scaler.state_dict(),
-    }
-    stream = run.plan.stream
-    tensors = {"generator": stream.generator.get_state(), "permutation": stream.permutation}
-    contents["stream"] = lambda path: save_file(tensors, path)
-    return facts, contents
-
-
-def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> tuple[float, float, int, int]:
-    """Put one host back; returns its governor's state."""
+def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> None:
     place = paths["model"].parent
     if facts["seed"] != run.seed:
         raise SaveError(f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings.")
     with own_randomness(run.seed):
         host = run.task.build_host()
-    loaded = rebuild_network(host.to(run.device), facts, paths, place)
-    assert loaded.optimizer is not None
-    run.model = loaded.model
+    run.model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
+    assert optimizer is not None
     run.optimizer = build_optimizer(run.task, run.model, run.device)
     run.link = run.model.attach(run.optimizer, follows_rates=False)
     rates = [group["lr"] for group in run.optimizer.param_groups]
-    restore_optimizer(run.model, run.link, loaded.optimizer)
+    restore_optimizer(run.model, run.link, optimizer)
     for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate  # on a GPU a tensor, which every epoch fills anew
     for state in run.optimizer.state.values():
@@ -90,19 +82,21 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
     run.epoch = facts["epoch"]
-    run.reading = None if facts["reading"] is None else EpochReading(**_unspell(facts["reading"]))
-    run.ledger = Ledger({name: PhaseCost(**cost) for name, cost in facts["ledger"].items()}, facts["peak_params"])
+    run.reading = facts["reading"] and read_reading(facts["reading"])
+    run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     if run.scaler is not None:
         run.scaler.load_state_dict(facts["scaler"])
     run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
-    best_accuracy, best_loss, bad_checks, rollbacks = facts["governor"]
-    return best_accuracy, math.inf if best_loss is None else best_loss, bad_checks, rollbacks
 
 
-def _spell(values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that JSON has no signs for as words: the reading of a host that was rolled back may hold such."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+def spell(value: Any) -> Any:
+    """A number that JSON has no sign for as a word: a host that was rolled back has read such."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _unspell(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
+def spell_reading(reading: EpochReading) -> dict[str, Any]:
+    return {name: spell(value) for name, value in asdict(reading).items()}
+
+
+def read_reading(saved: dict[str, Any]) -> EpochReading:
+    return TypeAdapter(EpochReading).validate_python(saved)

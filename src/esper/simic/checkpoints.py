@@ -42,10 +42,9 @@ class Layout:
 
 def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
-    tensors = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
+    tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
-    tensors |= {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
     plain = {
         "format": FORMAT,
         "layout": layout.plain(),
@@ -54,6 +53,12 @@ def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) ->
     }
     ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return save(ready, {"esper": json.dumps(plain, allow_nan=False)})
+
+
+def _needed(agent: PPOAgent) -> dict[str, Tensor]:
+    """What no checkpoint lacks: every weight and both states of random numbers."""
+    tensors = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
+    return tensors | {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -74,14 +79,20 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
     require_layout(plain["layout"], layout, path)
-    _require_fit(tensors, agent, path)
+    for name, value in _needed(agent).items():
+        if name not in tensors:
+            raise SaveError(f"{path} is damaged: it has no {name}.")
+        if tensors[name].shape != value.shape:
+            raise CheckpointMismatchError(
+                f"{path} has {name} of shape {list(tensors[name].shape)}, not {list(value.shape)} (size mismatch). A "
+                f"run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
+            )
     agent.network.load_state_dict(_part(tensors, "network."))
-    saved = agent.optimizer.state_dict()
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _part(tensors, "optimizer.").items():
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = value
-    agent.optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
     agent.draws.set_state(tensors["draws"])
     agent.shuffles.set_state(tensors["shuffles"])
     agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
@@ -90,30 +101,13 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
 
 def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
-    here = own.plain()
-    different = [name for name in here if saved.get(name) != here[name]]
-    if not different:
-        return
-    rows = [f"  {name}: {_brief(saved.get(name))} in the checkpoint, {_brief(here[name])} here" for name in different]
-    raise CheckpointMismatchError(
-        f"{path} was trained for another layout (size mismatch):\n" + "\n".join(rows) + "\nUse the task, slots, "
-        "blueprints and observation that it was trained with, or train a new policy; see docs/checkpoints.md."
-    )
-
-
-def _require_fit(tensors: Mapping[str, Tensor], agent: PPOAgent, path: Path) -> None:
-    """Every weight and both states of random numbers are there and have the right size."""
-    needed = {f"network.{name}": value for name, value in agent.network.state_dict().items()}
-    needed |= {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
-    for name, value in needed.items():
-        if name not in tensors:
-            raise SaveError(f"{path} is damaged: it has no {name}.")
-        if tensors[name].shape != value.shape:
-            raise CheckpointMismatchError(
-                f"{path} has {name} of shape {list(tensors[name].shape)}, here it is {list(value.shape)} (size "
-                f"mismatch). A run goes on on the kind of device that it was started on; this is {agent.device.type}: "
-                "set policy_device to the other."
-            )
+    differing = {name: (saved.get(name), here) for name, here in own.plain().items() if saved.get(name) != here}
+    rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, (then, now) in differing.items()]
+    if rows:
+        raise CheckpointMismatchError(
+            f"{path} was trained for another layout (size mismatch):\n" + "\n".join(rows) + "\nUse the task, slots, "
+            "blueprints and observation that it was trained with, or train a new policy; see docs/checkpoints.md."
+        )
 
 
 def _brief(value: Any) -> str:
@@ -151,14 +145,8 @@ def saved_rounds(folder: Path) -> int:
 
 
 def _store(folder: Path, keep: int) -> Store:
-    return Store(
-        folder / runfolder.MANIFEST,
-        "training of a policy",
-        folder=folder / runfolder.CHECKPOINTS,
-        names=r"round-\d{6,}",
-        keep=keep,
-        best="return",
-    )
+    manifest, place = folder / runfolder.MANIFEST, folder / runfolder.CHECKPOINTS
+    return Store(manifest, "training of a policy", place, r"round-\d{6,}", keep, best="return")
 
 
 class History:
@@ -180,9 +168,8 @@ class History:
         events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
-            telemetry = self.sink.telemetry.state()
-            facts = {"rounds": rounds, "events": events, "telemetry": telemetry}
-            content = describe_agent(agent, self.layout, facts)
+            facts = {"rounds": rounds, "events": events}
+            content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
             self.store.save({"rounds": rounds, "return": mean_return}, {"policy": (name, content)})
 
     def resume(self, agent: PPOAgent) -> int:

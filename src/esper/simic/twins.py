@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,16 @@ from esper.episodes import Episodes
 from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
+from esper.runtime.storing import read_reading, spell_reading
 from esper.runtime.tasks import Task
 from esper.telemetry.store import Store
 
-_DECIDES_A_TWIN = (
-    "name",
-    "batch",
-    "optimizer",
-    "weight_decay",
-    "clip_norm",
-    "epoch_examples",
-    "epochs",
-    "augment",
-    "held_out",
-)
+_FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
-    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _DECIDES_A_TWIN}}
+    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _FACTS}}
     facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
     facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
@@ -60,8 +49,7 @@ def twin_readings(
     missing = [seed for seed in paths if seed not in found]
     if missing:
         hosts = Population(task, missing, **population)
-        for seed in missing:
-            found[seed] = []
+        found |= {seed: [] for seed in missing}
         episodes = Episodes(hosts)
         for _ in range(task.epochs):
             episodes.train()
@@ -71,7 +59,7 @@ def twin_readings(
             if should_stop():
                 return None
         for seed in missing:
-            _write(paths[seed], found[seed])
+            _store(paths[seed]).save({"readings": [spell_reading(reading) for reading in found[seed]]})
     return {seed: found[seed] for seed in seeds}
 
 
@@ -79,22 +67,10 @@ def _read(path: Path, epochs: int) -> list[EpochReading] | None:
     """The readings of a twin; what is damaged, incomplete or of an older format is computed anew."""
     try:
         kept = _store(path).newest()
-    except SaveError:
+        readings = [] if kept is None else [read_reading(row) for row in kept.facts["readings"]]
+    except (SaveError, TypeError, ValueError):
         return None
-    rows = [] if kept is None else kept.facts["readings"]
-    names = {field.name for field in fields(EpochReading)}
-    if len(rows) != epochs or any(set(row) != names for row in rows):
-        return None
-    measured = ("train_loss", "train_accuracy", "host_gradient_norm")
-    return [EpochReading(**row | {name: math.nan for name in measured if row[name] is None}) for row in rows]
-
-
-def _write(path: Path, readings: Sequence[EpochReading]) -> None:
-    rows = [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in map(asdict, readings)
-    ]
-    _store(path).save({"readings": rows})
+    return readings if len(readings) == epochs else None
 
 
 def _store(path: Path) -> Store:

@@ -1,11 +1,10 @@
 """A run on disk: the names in its folder, who may write to it, what it was started with. No training in here."""
 
 import fcntl
-import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from esper.leyline.errors import EsperError, SaveError
-from esper.leyline.files import digest, make_folder, open_plain, read_plain, write_durably
-from esper.telemetry.store import Store
+from esper.leyline.files import make_folder, open_plain, read_plain, write_durably
+from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
@@ -23,7 +22,9 @@ NETWORKS = "networks"
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 DIGESTS = "digests.json"
-"""Digests of the files above that are plain for people and read back all the same."""
+"""File among the networks: host -> sha256 of its weights."""
+CHECKSUM = "sha256"
+"""Key of the files above that are plain for people and read back all the same."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
 _PATIENCE = 0.2
 """Seconds that a writer waits: whoever looks at a run touches its lock for an instant."""
@@ -38,13 +39,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         make_folder(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
     except Timeout:
-        raise SaveError(
-            f"another process is writing to {folder}. Wait for it, stop it, or choose another --out."
-        ) from None
+        way_out = "Wait for it, stop it, or choose another --out."
+        raise SaveError(f"another process is writing to {folder}. {way_out}") from None
     except OSError as problem:
-        raise SaveError(
-            f"cannot write to the run folder {folder}: {problem.strerror}. Choose another --out."
-        ) from problem
+        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another --out.") from problem
     try:
         yield
     finally:
@@ -79,7 +77,7 @@ def is_there(path: Path) -> bool:
 def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
     """Whether the folder holds the run of exactly this configuration."""
     try:
-        return bool(read_json(folder / CONFIG) == dict(values))
+        return read_json(folder / CONFIG) == dict(values)
     except SaveError:
         return False
 
@@ -100,65 +98,35 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
         yield
     except EsperError:
         empty = {path.name for path in event_files(folder).values() if not path.stat().st_size}
-        if is_first and {path.name for path in folder.iterdir()} <= {LOCK, CONFIG, DIGESTS, *empty}:
-            for name in (CONFIG, DIGESTS, *empty):
+        if is_first and {path.name for path in folder.iterdir()} <= {LOCK, CONFIG, *empty}:
+            for name in (CONFIG, *empty):
                 (folder / name).unlink()
         raise
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a file of a run folder that people read and `read_json` reads back."""
-    write_listed(path, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    """Write a file that people read and `read_json` reads back; it holds its own checksum."""
+    plain = json.loads(json.dumps(values, allow_nan=False))
+    write_durably(path, (json.dumps({**plain, CHECKSUM: _checksum(plain)}, indent=1) + "\n").encode())
 
 
-def write_listed(path: Path, content: bytes) -> None:
-    """Write a file of a run folder, its digest first: at any moment the content that is there is a listed one."""
-    _list(path.parent, {path.name: hashlib.sha256(content).hexdigest()})
-    write_durably(path, content)
-
-
-def list_files(folder: Path, paths: Iterable[Path]) -> None:
-    """List the digests of files that are in a run folder already."""
-    _list(folder, {path.relative_to(folder).as_posix(): digest(path) for path in paths})
-
-
-def require_listed(folder: Path, path: Path) -> bytes:
-    """What is in a file of a run folder, if it is what the run wrote there."""
-    name = path.relative_to(folder).as_posix()
-    content = read_plain(path)
-    generation = _digests(folder).newest()
-    if generation is None:
-        raise SaveError(
-            f"{folder} is not a run folder of this version of Esper: {DIGESTS} is missing. A run of an older format is "
-            "gone on with by the version that began it; or start anew."
-        )
-    if hashlib.sha256(content).hexdigest() not in generation.facts.get(name, ()):
-        raise SaveError(f"{path} was changed after it was written. Restore it; what shall be different is an option.")
-    return content
-
-
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote."""
     try:
         found = json.loads(read_plain(path))
-        require_listed(path.parent, path)
-    except SaveError:
-        raise
+        is_whole = isinstance(found, dict) and found.pop(CHECKSUM, None) == _checksum(found)
     except (OSError, ValueError, RecursionError) as problem:
         raise SaveError(f"{path} cannot be read ({problem}).") from problem
-    return found
+    if not is_whole:
+        raise SaveError(
+            f"{path} was changed after it was written, or is of an older format. Restore it, go on with the version of "
+            "Esper that wrote it, or start anew; what shall be different is an option."
+        )
+    return dict(found)
 
 
-def _digests(folder: Path) -> Store:
-    return Store(folder / DIGESTS, "list of digests")
-
-
-def _list(folder: Path, digests: Mapping[str, str]) -> None:
-    """Earlier digests stay: until the file is written, and after a power cut, it has the content of one of them."""
-    store = _digests(folder)
-    generation = store.newest()
-    known = {} if generation is None else generation.facts
-    store.save(known | {name: list(dict.fromkeys([*known.get(name, ()), new])) for name, new in digests.items()})
+def _checksum(values: Mapping[str, Any]) -> str:
+    return digest_json({key: value for key, value in values.items() if key != CHECKSUM})
 
 
 def events_of(rank: int) -> str:

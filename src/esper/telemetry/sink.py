@@ -4,10 +4,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, TextIO
 
 from esper.leyline.files import sync_folder
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
@@ -27,27 +26,12 @@ class Sink(Protocol):
 
     def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None: ...
 
-    def wants(self, severity: TelemetryLevel) -> bool:
-        """Whether a record of this severity would be kept; asked before one is made in a hot loop."""
-        ...
+    def wants(self, severity: TelemetryLevel) -> bool: ...
 
-    def commit(self) -> int:
-        """Make sure that all is on disk; returns how many bytes there are."""
-        ...
+    def commit(self) -> int: ...
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
-
-
-def _cut_torn_line(path: Path) -> None:
-    with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _LONGEST_LINE))
-        file.truncate(start + file.read().rfind(b"\n") + 1)
-
-
-class JsonlSink:
+class JsonlSink(AbstractContextManager["JsonlSink"]):
     """Appends to a file what the level in effect lets through."""
 
     def __init__(self, path: Path, telemetry: TelemetryConfig):
@@ -55,8 +39,9 @@ class JsonlSink:
         self.problem: str | None = None
         self._file: TextIO | None = None
         try:
-            # line by line, so that whoever follows the run sees what there is; closed by `close`
-            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_no_link)  # noqa: SIM115
+            # line by line, so that whoever follows the run sees what there is
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            self._file = os.fdopen(handle, "a", buffering=1, encoding="utf-8")
             sync_folder(path.parent)  # a save that tells where its events end finds them after a power cut
         except OSError as problem:
             self._give_up(problem)
@@ -71,25 +56,23 @@ class JsonlSink:
                 self._give_up(problem)
 
     def wants(self, severity: TelemetryLevel) -> bool:
+        """Whether a record of this severity would be kept; asked before one is made in a hot loop."""
         return self._file is not None and severity <= self.telemetry.level
 
     def write(self, event: Event) -> None:
         severity = SEVERITIES.get(type(event), TelemetryLevel.NORMAL)
         if self.wants(severity):
-            self._append(to_record(event))
+            self.write_record(type(event).__name__, to_record(event), severity)
 
     def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
-        if self.wants(severity):
-            self._append({"type": kind, **record})
-
-    def _append(self, record: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        except OSError as problem:
-            self._give_up(problem)
+        if self._file is not None and self.wants(severity):
+            try:
+                self._file.write(json.dumps({"type": kind, **record}, allow_nan=False) + "\n")
+            except OSError as problem:
+                self._give_up(problem)
 
     def commit(self) -> int:
+        """Make sure that all is on disk; returns how many bytes there are."""
         if self._file is None:
             return self.path.stat().st_size if self.path.exists() else 0
         try:
@@ -108,20 +91,12 @@ class JsonlSink:
         if file is not None:
             with suppress(OSError):  # what was buffered cannot be written either
                 file.close()
-            with suppress(OSError):
-                _cut_torn_line(self.path)
+            with suppress(OSError), open(self.path, "rb+") as torn:
+                start = torn.seek(max(0, torn.seek(0, os.SEEK_END) - _LONGEST_LINE))
+                torn.truncate(start + torn.read().rfind(b"\n") + 1)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self.commit()
+    def __exit__(self, *problem: object) -> None:
+        self.commit()
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

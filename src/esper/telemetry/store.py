@@ -20,6 +20,8 @@ from esper.leyline.files import Content
 FORMAT = 2
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 Plain = dict[str, Any]
+Files = Mapping[str, tuple[str, Content]]
+"""role -> the name to have and what to hold"""
 
 
 class DamagedManifestError(SaveError):
@@ -52,48 +54,43 @@ class Store:
     """
 
     def __init__(
-        self,
-        manifest: Path,
-        kind: str,
-        *,
-        folder: Path | None = None,
-        names: str = "(?!)",
-        keep: int = 1,
-        best: str = "",
+        self, manifest: Path, kind: str, folder: Path | None = None, names: str = "(?!)", keep: int = 1, best: str = ""
     ):
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
         self.keep, self.best = keep, best
-        self._own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+")
+        self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
         self._newest = 0
         """the generation gone on from; younger ones are undone"""
 
-    # -- saving --------------------------------------------------------------------------------------------------------
-
-    def save(self, facts: Plain, files: Mapping[str, tuple[str, Content]] | None = None) -> None:
-        """Add a generation of facts and files (role -> the name to have and what to hold); old ones go afterwards."""
+    def save(self, facts: Plain, files: Files | None = None) -> Generation:
+        """Add a generation of facts and files; old ones go afterwards."""
         try:
             facts = json.loads(json.dumps(facts, allow_nan=False))
         except (TypeError, ValueError) as problem:
-            raise SaveError(
-                f"the {self.kind} does not fit into JSON ({problem}); what a policy remembers must be plain data."
-            ) from problem
+            rule = "what a policy remembers must be plain data"
+            raise SaveError(f"the {self.kind} does not fit into JSON ({problem}); {rule}.") from problem
         listed = self._listed()
         stored = self._write(files, listed) if files else {}
         past = [known for known in listed if known.number <= self._newest]
-        kept = self._kept([*past, Generation(_next_number(listed), facts, stored)])
-        disk.write_durably(self.manifest, self._render(kept))
+        known = [*past, Generation(listed[-1].number + 1 if listed else 1, facts, stored)]
+        kept, best = known[-self.keep :], None
+        if self.best:
+            best = max(known, key=lambda generation: generation.facts[self.best])
+            kept = kept if best in kept else [best, *kept]
+        body = {"best": best and best.number, "generations": [asdict(generation) for generation in kept]}
+        whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
+        disk.write_durably(self.manifest, (json.dumps(whole, indent=1) + "\n").encode())
         self._newest = kept[-1].number
-        self._forget(kept)
+        names = {self.manifest.name}.union(*(generation.names for generation in kept))
+        own = [name for name in disk.names_in(self.folder) if self._is_own(name) and name not in names]
+        disk.remove([self.folder / name for name in own])  # what others put there stays
+        return kept[-1]
 
-    def _write(
-        self, files: Mapping[str, tuple[str, Content]], listed: Sequence[Generation]
-    ) -> dict[str, dict[str, str]]:
+    def _write(self, files: Files, listed: Sequence[Generation]) -> dict[str, dict[str, str]]:
         """Make the files of a generation durable; no file that is listed is touched."""
         with disk.told(self.manifest):
             disk.make_folder(self.manifest.parent)
-            disk.sync_folder(
-                self.manifest.parent
-            )  # the list as seen is then the one on disk, and all other names are free
+            disk.sync_folder(self.manifest.parent)  # the list as seen is now the one on disk: other names are free
         disk.sweep(self.folder, self._is_own)
         names = {role: _free_name(name, listed) for role, (name, _) in files.items()}
         digests = disk.write_files(self.folder, {names[role]: content for role, (_, content) in files.items()})
@@ -109,43 +106,16 @@ class Store:
         except DamagedManifestError:
             return []  # what nobody can load is replaced
 
-    def _best(self, generations: Sequence[Generation]) -> Generation | None:
-        return max(generations, key=lambda known: known.facts[self.best]) if self.best else None
-
-    def _kept(self, generations: Sequence[Generation]) -> list[Generation]:
-        newest, best = list(generations[-self.keep :]), self._best(generations)
-        return newest if best is None or best in newest else [best, *newest]
-
-    def _render(self, kept: Sequence[Generation]) -> bytes:
-        best = self._best(kept)
-        body = {"best": best and best.number, "generations": [asdict(generation) for generation in kept]}
-        whole = {"format": FORMAT, "kind": self.kind, "sha256": _digest_json(body), "body": body}
-        return (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
-
-    def _forget(self, kept: Sequence[Generation]) -> None:
-        """Delete what is the store's own and not listed; what others put there stays."""
-        listed = {self.manifest.name}.union(*(generation.names for generation in kept))
-        own = [name for name in disk.names_in(self.folder) if self._is_own(name) and name not in listed]
-        disk.remove([self.folder / name for name in own])
-
-    def _is_own(self, name: str) -> bool:
-        return self._own.fullmatch(name) is not None
-
-    # -- loading -------------------------------------------------------------------------------------------------------
-
     def newest(self) -> Generation | None:
         """The newest generation that is whole, byte for byte; a damaged one is named. None where nothing is saved."""
         listed = self.generations()
-        problem = None
         for generation in reversed(listed):
-            problem = self._problem(generation)
-            if problem is None:
+            if (problem := self._problem(generation)) is None:
                 self._newest = generation.number
                 return generation
-            if generation is not listed[0]:
-                print(f"esper: {problem}; using the save before it.", file=sys.stderr)
-        if problem is not None:
-            raise SaveError(f"{problem}, and no other save there is whole. Restore it from a copy, or start anew.")
+            if generation is listed[0]:
+                raise SaveError(f"{problem}, and no other save there is whole. Restore it from a copy, or start anew.")
+            print(f"esper: {problem}; using the save before it.", file=sys.stderr)
         return None
 
     def path(self, generation: Generation, role: str) -> Path:
@@ -174,9 +144,8 @@ class Store:
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
-            raise DamagedManifestError(
-                f"{self.manifest} is damaged ({problem}). Restore it from a copy, or start anew."
-            ) from problem
+            way_out = "Restore it from a copy, or start anew."
+            raise DamagedManifestError(f"{self.manifest} is damaged ({problem}). {way_out}") from problem
 
     def _open(self, whole: Any) -> list[Generation]:
         body = whole.get("body", whole)  # the first format had no place of its own for what is not the body
@@ -184,31 +153,25 @@ class Store:
         if written is None:
             raise ValueError("it names no format")
         if written != FORMAT:
-            raise SaveError(
-                f"{self.manifest} has format {written}, and this version of Esper reads format {FORMAT}. An older "
-                "format is read by the version that wrote it: use that one, or start anew."
-            )
+            way_out = "Use the version that wrote it, or start anew."
+            raise SaveError(f"{self.manifest} has format {written}, this version reads format {FORMAT}. {way_out}")
         if whole["kind"] != self.kind:
             raise SaveError(f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. Choose another folder.")
-        if _digest_json(body) != whole["sha256"]:
+        if digest_json(body) != whole["sha256"]:
             raise ValueError("it was changed after it was written: its checksum does not match")
         found = [Generation(**generation) for generation in body["generations"]]
-        for name in (name for generation in found for name in generation.names):
-            if not _PLAIN_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not a plain file name")
+        for name in {name for generation in found for name in generation.names if not _PLAIN_NAME.fullmatch(name)}:
+            raise ValueError(f"{name!r} is not a plain file name")
         return found
-
-
-def _next_number(listed: Sequence[Generation]) -> int:
-    return 1 + max((known.number for known in listed), default=0)
 
 
 def _free_name(name: str, listed: Sequence[Generation]) -> str:
     if not any(name in known.names for known in listed):
         return name
     stem, dot, ending = name.rpartition(".")
-    return f"{stem}-{_next_number(listed)}{dot}{ending}"
+    return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
 
 
-def _digest_json(body: Plain) -> str:
+def digest_json(body: Plain) -> str:
+    """The sha256 of plain values, however they are laid out in their file."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -8,6 +8,7 @@ from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import WEIGHTS, export_network
 from esper.leyline.factored_actions import ActionSpace
+from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, require_layout
@@ -15,8 +16,9 @@ from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
-from esper.telemetry.runfolder import NETWORKS, POLICY, list_files, require_listed, write_listed
+from esper.telemetry.runfolder import DIGESTS, NETWORKS, POLICY, write_json
 from esper.telemetry.sink import Sink
+from esper.telemetry.store import Store
 from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 from esper.trials.saves import EpochSave, EpochSaves
@@ -75,13 +77,13 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    kept = config.out / POLICY
+    store = Store(config.out / "policy.json", "policy of a run", names="policy")
     space = population.runs[0].model.space
-    if not (is_resumed and kept.is_file()):
+    kept = store.newest() if is_resumed else None
+    if kept is None:
         load_fitting(Path(config.policy), space)
-        write_listed(kept, Path(config.policy).read_bytes())
-    require_listed(config.out, kept)
-    policy, use_telemetry = load_fitting(kept, space)
+        kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
+    policy, use_telemetry = load_fitting(store.path(kept, "policy"), space)
     return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
 
 
@@ -103,16 +105,17 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    results, exported = [], []
+    results, digests = [], {}
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        exported.append(export_network(run.model, config.out / NETWORKS / f"host-{host}") / WEIGHTS)
+        name = f"host-{host}"
+        digests[name] = digest(export_network(run.model, config.out / NETWORKS / name) / WEIGHTS)
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
     sink.commit()
-    list_files(config.out, exported)
+    write_json(config.out / NETWORKS / DIGESTS, digests)
     return results

@@ -1,15 +1,12 @@
 """A growing run on disk, epoch by epoch: hosts, what policies remember, and what had happened. No training in here."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from esper.leyline.files import Content
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
 from esper.telemetry import runfolder
@@ -20,7 +17,7 @@ from esper.trials.arms import Decider
 
 KEPT_EPOCHS = 2
 """Newest epochs whose hosts stay on disk."""
-_STATE, _MEMORY = "state", "memory"
+_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -40,44 +37,33 @@ class EpochSaves:
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0
         """epochs of the episodes that a resume would not have to train again"""
-        self.store = Store(
-            out / runfolder.MANIFEST,
-            "run of a policy",
-            folder=out / runfolder.CHECKPOINTS,
-            names=r"epoch-\d{6}-[a-z0-9-]+",
-            keep=KEPT_EPOCHS,
-        )
+        manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
+        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS)
 
     def save(self, save: EpochSave) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
         if not can_be_stored(self.population):
             return
         hosts, contents = describe_population(self.population)
-        memories = self._tensors()
-        contents[_MEMORY] = lambda path: save_file(memories, path)
-        start = f"epoch-{save.epoch:06d}-"
-        files = {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()}
-        state: Content = json.dumps({**self._plain(save), "hosts": hosts}, allow_nan=False).encode()
-        self.store.save({"epoch": save.epoch}, {**files, _STATE: (f"{start}{_STATE}.json", state)})
-        self.epochs = save.epoch + 1
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Memories of networks; those of rules are plain data."""
-        return {
+        tensors = {  # memories of networks; those of rules are plain data
             f"{host}.{part}": tensor.cpu().contiguous()
             for host, decider in enumerate(self.deciders)
             if isinstance(decider.memory, tuple)
             for part, tensor in enumerate(decider.memory)
         }
-
-    def _plain(self, save: EpochSave) -> dict[str, Any]:
-        return {
+        contents[_MEMORY] = partial(save_file, tensors)
+        facts = {
+            "epoch": save.epoch,
             "events": self.sink.commit(),
             "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
             "happened": [[to_record(event) for event in events] for events in save.happened],
             "counts": save.counts,
+            "hosts": hosts,
         }
+        start = f"epoch-{save.epoch:06d}-"
+        self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
+        self.epochs = save.epoch + 1
 
     def restore(self) -> EpochSave | None:
         """Hosts, memories and events as they were at the newest whole epoch; None where none was saved yet."""
@@ -86,15 +72,14 @@ class EpochSaves:
             self.sink.rewind(0)
             return None
         paths = {role: self.store.path(save, role) for role in save.files}
-        state = json.loads(paths[_STATE].read_bytes())
-        restore_population(self.population, state["hosts"], paths)
+        restore_population(self.population, save.facts["hosts"], paths)
         tensors = load_file(paths[_MEMORY])
         for host, decider in enumerate(self.deciders):
-            decider.memory = state["memory"][host]
+            decider.memory = save.facts["memory"][host]
             if f"{host}.0" in tensors:
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
-            decider.tracker.load(state["trackers"][host])
-        self.sink.rewind(int(state["events"]))
+            decider.tracker.load(save.facts["trackers"][host])
+        self.sink.rewind(int(save.facts["events"]))
         self.epochs = save.facts["epoch"] + 1
-        happened = [[from_record(record) for record in events] for events in state["happened"]]
-        return EpochSave(save.facts["epoch"], happened, state["counts"])
+        happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+        return EpochSave(save.facts["epoch"], happened, save.facts["counts"])
