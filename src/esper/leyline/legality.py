@@ -43,7 +43,20 @@ def refuse(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthVi
     report = view.reports[slot]
     if op == OP_GERMINATE:
         return _refuse_germinate(slot, blueprint, blend, report, view)
-    return _refuse_cull(report) if op == OP_CULL else _refuse_fossilize(report)
+    if not report.is_live:
+        return NoLiveSeedError(f"slot {slot} is {report.stage.name} and holds no live seed; germinate one.")
+    if op == OP_CULL:
+        if report.seed_age_epochs >= MIN_CULL_AGE:
+            return None
+        age = f"{report.seed_age_epochs} epochs old; it can be culled from age {MIN_CULL_AGE} on"
+        return SeedTooYoungError(f"the seed in slot {slot} is {age}, so train an epoch first.")
+    if report.stage is SeedStage.PROBATIONARY and report.is_measured:
+        return None
+    problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
+    return NotMeasuredError(
+        f"the seed in slot {slot} {problem}. Fossilizing needs a PROBATIONARY seed with a paired counterfactual; "
+        "let its epochs pass and record the measurement first."
+    )
 
 
 def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
@@ -89,8 +102,7 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
 def _refuse_germinate(
     slot: str, blueprint: str | None, blend: str, report: SeedStateReport, view: GrowthView
 ) -> IllegalActionError | None:
-    problem = _refuse_place(report, view)
-    if problem is not None:
+    if (problem := _refuse_place(report, view)) is not None:
         return problem
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
     if cost is None:
@@ -105,29 +117,3 @@ def _refuse_germinate(
             f"{view.budget:,} are used. Choose a smaller blueprint, cull a seed, or raise the budget."
         )
     return None
-
-
-def _refuse_cull(report: SeedStateReport) -> IllegalActionError | None:
-    if not report.is_live:
-        return NoLiveSeedError(
-            f"slot {report.slot_id} is {report.stage.name} and holds no live seed. "
-            "Only GERMINATED, TRAINING, BLENDING and PROBATIONARY seeds can be culled."
-        )
-    if report.seed_age_epochs < MIN_CULL_AGE:
-        return SeedTooYoungError(
-            f"the seed in slot {report.slot_id} is {report.seed_age_epochs} epochs old; it can be culled from age "
-            f"{MIN_CULL_AGE} on, so train an epoch first."
-        )
-    return None
-
-
-def _refuse_fossilize(report: SeedStateReport) -> IllegalActionError | None:
-    if report.stage is SeedStage.PROBATIONARY and report.is_measured:
-        return None
-    if not report.is_live:
-        return NoLiveSeedError(f"slot {report.slot_id} is {report.stage.name} and holds no live seed; germinate one.")
-    problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
-    return NotMeasuredError(
-        f"the seed in slot {report.slot_id} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "
-        "counterfactual; let its epochs pass and record the measurement first."
-    )
