@@ -45,7 +45,8 @@ class Episodes:
         """every host as it was last measured or restored"""
 
     def _tracker(self) -> SignalTracker:
-        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale(self.population.task))
+        guessing = -math.log(self.population.task.chance)
+        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
         """A new episode in this place; all other hosts are untouched."""
@@ -62,9 +63,18 @@ class Episodes:
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
-            assert run.reading is not None
-            self.trackers[host].update(epoch_signals(run.task, run.epoch, run.reading, view), view.reports)
-            happened[host] += [self._tell_epoch(host), *tell_seeds(*self._place(host), view.reports)]
+            reading = run.reading
+            assert reading is not None
+            self.trackers[host].update(epoch_signals(run.task, run.epoch, reading, view), view.reports)
+            measured = HostEpoch(
+                *self._place(host),
+                held_out_loss=finite(reading.held_out_loss),
+                params=run.model.total_params,
+                train_loss=finite(reading.train_loss),
+                held_out_accuracy=finite(reading.held_out_accuracy),
+                flops=run.ledger.flops,
+            )
+            happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
         return happened
 
     def look_again(self) -> None:
@@ -97,18 +107,6 @@ class Episodes:
     def _place(self, host: int) -> tuple[int, int]:
         """Number and epoch of a host, as events have them."""
         return self.first + host, self.population.runs[host].epoch
-
-    def _tell_epoch(self, host: int) -> HostEpoch:
-        run = self.population.runs[host]
-        assert run.reading is not None
-        return HostEpoch(
-            *self._place(host),
-            held_out_loss=finite(run.reading.held_out_loss),
-            params=run.model.total_params,
-            train_loss=finite(run.reading.train_loss),
-            held_out_accuracy=finite(run.reading.held_out_accuracy),
-            flops=run.ledger.flops,
-        )
 
 
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
@@ -196,8 +194,3 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
 def decision_flops(network: nn.Module | None) -> int:
     """What one decision costs: a multiplication and an addition for each weight; a rule, without network, is free."""
     return 0 if network is None else 2 * count_parameters(network)
-
-
-def loss_scale(task: Task) -> float:
-    """The loss of guessing."""
-    return -math.log(task.chance)

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint
+from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.slots import SlotConfig
 
@@ -35,15 +35,10 @@ def check_blueprint(kind: str, name: str, shape: tuple[int, ...] | None = None) 
 def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str) -> None:
     features, target = torch.randn(4, *shape), torch.randn(4, *shape)
     seed = blueprint.build_seed(shape)
-    born = seed(features).detach()
-    if born.shape != features.shape:
-        raise BlueprintError(f"{what} changes the shape {shape} into {tuple(born.shape[1:])}.")
-    if not torch.equal(born, features):
+    if probe_deviation(seed, features, blueprint.name) != 0.0:
         raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
     _check_independence(seed, features, what)
-    price, counted = blueprint.cost(shape).params, count_parameters(seed)
-    if price != counted:
-        raise BlueprintError(f"{what} is priced at {price} parameters but has {counted}; build the same every time.")
+    refuse_mispriced(seed, blueprint.name, blueprint.cost(shape).params)
     if blueprint.name != SHAM:
         _check_alive(seed, features, target, what)
 
@@ -82,8 +77,7 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
 def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Example | None = None) -> None:
     """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal its forward pass."""
     twin = copy.deepcopy(host)
-    settings = GrowthSettings(scale_at_birth=1.0)
-    model = MorphogeneticModel(twin, slots, example=example, settings=settings)
+    model = MorphogeneticModel(twin, slots, example=example, settings=GrowthSettings(scale_at_birth=1.0))
     if example is None:
         assert isinstance(twin, SegmentedHost)  # wrapping it without an example has just worked
         example = twin.example()
@@ -105,8 +99,7 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
 def _plant_everywhere(model: MorphogeneticModel) -> None:
     """A seed with an effect in every slot that takes one, so that a pass that skips a slot shows."""
     model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
-    for slot_id in model.slot_config.slot_ids:
-        fitting = next((name for slot, name, _ in model.costs if slot == slot_id), None)
-        if fitting is not None:
-            model.germinate_seed(slot_id, fitting)
+    fitting = {slot_id: name for slot_id, name, _ in reversed(model.costs)}  # the first that fits
+    for slot_id, name in fitting.items():
+        model.germinate_seed(slot_id, name)
     model.tick()
