@@ -17,25 +17,14 @@ from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.tamiyo.signals import EpochSignals, SignalTracker
-from esper.telemetry.events import (
-    ActionRefused,
-    ActionTaken,
-    Event,
-    GateJudged,
-    HostEpoch,
-    HostRolledBack,
-    LedgerClosed,
-    SeedMeasured,
-    StageChanged,
-    finite,
-)
+from esper.telemetry import events
+from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
     """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
 
-    Args:
-        first: the number that the first host goes by in events, where other processes have hosts too.
+    `first` is the number that the first host goes by in events, where other processes have hosts too.
     """
 
     def __init__(self, population: Population, first: int = 0):
@@ -59,14 +48,14 @@ class Episodes:
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
             number, epoch = self._place(rollback.host)
-            happened[rollback.host].append(HostRolledBack(number, epoch, rollback.reason))
+            happened[rollback.host].append(events.HostRolledBack(number, epoch, rollback.reason))
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
             reading = run.reading
             assert reading is not None
             self.trackers[host].update(epoch_signals(run.task, run.epoch, reading, view), view.reports)
-            measured = HostEpoch(
+            measured = events.HostEpoch(
                 *self._place(host),
                 held_out_loss=finite(reading.held_out_loss),
                 params=run.model.total_params,
@@ -132,33 +121,31 @@ def act(
     try:
         change = carry_out(choice)
     except IllegalActionError as problem:
-        return [ActionRefused(host, epoch, name, slot, str(problem))]
+        return [events.ActionRefused(host, epoch, name, slot, str(problem))]
     blueprint, blend = planted if op == OP_GERMINATE else (None, None)
     assert change is not None  # every op but WAIT moves a slot
-    return [ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
+    return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
     """The verdicts that were new and the move itself, slot by slot."""
-    events: list[Event] = []
+    told: list[Event] = []
     for change in changes:
         before, after = change.before, change.after
-        events += [
-            GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
+        told += [
+            events.GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
             for g in after.gates
             if g not in before.gates
         ]
-        blueprint = after.blueprint_id or before.blueprint_id
-        events.append(
-            StageChanged(host, epoch, change.slot_id, before.stage.name, after.stage.name, blueprint, after.alpha)
-        )
-    return events
+        blueprint, stages = after.blueprint_id or before.blueprint_id, (before.stage.name, after.stage.name)
+        told.append(events.StageChanged(host, epoch, change.slot_id, *stages, blueprint, after.alpha))
+    return told
 
 
-def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[SeedMeasured]:
+def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[events.SeedMeasured]:
     """Every live seed as it stands after an epoch."""
     return [
-        SeedMeasured(
+        events.SeedMeasured(
             host=host,
             epoch=epoch,
             slot=slot_id,

@@ -294,9 +294,8 @@ class Garden:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
         with undisturbed(self.model):
             values = evaluate()
-        is_score = self.higher_is_better
-        if is_score is None:
-            is_score = isinstance(values, Tensor) and values.dtype == torch.bool
+        is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
+        is_score = is_bool if self.higher_is_better is None else self.higher_is_better
         sign = -1.0 if is_score else 1.0
         checked = check_values(values)
         if self.higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:

@@ -85,7 +85,10 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
         plain, wrapped = call_with(host, example), call_with(model, example)
         if not torch.equal(plain, wrapped):
             raise HostError(f"{type(host).__name__} gives another output once wrapped; it must be deterministic.")
-        _plant_everywhere(model)
+        model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+        for slot_id, name in {slot_id: name for slot_id, name, _ in reversed(model.costs)}.items():
+            model.germinate_seed(slot_id, name)  # with an effect, so that a pass that skips a slot shows
+        model.tick()
         plain = call_with(model, example)
         if not isinstance(twin, SegmentedHost):
             return
@@ -94,12 +97,3 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
             features = twin.forward_to_segment(slot_id, example)
             if not torch.equal(twin.forward_from_segment(slot_id, features), plain):
                 raise HostError(f"{type(host).__name__} gives another output when its pass is split at slot {slot_id}.")
-
-
-def _plant_everywhere(model: MorphogeneticModel) -> None:
-    """A seed with an effect in every slot that takes one, so that a pass that skips a slot shows."""
-    model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
-    fitting = {slot_id: name for slot_id, name, _ in reversed(model.costs)}  # the first that fits
-    for slot_id, name in fitting.items():
-        model.germinate_seed(slot_id, name)
-    model.tick()

@@ -40,9 +40,7 @@ def call_with(model: nn.Module, example: Example) -> Any:
     """Run the model on an example batch, spread as its form says."""
     if isinstance(example, Mapping):
         return model(**example)
-    if isinstance(example, Tensor):
-        return model(example)
-    return model(*example)
+    return model(example) if isinstance(example, Tensor) else model(*example)
 
 
 def batch_size(example: Example) -> int:

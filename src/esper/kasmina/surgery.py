@@ -9,12 +9,6 @@ from torch.optim import lr_scheduler as schedulers
 
 from esper.leyline.errors import OptimizerError, SettingError
 
-WHOLE_MODEL = (torch.optim.LBFGS,)
-"""Optimisers that treat all parameters as one vector; none may leave or enter."""
-
-EAGER_STATE = (torch.optim.Adagrad,)
-"""Optimisers that make a parameter's state when they are built rather than at its first step."""
-
 PER_GROUP_SCHEDULERS = (
     "LambdaLR, MultiplicativeLR, StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR, PolynomialLR, "
     "CosineAnnealingLR, CosineAnnealingWarmRestarts, OneCycleLR"
@@ -108,7 +102,7 @@ class OptimizerLink:
             handle.remove()
 
     def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        if parameters and isinstance(self.optimizer, EAGER_STATE):
+        if parameters and isinstance(self.optimizer, torch.optim.Adagrad):  # others do it at the first step
             accepted = ("initial_accumulator_value", "foreach", "fused")
             options = {key: group[key] for key in accepted if key in group}
             self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
@@ -143,7 +137,7 @@ class OptimizerLink:
 
 
 def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, WHOLE_MODEL):
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise OptimizerError(
             f"{type(optimizer).__name__} cannot follow a growing network: parameters enter and leave one by one, "
             "so the optimiser must treat them one by one. Use SGD, Adam, AdamW or another param_groups optimiser."
@@ -156,12 +150,12 @@ def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
             f"this optimiser does not own {len(missing)} of the host's trainable parameters ({shown}). "
             "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         )
+    if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
+        raise OptimizerError(
+            "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
+            "attach(optimizer, scheduler), or create it after attach(optimizer)."
+        )
     if scheduler is None:
-        if any("initial_lr" in group for group in optimizer.param_groups):
-            raise OptimizerError(
-                "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
-                "attach(optimizer, scheduler), or create it after attach(optimizer)."
-            )
         return
     if type(scheduler) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
         raise OptimizerError(
