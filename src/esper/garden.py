@@ -224,12 +224,10 @@ class Garden:
         for slot_id, report in model.get_slot_reports().items():
             measured = model.slot(slot_id).state.contribution
             evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
-            seed = (f"{report.alpha:.2f}", evidence) if report.is_live else ("-", "-")
-            table.add_row(
-                *(slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name),
-                *(report.blueprint_id or "-", seed[0], f"{report.metrics.seed_param_count:,}"),
-                *(str(report.fossil_count), seed[1]),
-            )
+            alpha, evidence = (f"{report.alpha:.2f}", evidence) if report.is_live else ("-", "-")
+            place = (slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name)
+            counts = (f"{report.metrics.seed_param_count:,}", str(report.fossil_count))
+            table.add_row(*place, report.blueprint_id or "-", alpha, *counts, evidence)
         Console(width=120, file=text).print(table)
         return text.getvalue().rstrip()
 
