@@ -17,25 +17,14 @@ from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.tamiyo.signals import EpochSignals, SignalTracker
-from esper.telemetry.events import (
-    ActionRefused,
-    ActionTaken,
-    Event,
-    GateJudged,
-    HostEpoch,
-    HostRolledBack,
-    LedgerClosed,
-    SeedMeasured,
-    StageChanged,
-    finite,
-)
+from esper.telemetry import events
+from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
     """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
 
-    Args:
-        first: the number that the first host goes by in events, where other processes have hosts too.
+    `first` is the number that the first host goes by in events, where other processes have hosts too.
     """
 
     def __init__(self, population: Population, first: int = 0):
@@ -45,7 +34,8 @@ class Episodes:
         """every host as it was last measured or restored"""
 
     def _tracker(self) -> SignalTracker:
-        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale(self.population.task))
+        guessing = -math.log(self.population.task.chance)
+        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
         """A new episode in this place; all other hosts are untouched."""
@@ -58,13 +48,22 @@ class Episodes:
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
             number, epoch = self._place(rollback.host)
-            happened[rollback.host].append(HostRolledBack(number, epoch, rollback.reason))
+            happened[rollback.host].append(events.HostRolledBack(number, epoch, rollback.reason))
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
-            assert run.reading is not None
-            self.trackers[host].update(epoch_signals(run.task, run.epoch, run.reading, view), view.reports)
-            happened[host] += [self._tell_epoch(host), *tell_seeds(*self._place(host), view.reports)]
+            reading = run.reading
+            assert reading is not None
+            self.trackers[host].update(epoch_signals(run.task, run.epoch, reading, view), view.reports)
+            measured = events.HostEpoch(
+                *self._place(host),
+                held_out_loss=finite(reading.held_out_loss),
+                params=run.model.total_params,
+                train_loss=finite(reading.train_loss),
+                held_out_accuracy=finite(reading.held_out_accuracy),
+                flops=run.ledger.flops,
+            )
+            happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
         return happened
 
     def look_again(self) -> None:
@@ -98,18 +97,6 @@ class Episodes:
         """Number and epoch of a host, as events have them."""
         return self.first + host, self.population.runs[host].epoch
 
-    def _tell_epoch(self, host: int) -> HostEpoch:
-        run = self.population.runs[host]
-        assert run.reading is not None
-        return HostEpoch(
-            *self._place(host),
-            held_out_loss=finite(run.reading.held_out_loss),
-            params=run.model.total_params,
-            train_loss=finite(run.reading.train_loss),
-            held_out_accuracy=finite(run.reading.held_out_accuracy),
-            flops=run.ledger.flops,
-        )
-
 
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
     """What an episode has cost, without the phases that it did not have."""
@@ -134,33 +121,31 @@ def act(
     try:
         change = carry_out(choice)
     except IllegalActionError as problem:
-        return [ActionRefused(host, epoch, name, slot, str(problem))]
+        return [events.ActionRefused(host, epoch, name, slot, str(problem))]
     blueprint, blend = planted if op == OP_GERMINATE else (None, None)
     assert change is not None  # every op but WAIT moves a slot
-    return [ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
+    return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
     """The verdicts that were new and the move itself, slot by slot."""
-    events: list[Event] = []
+    told: list[Event] = []
     for change in changes:
         before, after = change.before, change.after
-        events += [
-            GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
+        told += [
+            events.GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
             for g in after.gates
             if g not in before.gates
         ]
-        blueprint = after.blueprint_id or before.blueprint_id
-        events.append(
-            StageChanged(host, epoch, change.slot_id, before.stage.name, after.stage.name, blueprint, after.alpha)
-        )
-    return events
+        blueprint, stages = after.blueprint_id or before.blueprint_id, (before.stage.name, after.stage.name)
+        told.append(events.StageChanged(host, epoch, change.slot_id, *stages, blueprint, after.alpha))
+    return told
 
 
-def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[SeedMeasured]:
+def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[events.SeedMeasured]:
     """Every live seed as it stands after an epoch."""
     return [
-        SeedMeasured(
+        events.SeedMeasured(
             host=host,
             epoch=epoch,
             slot=slot_id,
@@ -196,8 +181,3 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
 def decision_flops(network: nn.Module | None) -> int:
     """What one decision costs: a multiplication and an addition for each weight; a rule, without network, is free."""
     return 0 if network is None else 2 * count_parameters(network)
-
-
-def loss_scale(task: Task) -> float:
-    """The loss of guessing."""
-    return -math.log(task.chance)

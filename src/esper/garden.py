@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,16 +28,7 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import (
-    BACKWARD,
-    Charge,
-    HostFlops,
-    Ledger,
-    PhaseCost,
-    count_flops,
-    incubation_flops,
-    network_flops,
-)
+from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
@@ -143,9 +134,7 @@ class Garden:
         higher_is_better: bool | None = None,
         flops: int | None = None,
     ):
-        """Args:
-        flops: of one example forward through the bare host; None where they cannot be counted.
-        """
+        """`flops` are of one example forward through the bare host; None where they cannot be counted."""
         self.model = model
         facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
@@ -170,9 +159,7 @@ class Garden:
     def attach(self, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
         """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
 
-        Args:
-            scheduler: the scheduler, if it exists already; one that is created later needs no mention.
-            seed_lr: seeds learn at this multiple of the host's rate.
+        Pass the scheduler if it exists already. Seeds learn at `seed_lr` times the host's rate.
         """
         refuse_several_processes()
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
@@ -201,10 +188,7 @@ class Garden:
                 closure().backward()
 
     def harvest(self) -> nn.Module:
-        """The grown network as an ordinary module of the host's own class; unfinished seeds are left out.
-
-        What it has cost so far is the last event of the history then.
-        """
+        """The grown network as a plain module of the host's class, without live seeds; its cost ends the history."""
         plain = harvest(self.model)
         closed = close_ledger(0, self.model.settings.seed, self.ledger)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
@@ -230,9 +214,22 @@ class Garden:
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence, as a table to print."""
-        console = Console(width=120, file=io.StringIO())
-        console.print(summary_table(self))
-        return cast(io.StringIO, console.file).getvalue().rstrip()
+        model, text = self.model, io.StringIO()
+        limit = f" of {model.budget:,}" if model.budget is not None else ""
+        seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
+        table = Table(title=f"epoch {self.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
+        numbers = ("alpha", "parameters", "fossils", "contribution")
+        for column in ("slot", "module", "kind", "stage", "seed", *numbers):
+            table.add_column(column, justify="right" if column in numbers else "left")
+        for slot_id, report in model.get_slot_reports().items():
+            measured = model.slot(slot_id).state.contribution
+            evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
+            alpha, evidence = (f"{report.alpha:.2f}", evidence) if report.is_live else ("-", "-")
+            place = (slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name)
+            counts = (f"{report.metrics.seed_param_count:,}", str(report.fossil_count))
+            table.add_row(*place, report.blueprint_id or "-", alpha, *counts, evidence)
+        Console(width=120, file=text).print(table)
+        return text.getvalue().rstrip()
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
@@ -269,13 +266,13 @@ class Garden:
             self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
         whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
         seeds = {s: 0 if self.flops is None else incubation_flops(self.model.slot(s)) for s in incubated}
-        trained: list[Charge] = [
+        trained = [
             ("training", examples["training"], (1 + BACKWARD) * whole),
             ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
         ]
         self.ledger.settle(trained, started - self._resumed)
         # with its slot off a seed is still computed, so that a compiled network stays as it is
-        measured: list[Charge] = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
+        measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
         measured += [("shadow", count, whole + flops) for flops in seeds.values()]
         measured += [("score", count, (1 + BACKWARD) * whole)] if is_scored else []
         self.ledger.settle(measured, time.perf_counter() - started)
@@ -295,9 +292,8 @@ class Garden:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
         with undisturbed(self.model):
             values = evaluate()
-        is_score = self.higher_is_better
-        if is_score is None:
-            is_score = isinstance(values, Tensor) and values.dtype == torch.bool
+        is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
+        is_score = is_bool if self.higher_is_better is None else self.higher_is_better
         sign = -1.0 if is_score else 1.0
         checked = check_values(values)
         if self.higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
@@ -315,9 +311,8 @@ class Garden:
         events = act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
         self.memory = memory
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        is_planted = op == OP_GERMINATE and any(isinstance(event, ActionTaken) for event in events)
-        link = self.model.link
-        if is_planted and link is not None and link.is_rate_low:
+        link, is_done = self.model.link, any(isinstance(event, ActionTaken) for event in events)
+        if op == OP_GERMINATE and is_done and link is not None and link.is_rate_low:
             text = (
                 f"a seed was planted at a learning rate of {link.rate:.2g}, under {LOW_RATE:.0%} of the peak "
                 f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
@@ -326,33 +321,10 @@ class Garden:
         return events
 
 
-def summary_table(garden: Garden) -> Table:
-    """One row per slot and a last line with what is used of the budget."""
-    model = garden.model
-    limit = f" of {model.budget:,}" if model.budget is not None else ""
-    seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
-    table = Table(title=f"epoch {garden.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
-    numbers = ("alpha", "parameters", "fossils", "contribution")
-    for column in ("slot", "module", "kind", "stage", "seed", *numbers):
-        table.add_column(column, justify="right" if column in numbers else "left")
-    for slot_id, report in model.get_slot_reports().items():
-        measured = model.slot(slot_id).state.contribution
-        evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
-        table.add_row(
-            *(slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name, report.blueprint_id or "-"),
-            f"{report.alpha:.2f}" if report.is_live else "-",
-            f"{report.metrics.seed_param_count:,}",
-            str(report.fossil_count),
-            evidence if report.is_live else "-",
-        )
-    return table
-
-
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
     """The garden that was saved to `folder`, around a fresh instance of the same model.
 
-    Build the optimiser as before and `attach` it: its saved state is put back then. A policy of your own is not in the
-    save and has to be passed again; one with a name is found by it.
+    Build the optimiser as before and `attach` it: its saved state is put back then. Pass a policy of your own again.
     """
 
     def check(extra: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def watch(model):
 
 
 def test_every_supported_scheduler_is_tested():
-    assert set(SCHEDULERS) == set(PER_GROUP_SCHEDULERS)
+    assert ", ".join(cls.__name__ for cls in SCHEDULERS) == PER_GROUP_SCHEDULERS
 
 
 @every_scheduler

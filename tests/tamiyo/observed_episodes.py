@@ -1,12 +1,12 @@
 """Reports and signals made by hand, and populations watched through trackers, for the tests of this folder."""
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
 import torch
 
 from esper.episodes import epoch_signals as read_signals
-from esper.episodes import loss_scale
 from esper.kasmina import build_cnn_host, build_transformer_host
 from esper.leyline import SeedMetrics, SeedStage, SeedStateReport, SlotConfig
 from esper.leyline.lifecycle import StageLengths
@@ -91,7 +91,7 @@ class Watched:
         self.task = task
         self.population = Population(task, seeds)
         self.space = self.population.views()[0].space
-        self.trackers = [SignalTracker(self.space.slots, loss_scale(task)) for _ in seeds]
+        self.trackers = [SignalTracker(self.space.slots, -math.log(task.chance)) for _ in seeds]
 
     def train(self, use_telemetry=True):
         """One epoch; the observations and masks that come of it."""

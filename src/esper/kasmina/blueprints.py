@@ -139,27 +139,23 @@ REGISTRY = BlueprintRegistry()
 blueprint = REGISTRY.register
 
 
-def _register_built_ins() -> None:
-    conv, mlp = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
-    for kind, name, build, traits in (
-        ("image", "conv_light", seeds.conv_light, conv),
-        ("image", "attention", seeds.SqueezeExcite, {"attention_like": 1.0, "depth": 2.0}),
-        ("image", "norm", seeds.group_norm, {"normalising": 1.0}),
-        ("image", "depthwise", seeds.depthwise, {**conv, "depth": 2.0}),
-        ("image", "bottleneck", seeds.bottleneck, {**conv, "depth": 3.0}),
-        ("image", "conv_small", seeds.conv_small, {"normalising": 1.0}),
-        ("image", "conv_heavy", seeds.conv_heavy, {**conv, "depth": 2.0}),
-        ("image", "inverted_bottleneck", seeds.inverted_bottleneck, {**conv, "depth": 3.0}),
-        ("sequence", "lora", seeds.lora, {"depth": 2.0}),
-        ("sequence", "mlp", seeds.mlp, mlp),
-        ("sequence", "mlp_small", seeds.mlp_small, mlp),
-        ("sequence", "attention", seeds.attention, {**mlp, "spatial": 1.0, "attention_like": 1.0}),
-        ("sequence", "norm", seeds.token_norm, {"normalising": 1.0}),
-        ("vector", "lora", seeds.lora, {"depth": 2.0}),
-        ("vector", "mlp", seeds.mlp, mlp),
-        *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
-    ):
-        blueprint(kind, name, **traits)(build)
-
-
-_register_built_ins()
+_CONV, _MLP = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
+for _kind, _name, _build, _traits in (
+    ("image", "conv_light", seeds.conv_light, _CONV),
+    ("image", "attention", seeds.SqueezeExcite, {"attention_like": 1.0, "depth": 2.0}),
+    ("image", "norm", seeds.group_norm, {"normalising": 1.0}),
+    ("image", "depthwise", seeds.depthwise, {**_CONV, "depth": 2.0}),
+    ("image", "bottleneck", seeds.bottleneck, {**_CONV, "depth": 3.0}),
+    ("image", "conv_small", seeds.conv_small, {"normalising": 1.0}),
+    ("image", "conv_heavy", seeds.conv_heavy, {**_CONV, "depth": 2.0}),
+    ("image", "inverted_bottleneck", seeds.inverted_bottleneck, {**_CONV, "depth": 3.0}),
+    ("sequence", "lora", seeds.lora, {"depth": 2.0}),
+    ("sequence", "mlp", seeds.mlp, _MLP),
+    ("sequence", "mlp_small", seeds.mlp_small, _MLP),
+    ("sequence", "attention", seeds.attention, {**_MLP, "spatial": 1.0, "attention_like": 1.0}),
+    ("sequence", "norm", seeds.token_norm, {"normalising": 1.0}),
+    ("vector", "lora", seeds.lora, {"depth": 2.0}),
+    ("vector", "mlp", seeds.mlp, _MLP),
+    *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
+):
+    blueprint(_kind, _name, **_traits)(_build)

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint
+from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import GrowthSettings, MorphogeneticModel
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.slots import SlotConfig
 
@@ -35,15 +35,10 @@ def check_blueprint(kind: str, name: str, shape: tuple[int, ...] | None = None) 
 def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str) -> None:
     features, target = torch.randn(4, *shape), torch.randn(4, *shape)
     seed = blueprint.build_seed(shape)
-    born = seed(features).detach()
-    if born.shape != features.shape:
-        raise BlueprintError(f"{what} changes the shape {shape} into {tuple(born.shape[1:])}.")
-    if not torch.equal(born, features):
+    if probe_deviation(seed, features, blueprint.name) != 0.0:
         raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
     _check_independence(seed, features, what)
-    price, counted = blueprint.cost(shape).params, count_parameters(seed)
-    if price != counted:
-        raise BlueprintError(f"{what} is priced at {price} parameters but has {counted}; build the same every time.")
+    refuse_mispriced(seed, blueprint.name, blueprint.cost(shape).params)
     if blueprint.name != SHAM:
         _check_alive(seed, features, target, what)
 
@@ -82,8 +77,7 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
 def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Example | None = None) -> None:
     """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal its forward pass."""
     twin = copy.deepcopy(host)
-    settings = GrowthSettings(scale_at_birth=1.0)
-    model = MorphogeneticModel(twin, slots, example=example, settings=settings)
+    model = MorphogeneticModel(twin, slots, example=example, settings=GrowthSettings(scale_at_birth=1.0))
     if example is None:
         assert isinstance(twin, SegmentedHost)  # wrapping it without an example has just worked
         example = twin.example()
@@ -91,7 +85,10 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
         plain, wrapped = call_with(host, example), call_with(model, example)
         if not torch.equal(plain, wrapped):
             raise HostError(f"{type(host).__name__} gives another output once wrapped; it must be deterministic.")
-        _plant_everywhere(model)
+        model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+        for slot_id, name in {slot_id: name for slot_id, name, _ in reversed(model.costs)}.items():
+            model.germinate_seed(slot_id, name)  # with an effect, so that a pass that skips a slot shows
+        model.tick()
         plain = call_with(model, example)
         if not isinstance(twin, SegmentedHost):
             return
@@ -100,13 +97,3 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
             features = twin.forward_to_segment(slot_id, example)
             if not torch.equal(twin.forward_from_segment(slot_id, features), plain):
                 raise HostError(f"{type(host).__name__} gives another output when its pass is split at slot {slot_id}.")
-
-
-def _plant_everywhere(model: MorphogeneticModel) -> None:
-    """A seed with an effect in every slot that takes one, so that a pass that skips a slot shows."""
-    model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
-    for slot_id in model.slot_config.slot_ids:
-        fitting = next((name for slot, name, _ in model.costs if slot == slot_id), None)
-        if fitting is not None:
-            model.germinate_seed(slot_id, fitting)
-    model.tick()

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +15,16 @@ from esper.leyline.gates import Measurement
 
 def check_values(values: object, name: str = "evaluate()") -> Tensor:
     """Held-out values as evidence needs them: one finite number per example."""
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor) or values.dim() != 1:
+        got = f"tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise MeasurementError(
-            f"{name} returned a {type(values).__name__}. It must return a 1-D torch tensor with one value per held-out "
-            "example; torch.as_tensor makes one from a list or an array."
-        )
-    if values.dim() != 1:
-        raise MeasurementError(
-            f"{name} returned a tensor of shape {tuple(values.shape)}. It must return one value per held-out example, "
-            "a 1-D tensor, because a mean has no standard error; use reduction='none' and concatenate the batches."
+            f"{name} returned a {got}. It must return a 1-D torch tensor, one value per held-out example: a mean "
+            "has no standard error; use reduction='none', concatenate the batches, and torch.as_tensor for a list."
         )
     if len(values) < 2:
         raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")
     values = values.detach().double()
-    if not torch.isfinite(values).all():
-        bad = int((~torch.isfinite(values)).sum())
+    if bad := int((~torch.isfinite(values)).sum()):
         raise MeasurementError(
             f"{name} returned NaN or Inf for {bad} of {len(values)} examples. The network has diverged or the "
             "evaluation is broken; lower the learning rate or restore an earlier state."
@@ -64,10 +61,7 @@ def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size
 def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
     """Collects what each site puts out, slot included, while the context lasts."""
     seen: list[list[Tensor]] = [[] for _ in sites]
-    handles = [
-        site.register_forward_hook(lambda _m, _i, output, own=own: _keep(own, output))
-        for site, own in zip(sites, seen, strict=True)
-    ]
+    handles = [site.register_forward_hook(partial(_keep, own)) for site, own in zip(sites, seen, strict=True)]
     try:
         yield seen
     finally:
@@ -75,7 +69,7 @@ def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
             handle.remove()
 
 
-def _keep(seen: list[Tensor], output: Tensor) -> Tensor:
+def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """Note an output; the network goes on with a copy, which a layer that works in place may spoil."""
     if torch.is_grad_enabled() and not output.requires_grad:
         output = output.detach().requires_grad_()  # a frozen host's features: a seed there would learn all the same
@@ -87,10 +81,7 @@ def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds:
     """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
-
-    Args:
-        losses: runs the network and returns one loss per example, with the features in their graph.
-        kinds: of each site's features; tells where the channels are.
+    `losses` runs the network and returns one loss per example, with the features in their graph.
     """
     with torch.enable_grad(), watched(sites) as seen:
         values = losses()

@@ -1,7 +1,9 @@
 """Fitting slots to a host, once, when it is wrapped: sites, shapes, prices, limits. Nothing here changes the host."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -71,24 +73,18 @@ def build_slots(
 
 def price_list(slots: Sequence[SeedSlot], space: ActionSpace) -> dict[tuple[str, str, str], int]:
     """Parameters of every (slot, blueprint, blend) that fits; what does not fit is left out."""
-    kinds = {slot.kind for slot in slots}
-    costs: dict[tuple[str, str, str], int] = {}
-    for name in space.blueprint_ids[1:]:
-        assert name is not None
+    kinds, names = sorted({slot.kind for slot in slots}), [name for name in space.blueprint_ids if name is not None]
+    for name in names:
         if not any(REGISTRY.has(kind, name) for kind in kinds):
-            raise UnknownNameError(f"{' or '.join(sorted(kinds))} blueprint", name, REGISTRY.names_for(sorted(kinds)))
-        for slot in slots:
-            if not REGISTRY.has(slot.kind, name):
-                continue
-            for blend in space.blends:
-                try:
-                    cost = REGISTRY.get(slot.kind, name).cost(slot.feature_shape, blend == "gated")
-                except BlueprintMismatchError:
-                    continue
+            raise UnknownNameError(f"{' or '.join(kinds)} blueprint", name, REGISTRY.names_for(kinds))
+    costs: dict[tuple[str, str, str], int] = {}
+    for name, slot, blend in product(names, slots, space.blends):
+        if REGISTRY.has(slot.kind, name):
+            with suppress(BlueprintMismatchError):
+                cost = REGISTRY.get(slot.kind, name).cost(slot.feature_shape, blend == "gated")
                 costs[slot.slot_id, name, blend] = cost.params
     if not costs:
-        wanted = ", ".join(str(name) for name in space.blueprint_ids[1:])
-        raise BlueprintMismatchError(f"none of the blueprints {wanted} fits any slot; choose others or other slots.")
+        raise BlueprintMismatchError(f"none of the blueprints {', '.join(names)} fits any slot; choose other ones.")
     return costs
 
 
@@ -114,8 +110,8 @@ def refuse_mispriced(seed: Seed | Sham, blueprint_id: str, price: int) -> None:
     counted = count_parameters(seed)
     if counted != price:
         raise BlueprintError(
-            f"blueprint {blueprint_id!r} was priced at {price:,} parameters when the network was wrapped and now built "
-            f"{counted:,}. Its function must build the same modules every time; register it before wrapping."
+            f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built {counted:,}. It must "
+            "build the same modules every time; register it before wrapping."
         )
 
 

@@ -42,14 +42,10 @@ class ChainHost(nn.Module):
 
     def example(self) -> Tensor:
         """A batch of the right shape and type, for probing."""
-        device = next(self.parameters()).device
-        return self._example.to(device)
+        return self._example.to(next(self.parameters()).device)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        features = inputs
-        for block, site in zip(self.blocks, self.sites, strict=True):
-            features = site(block(features))
-        return self.head(features)
+        return self._finish(self.blocks[0](inputs), 0)
 
     def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor:
         """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
@@ -60,17 +56,19 @@ class ChainHost(nn.Module):
             features, start = inputs, self._index(from_segment)
         if start > end:
             raise SettingError(f"from_segment {from_segment} comes after {slot_id}; a pass goes forward only.")
-        for index in range(start, end):
-            features = self.blocks[index + 1](self.sites[index](features))
-        return features
+        return self._advance(features, start, end)
 
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
         """The output for features that arrive at `slot_id`; that slot and all after it are applied."""
-        index = self._index(slot_id)
-        features = self.sites[index](features)
-        for block, site in zip(self.blocks[index + 1 :], self.sites[index + 1 :], strict=True):
-            features = site(block(features))
-        return self.head(features)
+        return self._finish(features, self._index(slot_id))
+
+    def _finish(self, features: Tensor, start: int) -> Tensor:
+        return self.head(self.sites[-1](self._advance(features, start, len(self.blocks) - 1)))
+
+    def _advance(self, features: Tensor, start: int, end: int) -> Tensor:
+        for index in range(start, end):
+            features = self.blocks[index + 1](self.sites[index](features))
+        return features
 
     def _index(self, slot_id: str) -> int:
         return self.slot_config().index_for_slot_id(slot_id)

@@ -1,7 +1,7 @@
 """A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,7 +191,7 @@ class MorphogeneticModel(nn.Module):
             seed = slot.petrify() if is_kept else slot.uproot()
             self._gradient_sums = None  # they are of another structure
             if self.link is not None and is_kept:
-                self.link.commit(slot.slot_id, seed.parameters())
+                self.link.commit(slot.slot_id)
             elif self.link is not None:
                 self.link.release(seed.parameters())
         slot.assign(after)
@@ -240,10 +240,7 @@ class MorphogeneticModel(nn.Module):
         return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
 
     def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
-        """Clip host (with its fossils) and each live seed apart, so that a seed never shrinks the host's step.
-
-        Returns the norms before, in the order of `owners`; None where there is no gradient.
-        """
+        """Clip each of `owners` apart, so that no seed shrinks the host's step; returns the norms before, if any."""
         learning = [[parameter for parameter in own if parameter.grad is not None] for own in self.owners()]
         norms = [nn.utils.clip_grad_norm_(own, max_norm) if own else None for own in learning]
         if self.link is not None and self.link.follows_rates:
@@ -296,26 +293,21 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def shadow(self) -> Iterator[None]:
-        """All TRAINING seeds at full strength and everything else frozen: run forward and backward inside.
-
-        Buffers (batch-norm statistics) are as before afterwards, and random draws come from a generator of its own.
-        """
+        """All TRAINING seeds at full strength, all else frozen; buffers and random state are as before afterwards."""
         training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
         learning = {id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()}
         frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
         buffers = [(m, name, b, b.clone()) for m in self.modules() for name, b in m._buffers.items() if b is not None]
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         try:
-            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices):
+            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices), ExitStack() as stack:
                 for parameter in frozen:
                     parameter.requires_grad_(False)
                 for slot in training:
-                    slot.is_shadowed = True
+                    stack.enter_context(self.at_full_strength(slot.slot_id))
                 yield
         finally:
             self.shadow_passes += 1
-            for slot in training:
-                slot.is_shadowed = False
             for parameter in frozen:
                 parameter.requires_grad_(True)
             with torch.no_grad():

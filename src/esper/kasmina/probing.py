@@ -1,10 +1,10 @@
 """Where in a module a slot would fit: one example forward with observers, the model is as before. Plants nothing."""
 
-import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -40,9 +40,7 @@ def call_with(model: nn.Module, example: Example) -> Any:
     """Run the model on an example batch, spread as its form says."""
     if isinstance(example, Mapping):
         return model(**example)
-    if isinstance(example, Tensor):
-        return model(example)
-    return model(*example)
+    return model(example) if isinstance(example, Tensor) else model(*example)
 
 
 def batch_size(example: Example) -> int:
@@ -68,10 +66,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None) -> list[Place]:
     """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
     seen: dict[str, list[Any]] = {}
-    names = {module: name for name, module in model.named_modules() if name}
+    modules = {name: module for name, module in model.named_modules() if name}
     handles = [
         module.register_forward_hook(lambda _m, _i, output, name=name: seen.setdefault(name, []).append(output))
-        for module, name in names.items()
+        for name, module in modules.items()
     ]
     try:
         with undisturbed(model):
@@ -84,8 +82,7 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
     finally:
         for handle in handles:
             handle.remove()
-    modules = dict(model.named_modules())
-    tokens_first = any(getattr(module, "batch_first", True) is False for module in modules.values())
+    tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     return [_judge(name, modules[name], outputs, tokens_first, kinds or {}) for name, outputs in seen.items()]
 
 
@@ -123,7 +120,9 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
     if pattern in names:
         return {pattern}
     parts = pattern.split(".")
-    globbed = {name for name in names if _parts_match(parts, name.split("."))}
+    globbed = {
+        name for name in names if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))
+    }
     if globbed:
         return globbed
     try:
@@ -132,28 +131,21 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
         return set()
 
 
-def _parts_match(patterns: list[str], parts: list[str]) -> bool:
-    return len(patterns) == len(parts) and all(map(fnmatch.fnmatchcase, parts, patterns))
-
-
 def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[str]) -> list[Place]:
     """The places that the patterns name, in the order of execution; a pattern without a fitting place is refused."""
     names = {name for name, _ in model.named_modules() if name}
-    by_name = {place.name: place for place in places}
+    problems: dict[str, str | None] = dict.fromkeys(names, "it does not run on the example batch")
+    problems |= {place.name: place.problem for place in places}
     chosen: set[str] = set()
     for pattern in patterns:
         meant = find_names(pattern, names)
         if not meant:
             raise UnknownNameError("module or pattern", pattern, names, "See esper.inspect(model, example).")
-        problems = [
-            f"{name}: {by_name[name].problem if name in by_name else 'it does not run on the example batch'}"
-            for name in sorted(meant)
-            if name not in by_name or by_name[name].problem is not None
-        ]
-        fitting = meant & {place.name for place in places if place.problem is None}
-        if not fitting or (problems and pattern in names):
+        fitting = {name for name in meant if problems[name] is None}
+        if not fitting:
+            misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
             raise HostError(
-                f"no slot fits {pattern!r}: {'; '.join(problems)}. "
+                f"no slot fits {pattern!r}: {misfits}. "
                 "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
             )
         chosen |= fitting

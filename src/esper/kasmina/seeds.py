@@ -182,9 +182,7 @@ class Fossils(nn.Sequential):
         return features
 
     def grow(self, features: Tensor) -> Tensor:
-        for fossil in self:
-            features = fossil(features)
-        return features
+        return super().forward(features)
 
 
 def run_grown(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

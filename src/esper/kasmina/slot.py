@@ -26,17 +26,14 @@ class SeedSlot(nn.Module):
 
     def __init__(self, slot_id: str, kind: str, feature_shape: tuple[int, ...], like: Tensor):
         super().__init__()
-        self.slot_id = slot_id
-        self.kind = kind
-        self.feature_shape = tuple(feature_shape)
+        self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
         self.seed: Seed | Sham | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
-        self.is_in_output = False
-        self.is_shadowed = False
+        self.is_in_output = self.is_shadowed = False
         self.gradient_ratio: float | None = None
         self.gradient_norm: float | None = None
         self.greedy_score: float | None = None
@@ -59,9 +56,7 @@ class SeedSlot(nn.Module):
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
-            raise HostError(
-                f"slot {self.slot_id} got a nested tensor; build its encoder with enable_nested_tensor=False."
-            )
+            raise HostError(f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False.")
         return self(output)
 
     def assign(self, state: SeedState) -> None:

@@ -9,24 +9,9 @@ from torch.optim import lr_scheduler as schedulers
 
 from esper.leyline.errors import OptimizerError, SettingError
 
-WHOLE_MODEL = (torch.optim.LBFGS,)
-"""Optimisers that treat all parameters as one vector; none may leave or enter."""
-
-EAGER_STATE = (torch.optim.Adagrad,)
-"""Optimisers that make a parameter's state when they are built rather than at its first step."""
-
 PER_GROUP_SCHEDULERS = (
-    schedulers.LambdaLR,
-    schedulers.MultiplicativeLR,
-    schedulers.StepLR,
-    schedulers.MultiStepLR,
-    schedulers.ConstantLR,
-    schedulers.LinearLR,
-    schedulers.ExponentialLR,
-    schedulers.PolynomialLR,
-    schedulers.CosineAnnealingLR,
-    schedulers.CosineAnnealingWarmRestarts,
-    schedulers.OneCycleLR,
+    "LambdaLR, MultiplicativeLR, StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR, PolynomialLR, "
+    "CosineAnnealingLR, CosineAnnealingWarmRestarts, OneCycleLR"
 )
 """Schedulers whose per-group lists can be extended; others are refused by name."""
 
@@ -48,11 +33,8 @@ class OptimizerLink:
         seed_lr: float = 1.0,
         follows_rates: bool = True,
     ):
-        """Args:
-        note_gradients: called before every step that is followed.
-        follows_rates: watch every step, for the gradients, the seeds' rates and the hint about low rates. Off where the
-            rates are tensors on a device, which nobody may read back inside an epoch.
-        """
+        """`follows_rates` watches every step: `note_gradients`, the seeds' rates, the hint about low rates. It is off
+        where the rates are tensors on a device, which nobody may read back inside an epoch."""
         if not seed_lr > 0:
             raise SettingError(f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate.")
         _refuse_unfit(optimizer, host, scheduler)
@@ -102,12 +84,11 @@ class OptimizerLink:
         for parameter in [p for p in self.optimizer.state if id(p) in gone]:
             del self.optimizer.state[parameter]
 
-    def commit(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
+    def commit(self, slot_id: str) -> None:
         """A seed is host now: its parameters move to the host's group, state and all."""
-        moving = {id(parameter) for parameter in parameters}
-        group = self._group(slot_id)
-        self.optimizer.param_groups[self.home]["params"].extend(p for p in group["params"] if id(p) in moving)
-        group["params"][:] = [p for p in group["params"] if id(p) not in moving]
+        moving = self._group(slot_id)["params"]
+        self.optimizer.param_groups[self.home]["params"].extend(moving)
+        moving.clear()
 
     def claim_fossils(self, parameters: Iterable[nn.Parameter]) -> None:
         """Fossils of a network that grew before this optimiser existed belong to the host's group."""
@@ -121,7 +102,7 @@ class OptimizerLink:
             handle.remove()
 
     def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        if parameters and isinstance(self.optimizer, EAGER_STATE):
+        if parameters and isinstance(self.optimizer, torch.optim.Adagrad):  # others do it at the first step
             accepted = ("initial_accumulator_value", "foreach", "fused")
             options = {key: group[key] for key in accepted if key in group}
             self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
@@ -133,12 +114,13 @@ class OptimizerLink:
         home = self.optimizer.param_groups[self.home]
         options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
         options = {key: value.clone() if isinstance(value, Tensor) else value for key, value in options.items()}
-        if "param_names" in home:
-            home.pop("param_names")  # names given at construction cannot be kept true while parameters move
+        home.pop("param_names", None)  # names given at construction cannot be kept true while parameters move
         self.groups[slot_id] = len(self.optimizer.param_groups)
         self.optimizer.add_param_group({"params": [], **options})
-        if self.scheduler is not None:
-            _extend_scheduler(self.scheduler, self.home)
+        for name in ("base_lrs", "_last_lr", "lr_lambdas"):  # the scheduler's plan for the host is the slot's too
+            values = getattr(self.scheduler, name, None)
+            if isinstance(values, list) and values:
+                values.append(values[self.home])
 
     def _before_step(self, *_: Any) -> None:
         """The seeds' multiple acts on one step; the plan's rates come back after it."""
@@ -155,7 +137,7 @@ class OptimizerLink:
 
 
 def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, WHOLE_MODEL):
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise OptimizerError(
             f"{type(optimizer).__name__} cannot follow a growing network: parameters enter and leave one by one, "
             "so the optimiser must treat them one by one. Use SGD, Adam, AdamW or another param_groups optimiser."
@@ -168,26 +150,17 @@ def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
             f"this optimiser does not own {len(missing)} of the host's trainable parameters ({shown}). "
             "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         )
-    if scheduler is None:
-        if any("initial_lr" in group for group in optimizer.param_groups):
-            raise OptimizerError(
-                "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
-                "attach(optimizer, scheduler), or create it after attach(optimizer)."
-            )
-        return
-    if type(scheduler) not in PER_GROUP_SCHEDULERS:
-        names = ", ".join(cls.__name__ for cls in PER_GROUP_SCHEDULERS)
+    if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
         raise OptimizerError(
-            f"scheduler {type(scheduler).__name__} cannot be extended to a slot's parameter group. "
-            f"Use one of {names}, or create the scheduler after attach(optimizer) and leave it out of the call."
+            "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
+            "attach(optimizer, scheduler), or create it after attach(optimizer)."
+        )
+    if scheduler is None:
+        return
+    if type(scheduler) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
+        raise OptimizerError(
+            f"scheduler {type(scheduler).__name__} cannot be extended to a slot's parameter group. Use one of "
+            f"{PER_GROUP_SCHEDULERS}, or create the scheduler after attach(optimizer) and leave it out of the call."
         )
     if scheduler.optimizer is not optimizer:
         raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")
-
-
-def _extend_scheduler(scheduler: Any, home: int) -> None:
-    """Give the newest parameter group the host's plan."""
-    for name in ("base_lrs", "_last_lr", "lr_lambdas"):
-        values: list[Any] | None = getattr(scheduler, name, None)
-        if isinstance(values, list) and values:
-            values.append(values[home])

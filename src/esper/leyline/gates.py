@@ -95,9 +95,7 @@ def counterfactual_gate(contribution: Measurement | None) -> GateEvidence:
 
 def probation_end(contribution: Measurement | None) -> GateEvidence:
     """END: when probation is over, the seed stays only if it helps by more than one standard error."""
-    needed = "contribution above one standard error"
-    if contribution is None:
-        return GateEvidence.judge("END", None, needed, False, "")
+    mean, helps = (None, False) if contribution is None else (contribution.mean, contribution.is_positive)
     return GateEvidence.judge(
-        "END", contribution.mean, needed, contribution.is_positive, f"contribution {contribution}"
+        "END", mean, "contribution above one standard error", helps, f"contribution {contribution}"
     )

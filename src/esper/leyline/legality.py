@@ -3,16 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.leyline.errors import (
-    BlueprintMismatchError,
-    BudgetExceededError,
-    IllegalActionError,
-    NoLiveSeedError,
-    NotMeasuredError,
-    SeedLimitError,
-    SeedTooYoungError,
-    SlotOccupiedError,
-)
+from esper.leyline import errors
+from esper.leyline.errors import IllegalActionError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT, ActionSpace, FactoredAction
 from esper.leyline.lifecycle import MIN_CULL_AGE
 from esper.leyline.reports import SeedStateReport
@@ -43,7 +35,20 @@ def refuse(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthVi
     report = view.reports[slot]
     if op == OP_GERMINATE:
         return _refuse_germinate(slot, blueprint, blend, report, view)
-    return _refuse_cull(report) if op == OP_CULL else _refuse_fossilize(report)
+    if not report.is_live:
+        return errors.NoLiveSeedError(f"slot {slot} is {report.stage.name} and holds no live seed; germinate one.")
+    if op == OP_CULL:
+        if report.seed_age_epochs >= MIN_CULL_AGE:
+            return None
+        age = f"{report.seed_age_epochs} epochs old; it can be culled from age {MIN_CULL_AGE} on"
+        return errors.SeedTooYoungError(f"the seed in slot {slot} is {age}, so train an epoch first.")
+    if report.stage is SeedStage.PROBATIONARY and report.is_measured:
+        return None
+    problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
+    return errors.NotMeasuredError(
+        f"the seed in slot {slot} {problem}. Fossilizing needs a PROBATIONARY seed with a paired counterfactual; "
+        "let its epochs pass and record the measurement first."
+    )
 
 
 def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
@@ -75,12 +80,12 @@ def _has_room(cost: int | None, view: GrowthView) -> bool:
 def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
     slot = report.slot_id
     if report.stage is not SeedStage.DORMANT:
-        return SlotOccupiedError(
+        return errors.SlotOccupiedError(
             f"slot {slot} is {report.stage.name}. A seed can be germinated only where the slot is DORMANT; "
             "wait until it is, or choose another slot."
         )
     if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
-        return SeedLimitError(
+        return errors.SeedLimitError(
             f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}; cull one or raise max_seeds."
         )
     return None
@@ -89,45 +94,18 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
 def _refuse_germinate(
     slot: str, blueprint: str | None, blend: str, report: SeedStateReport, view: GrowthView
 ) -> IllegalActionError | None:
-    problem = _refuse_place(report, view)
-    if problem is not None:
+    if (problem := _refuse_place(report, view)) is not None:
         return problem
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
     if cost is None:
         fitting = sorted({b for s, b, _ in view.costs if s == slot})
-        return BlueprintMismatchError(
+        return errors.BlueprintMismatchError(
             f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of shape "
             f"{report.feature_shape}. Fitting here: {', '.join(fitting) or 'none'}."
         )
     if not _has_room(cost, view):
-        return BudgetExceededError(
+        return errors.BudgetExceededError(
             f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but {view.params_used:,} of "
             f"{view.budget:,} are used. Choose a smaller blueprint, cull a seed, or raise the budget."
         )
     return None
-
-
-def _refuse_cull(report: SeedStateReport) -> IllegalActionError | None:
-    if not report.is_live:
-        return NoLiveSeedError(
-            f"slot {report.slot_id} is {report.stage.name} and holds no live seed. "
-            "Only GERMINATED, TRAINING, BLENDING and PROBATIONARY seeds can be culled."
-        )
-    if report.seed_age_epochs < MIN_CULL_AGE:
-        return SeedTooYoungError(
-            f"the seed in slot {report.slot_id} is {report.seed_age_epochs} epochs old; it can be culled from age "
-            f"{MIN_CULL_AGE} on, so train an epoch first."
-        )
-    return None
-
-
-def _refuse_fossilize(report: SeedStateReport) -> IllegalActionError | None:
-    if report.stage is SeedStage.PROBATIONARY and report.is_measured:
-        return None
-    if not report.is_live:
-        return NoLiveSeedError(f"slot {report.slot_id} is {report.stage.name} and holds no live seed; germinate one.")
-    problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
-    return NotMeasuredError(
-        f"the seed in slot {report.slot_id} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "
-        "counterfactual; let its epochs pass and record the measurement first."
-    )

@@ -41,18 +41,11 @@ def ramp_alpha(blend_id: str, progress: float) -> float:
     """A seed's share of the output after `progress` (0 to 1) of its ramp; exactly 0 and 1 at the ends."""
     if blend_id not in BLEND_IDS:
         raise UnknownNameError("blend", blend_id, BLEND_IDS)
-    if progress <= 0.0:
-        return 0.0
-    if progress >= 1.0:
-        return 1.0
-    if blend_id == "sigmoid":
-        low, high = _logistic(-0.5), _logistic(0.5)
-        return (_logistic(progress - 0.5) - low) / (high - low)
-    return progress
-
-
-def _logistic(position: float) -> float:
-    return 1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * position))
+    progress = min(max(progress, 0.0), 1.0)
+    if blend_id != "sigmoid" or progress in (0.0, 1.0):
+        return progress
+    low, middle, high = (1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x)) for x in (-0.5, progress - 0.5, 0.5))
+    return (middle - low) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +97,18 @@ def germinate(blueprint_id: str, blend_id: str) -> SeedState:
 
 def tick(state: SeedState, lengths: StageLengths) -> SeedState:
     """The state for the epoch that is about to be trained: stages that are over end, alpha takes its next step."""
-    moved = _end_stages(state, lengths)
-    if moved.stage is SeedStage.DORMANT:
-        return moved
-    epochs = moved.epochs_in_stage + 1
-    alpha = moved.alpha
-    if moved.stage is SeedStage.BLENDING:
-        assert moved.blend_id is not None
-        alpha = ramp_alpha(moved.blend_id, epochs / lengths.ramp)
-    return replace(moved, epochs_in_stage=epochs, age=moved.age + moved.is_live, alpha=alpha)
-
-
-def _end_stages(state: SeedState, lengths: StageLengths) -> SeedState:
     while (ending := _natural_end(state, lengths)) is not None:
         target, evidence = ending
-        if evidence is not None:
-            state = state.judged(evidence)
-        state = state.advance(target)
+        state = (state if evidence is None else state.judged(evidence)).advance(target)
         if target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
             break  # both are seen for one epoch, so that whoever watches can tell how an episode ended
-    return state
+    if state.stage is SeedStage.DORMANT:
+        return state
+    epochs, alpha = state.epochs_in_stage + 1, state.alpha
+    if state.stage is SeedStage.BLENDING:
+        assert state.blend_id is not None
+        alpha = ramp_alpha(state.blend_id, epochs / lengths.ramp)
+    return replace(state, epochs_in_stage=epochs, age=state.age + state.is_live, alpha=alpha)
 
 
 def _natural_end(state: SeedState, lengths: StageLengths) -> tuple[SeedStage, GateEvidence | None] | None:

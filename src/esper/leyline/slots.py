@@ -9,7 +9,6 @@ from typing import Self
 from esper.leyline.errors import SlotIdError, UnknownNameError
 
 _SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
-_DEFAULT_COLUMNS = 3
 
 
 def slot_position(slot_id: str) -> tuple[int, int]:
@@ -55,7 +54,7 @@ class SlotConfig:
     @classmethod
     def default(cls) -> Self:
         """One row of three slots: what the built-in three-block hosts have."""
-        return cls.for_grid(1, _DEFAULT_COLUMNS)
+        return cls.for_grid(1, 3)
 
     @classmethod
     def for_grid(cls, rows: int, columns: int) -> Self:
