@@ -13,8 +13,7 @@ from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
 from esper.dashboard.runs import RunSummary
-from esper.dashboard.series import Series
-from esper.dashboard.view import Episode, LogLine, RunView, printable
+from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock
 
