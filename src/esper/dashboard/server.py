@@ -4,7 +4,7 @@ import re
 import secrets
 import socket
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from esper.dashboard.runs import find_runs
@@ -45,18 +45,21 @@ def choose_token(host: str, token: str | None) -> str | None:
     if token is None:
         return None if is_local(host) else secrets.token_urlsafe(32)
     if not _TOKEN.fullmatch(token):
-        raise SettingError(
-            "a token has at least 16 letters, digits, - or _. Leave it out, and one is made where it is needed."
-        )
+        raise SettingError("a token has at least 16 letters, digits, - or _. Leave it out to get one where needed.")
     return token
 
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach an address."""
+    return host == "localhost" or getattr(address_of(host), "is_loopback", False)
+
+
+def address_of(name: str) -> IPv4Address | IPv6Address | None:
+    """The address that a name is, if it is one."""
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        return ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -6,24 +6,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
 from anyio import Lock, to_thread
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from esper.dashboard.payload import Sent, arms_of, curves, encode, episode_data, header, news, standings
+from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import find_runs
+from esper.dashboard.server import address_of
 from esper.leyline.errors import EsperError
 
 STATIC = Path(__file__).parent / "static"
@@ -43,30 +43,21 @@ MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 
 
-class Guard:
+class Guard(BaseHTTPMiddleware):
     """Lets through who reads, under a name of ours, with the token if there is one; adds the headers to all answers."""
 
     def __init__(self, app: ASGIApp, token: str | None, allowed_hosts: Collection[str]):
-        self.app, self.token, self.allowed_hosts = app, token, {name.lower() for name in allowed_hosts}
+        super().__init__(app)
+        self.token, self.allowed_hosts = token, {name.lower() for name in allowed_hosts}
         self.cookie = "esper-" + sha256((token or "").encode()).hexdigest()[:8]  # ports share cookies, tokens do not
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request = Request(scope)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         is_new = self._is_right(request.query_params.get("token")) and request.url.path == "/"
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                if is_new:
-                    headers.append("set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/")
-            await send(message)
-
-        app = self.app if (refusal := self._refuse(request, is_new)) is None else refusal
-        await app(scope, receive, send_guarded)
+        answer = self._refuse(request, is_new) or await call_next(request)
+        answer.headers.update(HEADERS)
+        if is_new:
+            answer.headers.append("set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/")
+        return answer
 
     def _refuse(self, request: Request, is_new: bool) -> Response | None:
         if not self._is_ours(request.headers.get("host", "")):
@@ -83,23 +74,16 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         """Only names that we go by: another one was made to point here by somebody else's page."""
         name = re.sub(r":\d+$", "", host.lower())
-        return name in self.allowed_hosts or (self.token is not None and _is_address(name))
-
-
-def _is_address(name: str) -> bool:  # nobody can make a number point elsewhere
-    try:
-        return bool(ip_address(name.strip("[]")))
-    except ValueError:
-        return False
+        is_number = address_of(name.strip("[]")) is not None  # nobody can make a number point elsewhere
+        return name in self.allowed_hosts or (self.token is not None and is_number)
 
 
 class Feed:
     """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, self.lock, self.looked = folder, Lock(), -1.0
         self.reader: RunReader | None = None
-        self.lock, self.looked = Lock(), -1.0
         self.glance: asyncio.Task[str] | None = None
 
     async def ask(self, question: Callable[[RunReader], Answer]) -> Answer:
@@ -141,16 +125,12 @@ class Site:
             raise HTTPException(404, "There is no run of that name.")
         return feed
 
-    async def page(self, request: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
-
     async def runs(self, request: Request) -> Response:
         """All runs, within a second; those that are still being read say so."""
         glances = {name: feed.summary() for name, feed in (await self.open()).items()}
         if glances:
             await asyncio.wait(glances.values(), timeout=1.0)
-        rows = [_row(name, glance) for name, glance in glances.items()]
-        return _json('{"runs":[' + ",".join(rows) + "]}")
+        return _json('{"runs":[' + ",".join(_row(*named) for named in glances.items()) + "]}")
 
     async def run(self, request: Request) -> Response:
         feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
@@ -167,9 +147,7 @@ class Site:
     async def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
         feeds = [await self.find(name) for name in names]
-        found = [
-            await feed.ask(lambda reader: (_side(reader), arms_of(reader.view, reader.folder.name))) for feed in feeds
-        ]
+        found = [await feed.ask(_side) for feed in feeds]
         rows = standings(arm for _, arms in found for arm in arms)
         return _json(encode({"runs": [side for side, _ in found], "standings": rows}))
 
@@ -187,8 +165,9 @@ class Site:
             await asyncio.sleep(TICK if sent.status == "running" else IDLE_TICK)
 
 
-def _side(reader: RunReader) -> dict[str, Any]:
-    return {"header": header(reader), "curves": curves(reader.view)}
+def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
+    side = {"header": header(reader), "curves": curves(reader.view)}
+    return side, arms_of(reader.view, reader.folder.name)
 
 
 def _row(name: str, glance: "asyncio.Task[str]") -> str:
@@ -216,7 +195,7 @@ def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[
     """The application; `app.state.site` holds the runs."""
     site = Site(folder)
     routes = [
-        Route("/", site.page),
+        Route("/", lambda request: FileResponse(STATIC / "index.html")),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/runs", site.runs),
         Route("/api/runs/{name}", site.run),
