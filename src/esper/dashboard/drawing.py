@@ -47,9 +47,6 @@ class Moment:
     """why there is nothing newer"""
 
 
-# -- strokes -----------------------------------------------------------------------------------------------------------
-
-
 def lay_out(rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()) -> Table:
     """Rows in columns, of which the wide one takes what is left. Text stays as it is: it is never markup."""
     rows = list(rows)
@@ -83,9 +80,6 @@ def _none(what: str) -> Text:
     return Text(f"no {what} yet", "dim")
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
 def seconds_left(moment: Moment) -> float | None:
     """By the newest rounds' own time; of a run without rounds by the pace that was seen."""
     seen, steps = moment.seen, moment.summary.total - moment.summary.done
@@ -114,9 +108,6 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
         parts.append(f"{moment.view.unknown:,} not understood")
     said = Text(printable(moment.note), "bold reverse") if moment.note else Text(" · ".join(parts))
     return "", Group(text, lay_out([[bar(share, 10), f"{share:4.0%}", said]], wide=2))
-
-
-# -- the chosen host ---------------------------------------------------------------------------------------------------
 
 
 def draw_chain(moment: Moment, width: int, height: int) -> Picture:
@@ -188,9 +179,6 @@ def draw_reward(moment: Moment, width: int, height: int) -> Picture:
     return f"reward parts · sum {sum(earned.values()):+.3f}", body
 
 
-# -- all hosts ---------------------------------------------------------------------------------------------------------
-
-
 def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
     """Return, accuracy, twins and size, round by round."""
     curves = (
@@ -235,9 +223,6 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
     items = [f"{label} {value}".replace(" ", "\xa0") for label, value, _ in numbers]
     short = "  ".join(items[:5] + [item.removeprefix("entropy\xa0") for item in items[5:]])
     return title, Text("\n".join(wrap(short, max(1, width))).replace("\xa0", " "))
-
-
-# -- the log -----------------------------------------------------------------------------------------------------------
 
 
 def choose_lines(lines: Iterable[LogLine], wanted: str) -> list[LogLine]:

@@ -93,7 +93,7 @@ class WatchApp(App[None]):
     #reward { width: 30; }
     #log { height: 1fr; min-height: 4; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
-    #filter.is-open { display: block; }
+    #filter:focus { display: block; }
     .-tall #chain { max-height: 25%; }
     .-tall #curves { layout: vertical; }
     .-tall #episode, .-tall #rounds { display: block; height: 12; }
@@ -115,13 +115,14 @@ class WatchApp(App[None]):
     TITLE = "esper watch"
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = "#log"
+    SCREENS: ClassVar = {"help": Help}
     BINDINGS: ClassVar = [
         ("n", "choose_host(1)", "next host"),
         ("p", "choose_host(-1)", "previous"),
         ("space", "pause", "pause"),
-        ("slash", "filter", "filter"),
+        ("slash", "focus('filter')", "filter"),
         Binding("escape", "drop_filter", "drop filter", show=False),
-        ("question_mark,h", "help", "help"),
+        ("question_mark,h", "push_screen('help')", "help"),
         ("q", "quit", "quit"),
     ]
 
@@ -200,14 +201,6 @@ class WatchApp(App[None]):
         self.is_paused = not self.is_paused
         self.redraw()
 
-    def action_help(self) -> None:
-        self.push_screen(Help())
-
-    def action_filter(self) -> None:
-        box = self.query_one(Input)
-        box.add_class("is-open")
-        box.focus()
-
     def action_drop_filter(self) -> None:
         self.query_one(Input).value = ""
         self.on_input_submitted()
@@ -217,7 +210,6 @@ class WatchApp(App[None]):
         self.redraw()
 
     def on_input_submitted(self) -> None:
-        self.query_one(Input).remove_class("is-open")
         self.query_one("#log").focus()
 
 

@@ -26,19 +26,11 @@ class Estimate:
     count: int
 
     @property
-    def is_above_zero(self) -> bool:
-        return self.low is not None and self.low > 0
-
-    @property
-    def is_below_zero(self) -> bool:
-        return self.high is not None and self.high < 0
-
-    @property
     def verdict(self) -> str:
         """What may be claimed of a difference; an interval of very few values is too narrow to claim anything by."""
-        if self.count < FEWEST:
+        if self.count < FEWEST or self.low is None or self.high is None:
             return f"fewer than {FEWEST} seeds"
-        return "ahead" if self.is_above_zero else "behind" if self.is_below_zero else "unsupported"
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unsupported"
 
 
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
