@@ -26,8 +26,6 @@ ROUNDS_OF_PACE = 5
 GREEN, GREY, AMBER, VIOLET, BLUE = "#5fb49c", "#9fb0c8", "#e0a458", "#c792ea", "#7fc8f8"
 STYLES = {"GERMINATED": BLUE, "TRAINING": BLUE, "BLENDING": AMBER, "PROBATIONARY": VIOLET, "CULLED": "#ef6f6c"}
 SIGNS = {"running": "▶", "finished": "■", "stopped": "▲", "paused": "‖"}
-_LARGEST = 1e300
-"""Beyond it a difference of two numbers may be none."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ def bar(share: float, width: int | None = None) -> Bar:
 
 def spark(values: Iterable[float], style: str, height: int = 1) -> Sparkline[float]:
     """A curve of what is measured, from its least to its greatest value."""
-    known = [max(-_LARGEST, min(_LARGEST, value)) for value in values if math.isfinite(value)]
+    largest = 1e300  # beyond it a difference of two numbers may be none
+    known = [max(-largest, min(largest, value)) for value in values if math.isfinite(value)]
     colour = Color.parse(style)
     return Sparkline(known, width=None, height=height, min_color=colour, max_color=colour)
 
@@ -114,7 +113,7 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host's slots, in the order of execution."""
     view, episode = moment.view, moment.episode
     if episode is None:
-        return "host", _none("host has lived an epoch")
+        return "host", _none("host has trained an epoch")
     hosts = sorted(view.episodes)
     title = f"host {episode.host} ({hosts.index(episode.host) + 1} of {len(hosts)})"
     title += f" · round {episode.round}" if view.kind == "ppo" else ""
@@ -134,9 +133,8 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
     blueprint = seed.blueprint or "-"
     if seed.fate:
         return slot, shown, blueprint, "", "", f"{seed.fate.lower()} at epoch {seed.end}", "", fossils
-    gain = "not measured"
-    if seed.contribution is not None and seed.standard_error is not None:
-        gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}"
+    is_measured = seed.contribution is not None and seed.standard_error is not None
+    gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}" if is_measured else "not measured"
     return slot, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
 
 

@@ -17,11 +17,10 @@ class RunSummary:
     name: str
     path: Path
     kind: str
-    """ppo or run"""
     task: str
     policy: str
     status: str
-    """running, finished, stopped, damaged or older format"""
+    """as `RunReader.status` says"""
     done: int
     total: int
     """rounds (ppo) or epochs (run); a total of 0 is not written down"""
@@ -29,8 +28,7 @@ class RunSummary:
     """held-out: the best round's mean (ppo), the best host's last (run)"""
     params: int | None
     """of that host (run), mean of the newest episodes (ppo)"""
-    age_seconds: float | None
-    """since the last event"""
+    age_seconds: float | None  # since the last event
     events: int
 
 

@@ -1,7 +1,7 @@
 """What a run looks like so far: plain data, folded from its event records one by one. No files, no drawing."""
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -70,9 +70,8 @@ class SeedSpan:
     stages: list[tuple[str, int]] = field(default_factory=list)
     """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
     end: int | None = None
-    """epoch it was fossilized or culled; None is alive"""
     fate: str | None = None
-    """FOSSILIZED, CULLED or None"""
+    """the epoch it was FOSSILIZED or CULLED, and which; None is alive"""
     alpha: float = 0.0
     age: int = 0
     params: int = 0
@@ -136,30 +135,28 @@ class RunView:
     """All that screens and reports draw. Files of several ranks may be folded in any order between them."""
 
     kind: str
-    """ppo or grow"""
+    """ppo or run"""
     config: dict[str, Any]
     slots: list[str] = field(default_factory=list)
     """slot ids seen so far, in execution order"""
     round: int = 0
-    """the round that is being lived; 0 in a grow run"""
+    """the round that is being played; 0 in a run without rounds"""
     rounds: Series = field(default_factory=Series)
     """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized, culled, refused,
     seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
     episodes: dict[int, Episode] = field(default_factory=dict)
-    """newest episode of each host"""
+    """the newest of each host"""
     results: list[dict[str, Any]] = field(default_factory=list)
-    """ArmFinished records"""
     ledgers: list[dict[str, Any]] = field(default_factory=list)
-    """LedgerClosed records"""
     anomalies: list[dict[str, Any]] = field(default_factory=list)
+    """records of ArmFinished, LedgerClosed and AnomalyFound"""
     events: int = 0
-    """records folded"""
     unknown: int = 0
-    """records that were not understood"""
+    """records folded, and those of them that were not understood"""
     begun: dict[int, int] = field(default_factory=dict)
     """rank -> the round that it plays"""
-    chosen: dict[int, Counter[str]] = field(default_factory=dict)
+    chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """rank -> ops chosen in that round so far"""
     closed: tuple[int, dict[str, int]] = (-1, {})
     """the newest finished round and its ops"""
@@ -212,7 +209,9 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may be dealt to another rank
+        if episode is None or (
+            episode.rank != rank and episode.round <= lived
+        ):  # hosts may be assigned to another rank
             episode = self.episodes[host] = Episode(host, lived, rank)
         return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 
@@ -327,7 +326,6 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
     )
     view.closed = (number, dict(record["ops"]))
     view.begun[rank] = number  # at the level `minimal` nothing said that it began
-    view.chosen.setdefault(rank, Counter())
     view.round = max(view.begun.values())
 
 

@@ -101,11 +101,11 @@ class TrackingSink:
 
     def write(self, event: Event) -> None:
         self.sink.write(event)
-        found = scalars_of(event) if self._trackers else None
-        for name, tracker in tuple(self._trackers.items()) if found else ():
-            with self._giving_up_on(name):
-                tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
-                tracker.log(*found)
+        if self._trackers and (found := scalars_of(event)):
+            for name, tracker in tuple(self._trackers.items()):
+                with self._giving_up_on(name):
+                    tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
+                    tracker.log(*found)
 
     @contextmanager
     def _giving_up_on(self, name: TrackerName) -> Iterator[None]:

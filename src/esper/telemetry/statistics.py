@@ -55,18 +55,13 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
 @cache
 def student_quantile(share: float, freedom: int) -> float:
     """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight below."""
-
-    def beyond(value: float) -> float:
-        """Weight above `value`; the tail is mapped to a finite interval."""
-        grid = np.linspace(0.0, math.pi / 2, 20_001)
-        heights = np.cos(grid) ** (freedom - 1)
-        inside = grid >= math.atan(value / math.sqrt(freedom))
-        return float(heights[inside].sum() / heights.sum() / 2)
-
+    grid = np.linspace(0.0, math.pi / 2, 20_001)  # arc tangents map the tail to a finite interval
+    heights = np.cos(grid) ** (freedom - 1)
     low, high = 0.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle) > 1 - share else (low, middle)
+        beyond = heights[grid >= math.atan(middle / math.sqrt(freedom))].sum() / heights.sum() / 2
+        low, high = (middle, high) if beyond > 1 - share else (low, middle)
     return (low + high) / 2
 
 
