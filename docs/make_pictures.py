@@ -16,7 +16,7 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from esper.dashboard.report import write_report
-from esper.dashboard.web import build_app
+from esper.dashboard.server import build_app
 
 PICTURES = Path(__file__).parent / "pictures"
 SIZES = {360: (780, 2), 1280: (900, 2), 2560: (1440, 1)}

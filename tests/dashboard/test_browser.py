@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run, seed_events
 from esper.dashboard.report import write_report
-from esper.dashboard.web import build_app
+from esper.dashboard.server import build_app
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe_package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")

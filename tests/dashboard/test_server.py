@@ -1,5 +1,6 @@
 """Who may see what through `esper serve`, and that nothing can be changed, reached or injected through it."""
 
+import importlib
 import json
 import os
 import signal
@@ -13,13 +14,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run
-from esper.dashboard import web
-from esper.dashboard.server import choose_token, listen, serve
-from esper.dashboard.web import HEADERS, build_app
+from esper.dashboard import server
+from esper.dashboard.server import HEADERS, build_app, choose_token, listen, serve
 from esper.leyline.errors import SaveError, SettingError
 
 TOKEN = "a-token-of-more-than-16-letters"
-EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow", "/api/runs/grow/episode", "/api/compare?run=grow")
+EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow/episode", "/api/compare?run=grow")
 
 
 @pytest.fixture
@@ -55,13 +55,6 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(client, runs):
     assert rows == {"grow": "finished", "ppo": "finished", "odd": "damaged"}
 
 
-def test_a_run_comes_with_header_configuration_and_episode(client):
-    found = client.get("/api/runs/ppo?host=1").json()
-    assert (found["header"]["name"], found["episode"]["host"], found["episode"]["round"]) == ("ppo", 1, 1)
-    assert found["rest"]["config"]["task"]["name"] == "digits"
-    assert found["rounds"]["round"] == [0, 1]
-
-
 def test_an_episode_of_an_older_round_is_read_from_disk(client):
     old, new = (client.get(f"/api/runs/ppo/episode?host=1&round={number}").json() for number in (0, 1))
     assert [episode["spans"][0]["slot"] for episode in (old, new)] == ["r0c0", "r0c1"]
@@ -84,7 +77,7 @@ def test_what_is_no_number_is_refused(client, query):
 # -- who may come ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [*EVERYWHERE, "/nowhere", "/api/runs/none"])
+@pytest.mark.parametrize("path", [*EVERYWHERE, "/nowhere", "/api/runs/none/episode"])
 def test_every_answer_has_the_strict_headers(client, path):
     headers = client.get(path).headers
     assert {name: headers[name] for name in HEADERS} == HEADERS
@@ -93,7 +86,7 @@ def test_every_answer_has_the_strict_headers(client, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/runs/grow"])
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/runs/grow/episode"])
 def test_there_is_nothing_to_change(client, method, path):
     assert client.request(method, path).status_code == 405
 
@@ -146,7 +139,7 @@ def test_the_token_is_taken_at_the_page_only(locked):
 
 def test_tokens_are_compared_in_constant_time(locked, monkeypatch):
     compared = []
-    monkeypatch.setattr(web.secrets, "compare_digest", lambda one, other: compared.append((one, other)) or False)
+    monkeypatch.setattr(server.secrets, "compare_digest", lambda one, other: compared.append((one, other)) or False)
     locked.get("/?token=guess")
     assert (b"guess", TOKEN.encode()) in compared
 
@@ -165,7 +158,7 @@ def test_only_names_of_runs_in_the_folder_are_answered(client, name, rest):
 def test_a_link_to_a_run_elsewhere_is_no_run(client, runs, tmp_path):
     grow_run(tmp_path / "private")
     (runs / "link").symlink_to(tmp_path / "private")
-    assert client.get("/api/runs/link").status_code == 404
+    assert client.get("/api/runs/link/episode").status_code == 404
     assert "link" not in client.get("/api/runs").text
 
 
@@ -174,40 +167,40 @@ def test_a_link_inside_of_a_run_is_not_followed(client, runs, tmp_path):
     (runs / "odd").mkdir()
     (runs / "odd" / "config.json").write_text((secret / "config.json").read_text())
     (runs / "odd" / "events-0.jsonl").symlink_to(secret / "events-0.jsonl")
-    assert client.get("/api/runs/odd").status_code == 404
+    assert client.get("/api/runs/odd/episode").status_code == 404
     (runs / "grow" / "events-1.jsonl").symlink_to(secret / "events-0.jsonl")
     before = len((runs / "grow" / "events-0.jsonl").read_text().splitlines())
-    assert client.get("/api/runs/grow").json()["header"]["events"] == before
+    assert client.get("/api/compare?run=grow").json()["runs"][0]["header"]["events"] == before
 
 
 @pytest.mark.parametrize(
-    "path", ["/static/../web.py", "/static/%2e%2e/web.py", "/static/..%2fweb.py", "/static//etc/passwd"]
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "/static//etc/passwd"]
 )
 def test_only_the_page_s_own_files_are_handed_out(client, path):
     assert client.get(path).status_code == 404
 
 
 def test_a_run_that_goes_away_is_not_found(client, runs):
-    assert client.get("/api/runs/grow").status_code == 200
+    assert client.get("/api/runs/grow/episode").status_code == 200
     (runs / "grow" / "config.json").unlink()
-    assert client.get("/api/runs/grow").status_code == 404
+    assert client.get("/api/runs/grow/episode").status_code == 404
 
 
 def test_script_in_an_event_stays_text_in_json(client, runs):
     bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     append(runs / "grow", {"type": "HostRolledBack", "host": 0, "epoch": 5, "reason": bad})
-    answer = client.get("/api/runs/grow")
+    answer = client.get("/api/runs/grow/episode")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["episode"]["rollbacks"][0]["reason"] == bad
+    assert answer.json()["rollbacks"][0]["reason"] == bad
 
 
 def test_an_endless_line_does_no_harm(client, runs):
     with open(runs / "grow" / "events-0.jsonl", "ab") as file:
         file.write(b'{"type": "GrowthHint", "text": "' + b"x" * 3_000_000 + b'"}\n')
     append(runs / "grow", grown_epoch(0, 6))
-    answer = client.get("/api/runs/grow")
+    answer = client.get("/api/runs/grow/episode")
     assert len(answer.content) < 200_000
-    assert answer.json()["episode"]["epochs"]["epoch"][-1] == 7
+    assert answer.json()["epochs"]["epoch"][-1] == 7
 
 
 def test_the_page_asks_no_other_host_for_anything(client):
@@ -270,8 +263,8 @@ def test_many_clients_share_one_reader_and_the_stream_ends_when_the_server_does(
 
 
 def test_a_quiet_stream_gives_signs_of_episode(runs, monkeypatch):
-    monkeypatch.setattr(web, "HEARTBEAT", -1.0)
-    monkeypatch.setattr(web, "IDLE_TICK", 0.0)
+    monkeypatch.setattr(server, "HEARTBEAT", -1.0)
+    monkeypatch.setattr(server, "IDLE_TICK", 0.0)
 
     async def act(site, messages):
         await told(messages)
@@ -311,10 +304,11 @@ def test_a_folder_that_is_not_there_is_told_before_anything_listens(tmp_path):
         serve(tmp_path / "none")
 
 
-def test_without_the_extra_the_way_to_get_it_is_told(tmp_path, monkeypatch):
+def test_without_the_extra_the_way_to_get_it_is_told(monkeypatch):
+    monkeypatch.delitem(sys.modules, "esper.dashboard.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(SettingError, match=r"pip install 'esper-lite\[web\]'"):
-        serve(tmp_path)
+        importlib.import_module("esper.dashboard.server")
 
 
 def test_serve_prints_its_address_answers_there_and_ends_on_request(runs):

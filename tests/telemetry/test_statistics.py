@@ -52,11 +52,8 @@ def test_two_values_are_their_own_interval():
     assert estimate_mean([3.0, 1.0]) == Estimate(2.0, 1.0, 3.0, 2)
 
 
-def test_one_value_has_no_interval_and_no_claim():
-    found = estimate_mean([0.7])
-    assert found == Estimate(0.7, None, None, 1)
-    assert not found.is_above_zero
-    assert not found.is_below_zero
+def test_one_value_has_no_interval():
+    assert estimate_mean([0.7]) == Estimate(0.7, None, None, 1)
 
 
 def test_equal_values_have_an_interval_of_no_width():

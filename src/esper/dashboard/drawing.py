@@ -13,8 +13,7 @@ from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
 from esper.dashboard.runs import RunSummary
-from esper.dashboard.series import Series
-from esper.dashboard.view import Episode, LogLine, RunView, printable
+from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock
 
@@ -27,8 +26,6 @@ ROUNDS_OF_PACE = 5
 GREEN, GREY, AMBER, VIOLET, BLUE = "#5fb49c", "#9fb0c8", "#e0a458", "#c792ea", "#7fc8f8"
 STYLES = {"GERMINATED": BLUE, "TRAINING": BLUE, "BLENDING": AMBER, "PROBATIONARY": VIOLET, "CULLED": "#ef6f6c"}
 SIGNS = {"running": "▶", "finished": "■", "stopped": "▲", "paused": "‖"}
-_LARGEST = 1e300
-"""Beyond it a difference of two numbers may be none."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,6 @@ class Moment:
     is_paused: bool = False
     note: str = ""
     """why there is nothing newer"""
-
-
-# -- strokes -----------------------------------------------------------------------------------------------------------
 
 
 def lay_out(rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()) -> Table:
@@ -69,7 +63,8 @@ def bar(share: float, width: int | None = None) -> Bar:
 
 def spark(values: Iterable[float], style: str, height: int = 1) -> Sparkline[float]:
     """A curve of what is measured, from its least to its greatest value."""
-    known = [max(-_LARGEST, min(_LARGEST, value)) for value in values if math.isfinite(value)]
+    largest = 1e300  # beyond it a difference of two numbers may be none
+    known = [max(-largest, min(largest, value)) for value in values if math.isfinite(value)]
     colour = Color.parse(style)
     return Sparkline(known, width=None, height=height, min_color=colour, max_color=colour)
 
@@ -82,9 +77,6 @@ def last(series: Series, name: str, form: Form) -> str:
 
 def _none(what: str) -> Text:
     return Text(f"no {what} yet", "dim")
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
 
 
 def seconds_left(moment: Moment) -> float | None:
@@ -117,14 +109,11 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     return "", Group(text, lay_out([[bar(share, 10), f"{share:4.0%}", said]], wide=2))
 
 
-# -- the chosen host ---------------------------------------------------------------------------------------------------
-
-
 def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host's slots, in the order of execution."""
     view, episode = moment.view, moment.episode
     if episode is None:
-        return "host", _none("host has lived an epoch")
+        return "host", _none("host has trained an epoch")
     hosts = sorted(view.episodes)
     title = f"host {episode.host} ({hosts.index(episode.host) + 1} of {len(hosts)})"
     title += f" · round {episode.round}" if view.kind == "ppo" else ""
@@ -144,9 +133,8 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
     blueprint = seed.blueprint or "-"
     if seed.fate:
         return slot, shown, blueprint, "", "", f"{seed.fate.lower()} at epoch {seed.end}", "", fossils
-    gain = "not measured"
-    if seed.contribution is not None and seed.standard_error is not None:
-        gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}"
+    is_measured = seed.contribution is not None and seed.standard_error is not None
+    gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}" if is_measured else "not measured"
     return slot, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
 
 
@@ -187,9 +175,6 @@ def draw_reward(moment: Moment, width: int, height: int) -> Picture:
         rows.append((name.removeprefix("part."), f"{value:+.3f}", *more))
     body = lay_out(rows, wide=2 if is_wide else 0) if earned else _none("reward")
     return f"reward parts · sum {sum(earned.values()):+.3f}", body
-
-
-# -- all hosts ---------------------------------------------------------------------------------------------------------
 
 
 def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
@@ -236,9 +221,6 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
     items = [f"{label} {value}".replace(" ", "\xa0") for label, value, _ in numbers]
     short = "  ".join(items[:5] + [item.removeprefix("entropy\xa0") for item in items[5:]])
     return title, Text("\n".join(wrap(short, max(1, width))).replace("\xa0", " "))
-
-
-# -- the log -----------------------------------------------------------------------------------------------------------
 
 
 def choose_lines(lines: Iterable[LogLine], wanted: str) -> list[LogLine]:

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from math import isfinite
 from statistics import mean
 from typing import Any
 
 from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import summarise
-from esper.dashboard.view import Episode, RunView, SeedSpan, Series
+from esper.dashboard.view import Episode, RunView, Series
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 POINTS = 400
@@ -43,8 +44,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 def header(reader: RunReader) -> dict[str, Any]:
     """What stands above a run."""
     view = reader.view
-    known = asdict(summarise(reader))
-    del known["path"]
+    known = {name: value for name, value in vars(summarise(reader)).items() if name != "path"}
     lived = max((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
     told = view.config.get("task", {}).get("epochs")
     grown, twin = view.rounds.last("accuracy"), view.rounds.last("twin_accuracy")
@@ -61,30 +61,25 @@ def header(reader: RunReader) -> dict[str, Any]:
 def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
     """One episode: curves, spans with the evidence of their gates, and how much was left out."""
     spans = episode.spans[-MOST_SPANS:]
-    share = max(24, 8 * points // max(1, len(spans)))
+    share = min(points, max(24, 8 * points // max(1, len(spans))))
     return {
         "host": episode.host,
         "round": episode.round,
         "epochs": episode.epochs.thinned(points),
-        "spans": [_span_data(span, min(points, share)) for span in spans],
+        "spans": [
+            {**vars(span), "readings": span.readings.thinned(share), "verdicts": span.verdicts[-MOST_ROWS:]}
+            for span in spans
+        ],
         "spans_left_out": len(episode.spans) - len(spans),
-        "actions": len(episode.actions),
+        "actions": episode.actions,
         "rollbacks": episode.rollbacks[-MOST_ROWS:],
     }
 
 
-def _span_data(span: SeedSpan, points: int) -> dict[str, Any]:
-    return {**vars(span), "readings": span.readings.thinned(points), "verdicts": span.verdicts[-MOST_ROWS:]}
-
-
 def rest(view: RunView) -> dict[str, Any]:
     """What does not change with every epoch."""
-    return {
-        "config": view.config,
-        "results": view.results[-MOST_ROWS:],
-        "ledgers": view.ledgers[-MOST_ROWS:],
-        "anomalies": view.anomalies[-MOST_ROWS:],
-    }
+    newest = {name: getattr(view, name)[-MOST_ROWS:] for name in ("results", "ledgers", "anomalies")}
+    return {"config": view.config, **newest}
 
 
 @dataclass
@@ -92,34 +87,31 @@ class Sent:
     """What one client has been told."""
 
     view: RunView | None = None
-    events: int = -1
+    events: int = 0
     status: str = ""
-    rounds: int = -1
-    line: int = -1
-    rest: tuple[int, ...] = ()
+    counts: dict[str, Any] = field(default_factory=dict)
+    """part of a message -> how much there was to tell in it"""
 
 
 def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
     """What a client that looks at a host does not know yet, if anything; a new client knows nothing."""
     view, status = reader.view, reader.status()
-    if view is sent.view and (view.events, status) == (sent.events, sent.status):
-        return None
     is_whole = view is not sent.view
+    if not is_whole and (view.events, status) == (sent.events, sent.status):
+        return None
     if is_whole:  # a view that was folded anew has other numbers
-        sent.view, sent.rounds, sent.line, sent.rest = view, -1, -1, ()
+        sent.events, sent.counts = 0, {}
     message: dict[str, Any] = {"whole": is_whole, "header": header(reader)}
-    lines = [asdict(line) for line in view.log if line.number > sent.line][-MOST_ROWS:]
-    counts = (len(view.results), len(view.ledgers), len(view.anomalies))
     if episode := view.episodes.get(host) or next(iter(view.episodes.values()), None):
         message["episode"] = episode_data(episode)
-    if view.rounds.rows != sent.rounds:
-        message["rounds"] = view.rounds.thinned(POINTS)
-    if lines:
+    if lines := [asdict(line) for line in view.log if line.number >= sent.events][-MOST_ROWS:]:
         message["log"] = lines
-        sent.line = lines[-1]["number"]
-    if is_whole or counts != sent.rest:
+    counts = {"rounds": view.rounds.rows, "rest": (len(view.results), len(view.ledgers), len(view.anomalies))}
+    if counts["rounds"] != sent.counts.get("rounds"):
+        message["rounds"] = view.rounds.thinned(POINTS)
+    if counts["rest"] != sent.counts.get("rest"):
         message["rest"] = rest(view)
-    sent.events, sent.status, sent.rounds, sent.rest = view.events, status, view.rounds.rows, counts
+    sent.view, sent.events, sent.status, sent.counts = view, view.events, status, counts
     return message
 
 
@@ -127,16 +119,14 @@ def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]
     """What two runs are compared by: rounds (ppo), or the mean over hosts epoch by epoch (run)."""
     if view.kind == "ppo":
         return view.rounds.thinned(points)
-    columns = ("accuracy", "held_out_loss", "params")
     rows: dict[float, dict[str, list[float]]] = {}
-    for episode in view.episodes.values():
-        for name in columns:
-            for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
-                if isfinite(value):
-                    rows.setdefault(epoch, {}).setdefault(name, []).append(value)
+    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "params")):
+        for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
+            if isfinite(value):
+                rows.setdefault(epoch, {}).setdefault(name, []).append(value)
     series = Series()
-    for epoch in sorted(rows):
-        series.append(epoch=epoch, **{name: mean(values) for name, values in rows[epoch].items()})
+    for epoch, found in sorted(rows.items()):
+        series.append(epoch=epoch, **{name: mean(values) for name, values in found.items()})
     return series.thinned(points)
 
 
@@ -161,30 +151,30 @@ class Arm:
 def arms_of(view: RunView, run: str) -> list[Arm]:
     """A run's results on test examples (run), or its newest finished round (ppo)."""
     task = view.config.get("task", {})
+    name = str(task.get("name"))
     if view.kind == "ppo":
-        return [_taught(view, run, str(task.get("name")))] if view.rounds.rows else []
+        return (
+            [_taught(view, Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", ""))] if view.rounds.rows else []
+        )
     arms = []
     for result in view.results:
-        policy, epochs = result["arm"], result["epochs"]
+        policy, epochs, seed, accuracy = (result[name] for name in ("arm", "epochs", "seed", "test_accuracy"))
         own = json.dumps([policy, task, epochs], sort_keys=True)
         training = json.dumps([*(task.get(name) for name in _TRAINING), epochs])
-        arm = Arm(policy, str(task.get("name")), epochs, "test", own, training)
-        if isfinite(result["test_accuracy"]):
-            arm.accuracy[result["seed"]] = result["test_accuracy"]
-            arm.params.append(result["final_params"])
-            arms.append(arm)
+        if isfinite(accuracy):
+            arms.append(
+                Arm(policy, name, epochs, "test", own, training, {seed: accuracy}, {}, [result["final_params"]])
+            )
     return arms
 
 
-def _taught(view: RunView, run: str, task: str) -> Arm:
+def _taught(view: RunView, arm: Arm) -> Arm:
     """Episode by episode as long as the finished round is the newest, else its means."""
-    arm = Arm(f"ppo ({run})", task, None, "held-out", f"ppo {run}", "")
     for host, episode in view.episodes.items() if view.closed[0] == view.round else ():
         grown, twin, params = (episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
         if grown is not None and twin is not None and params is not None:
-            arm.accuracy[host], arm.twins[host] = grown, twin
+            arm.accuracy[host], arm.twins[host], arm.epochs = grown, twin, episode.epochs.last("epoch")
             arm.params.append(params)
-            arm.epochs = episode.epochs.last("epoch")
     if not arm.accuracy:
         arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
     return arm

@@ -44,11 +44,11 @@ class RunReader:
         """why the folder cannot be shown: config.json is damaged, or all of it is older"""
         self.is_older = False
         self.places: dict[int, Place] = {}
-        self.view = self._blank(self._config())
+        self.view = _blank(self._config())
 
     def refresh(self) -> int:
         """Fold what the files have that the view has not; returns how many records."""
-        blank = self._blank(self._config())
+        blank = _blank(self._config())
         if self.is_older:
             return 0
         if self.problem is None:
@@ -90,7 +90,7 @@ class RunReader:
         newest = self.view.episodes.get(host)
         if newest is not None and newest.round == round:
             return newest
-        past = self._blank(self.view.config)
+        past = _blank(self.view.config)
         for rank, path in event_files(self.folder).items():
             starts = self.places[rank].rounds if rank in self.places else {}
             if round in starts:
@@ -98,9 +98,6 @@ class RunReader:
                 with _reading(path) as file:
                     _follow(file, Place(starts[round]), past, rank, end)
         return past.episodes.get(host)
-
-    def _blank(self, config: dict[str, Any]) -> RunView:
-        return RunView(config.get("command", "ppo"), config)
 
     def _config(self) -> dict[str, Any]:
         path = self.folder / CONFIG
@@ -112,30 +109,26 @@ class RunReader:
             if (command := config.get("command", "ppo")) not in ("ppo", "run", "grow"):
                 raise ValueError(f"it is of `esper {command}`, which no page shows")
         except FileNotFoundError:
-            raise SaveError(
-                f"{self.folder} is not a run folder: it has no {CONFIG}. Name the --out of a run."
-            ) from None
+            raise SaveError(f"{self.folder} is not a run folder: it has no {CONFIG}. Name a run's --out.") from None
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
-        self.is_older = command == "grow" or "life" in config["task"] or (not self.places and self._begins_as_before())
+        begins = () if self.places else map(_read_head, event_files(self.folder).values())
+        self.is_older = command == "grow" or "life" in config["task"] or any(map(_OLDER.search, begins))
         self.problem = None
         if self.is_older:
             self.problem = f"{self.folder} is of an older format. Look at it with the version of esper that wrote it."
         config.pop(CHECKSUM, None)
         return config
 
-    def _begins_as_before(self) -> bool:
-        for path in event_files(self.folder).values():
-            with _reading(path) as file:
-                if _OLDER.search(file.read(_HEAD)):
-                    return True
-        return False
-
     def _fits(self) -> bool:
         """Whether every file still holds what was folded of it."""
         files = event_files(self.folder)
         return all(rank in files and _is_same(files[rank], place) for rank, place in self.places.items())
+
+
+def _blank(config: dict[str, Any]) -> RunView:
+    return RunView(config.get("command", "ppo"), config)
 
 
 def open_run(folder: Path) -> RunReader:
@@ -153,6 +146,11 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as problem:
         raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or copy the run.") from problem
+
+
+def _read_head(path: Path) -> bytes:
+    with _reading(path) as file:
+        return file.read(_HEAD)
 
 
 def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float = inf) -> None:

@@ -23,31 +23,24 @@ MOST_EPISODES = 8
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """Write one page about the runs: configuration, curves, timelines, ledger, gates, scores, how to do it again."""
-    readers = []
-    for path in runs:
+    names = [path.resolve().name for path in runs]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in runs]
+    readers = {}
+    for name, path in zip(names, runs, strict=True):
         if not is_run(path.resolve()):
-            raise SaveError(
-                f"{path} is no run folder: it holds no config.json with events beside it. Name a run's --out."
-            )
-        readers.append(open_run(path))
-        readers[-1].refresh()
+            raise SaveError(f"{path} is not a run folder: it has no config.json with events. Name a run's --out.")
+        readers[name] = open_run(path)
+        readers[name].refresh()
     if not readers:
         raise SaveError("a report needs at least one run folder.")
-    names = _distinct(runs)
     data = {
         "version": version("esper-lite"),
         "date": date.today().isoformat(),
-        "standings": standings(
-            arm for reader, name in zip(readers, names, strict=True) for arm in arms_of(reader.view, name)
-        ),
-        "runs": [_run_data(reader, name) for reader, name in zip(readers, names, strict=True)],
+        "standings": standings(arm for name, reader in readers.items() for arm in arms_of(reader.view, name)),
+        "runs": [_run_data(reader, name) for name, reader in readers.items()],
     }
-    write_durably(out, page(data, "esper report: " + ", ".join(names)).encode())
-
-
-def _distinct(runs: Sequence[Path]) -> list[str]:
-    names = [path.resolve().name for path in runs]
-    return names if len(set(names)) == len(names) else [str(path) for path in runs]
+    write_durably(out, page(data, "esper report: " + ", ".join(readers)).encode())
 
 
 def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
@@ -79,26 +72,20 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
 
 def page(data: Mapping[str, Any], title: str) -> str:
     """The report as HTML; it may run its own two scripts, and reach nothing."""
-    uplot, app = (_static(name) for name in ("uPlot.iife.min.js", "app.js"))
-    style = _static("uPlot.min.css") + _static("app.css")
-    scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (uplot, app))
+    files = ("uPlot.iife.min.js", "app.js", "uPlot.min.css", "app.css", "uPlot.LICENSE.txt", "report.html")
+    uplot, app, *styles, licence, frame = ((STATIC / name).read_text(encoding="utf-8") for name in files)
+    style = "".join(styles)
+    digests = (b64encode(sha256(text.encode()).digest()).decode() for text in (uplot, app, style))
+    *scripts, look = (f"'sha256-{digest}'" for digest in digests)
     # a JSON text has these letters inside of strings only
     text = encode(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return _static("report.html").format(
-        policy=f"default-src 'none'; script-src {scripts}; style-src 'sha256-{_digest(style)}'; img-src data:; "
+    return frame.format(
+        policy=f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         title=escape(title),
         style=style,
-        licence=_static("uPlot.LICENSE.txt"),
+        licence=licence,
         uplot=uplot,
         data=text,
         app=app,
     )
-
-
-def _static(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return b64encode(sha256(text.encode()).digest()).decode()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.dashboard.reader import RunReader
+from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
 from esper.telemetry.runfolder import CONFIG, event_files
 
@@ -16,11 +17,10 @@ class RunSummary:
     name: str
     path: Path
     kind: str
-    """ppo or run"""
     task: str
     policy: str
     status: str
-    """running, finished, stopped, damaged or older format"""
+    """as `RunReader.status` says"""
     done: int
     total: int
     """rounds (ppo) or epochs (run); a total of 0 is not written down"""
@@ -28,8 +28,7 @@ class RunSummary:
     """held-out: the best round's mean (ppo), the best host's last (run)"""
     params: int | None
     """of that host (run), mean of the newest episodes (ppo)"""
-    age_seconds: float | None
-    """since the last event"""
+    age_seconds: float | None  # since the last event
     events: int
 
 
@@ -46,16 +45,14 @@ def find_runs(folder: Path) -> list[Path]:
             return [folder]
         return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
     except OSError as problem:
-        raise SaveError(
-            f"cannot list the runs in {folder}: {problem.strerror}. Name the folder they are in."
-        ) from problem
+        raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
 
 
 def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view
     done, total = reader.progress()
-    accuracy, params = _best_grown(reader) if view.kind == "run" else _best_round(reader)
+    accuracy, params = (_best_grown if view.kind == "run" else _best_round)(view)
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
     return RunSummary(
         name=reader.folder.resolve().name,
@@ -73,8 +70,7 @@ def summarise(reader: RunReader) -> RunSummary:
     )
 
 
-def _best_grown(reader: RunReader) -> tuple[float | None, int | None]:
-    view = reader.view
+def _best_grown(view: RunView) -> tuple[float | None, int | None]:
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
     if not found:
         last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
@@ -82,8 +78,7 @@ def _best_grown(reader: RunReader) -> tuple[float | None, int | None]:
     return max(found, default=(None, None))
 
 
-def _best_round(reader: RunReader) -> tuple[float | None, int | None]:
-    view = reader.view
+def _best_round(view: RunView) -> tuple[float | None, int | None]:
     sizes = [size for episode in view.episodes.values() if (size := episode.epochs.last("params")) is not None]
     best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
     return best, round(sum(sizes) / len(sizes)) if sizes else None

@@ -1,28 +1,218 @@
-"""`esper serve`: where the page is listened for, and who may come. What it answers is in `web`."""
+"""`esper serve`: the page's server. Runs as JSON and as a stream, to readers only, and who may come."""
 
+import asyncio
 import re
 import secrets
 import socket
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from ipaddress import ip_address
+from functools import partial
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any, TypeVar
 
+from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
+from esper.dashboard.reader import RunReader
 from esper.dashboard.runs import find_runs
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import EsperError, SettingError
 
+try:
+    import uvicorn
+    from anyio import Lock, to_thread
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+    from starlette.types import ASGIApp
+except ModuleNotFoundError as missing:
+    raise SettingError("esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'") from missing
+
+STATIC = Path(__file__).parent / "static"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
+"""Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
+MOST_COMPARED = 12
+Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
+_json = partial(Response, media_type="application/json")
+
+
+class Guard(BaseHTTPMiddleware):
+    """Lets through who reads, under a name of ours, with the token if there is one; adds the headers to all answers."""
+
+    def __init__(self, app: ASGIApp, token: str | None, allowed_hosts: Collection[str]):
+        super().__init__(app)
+        self.token, self.allowed_hosts = token, {name.lower() for name in allowed_hosts}
+        self.cookie = "esper-" + sha256((token or "").encode()).hexdigest()[:8]  # ports share cookies, tokens do not
+
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        is_new = self._is_right(request.query_params.get("token")) and request.url.path == "/"
+        answer = self._refuse(request, is_new) or await call_next(request)
+        answer.headers.update(HEADERS)
+        if is_new:
+            answer.headers.append("set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/")
+        return answer
+
+    def _refuse(self, request: Request, is_new: bool) -> Response | None:
+        if not self._is_ours(request.headers.get("host", "")):
+            return PlainTextResponse("This server does not answer under that name.", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("There is nothing to change here.", 405, {"allow": "GET, HEAD"})
+        if self.token is None or is_new or self._is_right(request.cookies.get(self.cookie)):
+            return None
+        return PlainTextResponse("Open the address that esper serve has printed: it holds the token.", 401)
+
+    def _is_right(self, given: str | None) -> bool:
+        return self.token is not None and secrets.compare_digest((given or "").encode(), self.token.encode())
+
+    def _is_ours(self, host: str) -> bool:
+        """Only names that we go by: another one was made to point here by somebody else's page."""
+        name = re.sub(r":\d+$", "", host.lower())
+        is_number = address_of(name.strip("[]")) is not None  # nobody can make a number point elsewhere
+        return name in self.allowed_hosts or (self.token is not None and is_number)
+
+
+class Feed:
+    """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.lock, self.looked = folder, Lock(), -1.0
+        self.reader: RunReader | None = None
+        self.glance: asyncio.Task[str] | None = None
+
+    async def ask(self, question: Callable[[RunReader], Answer]) -> Answer:
+        async with self.lock:
+            return await to_thread.run_sync(self._answer, question)
+
+    def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
+        if self.reader is None:
+            self.reader = RunReader(self.folder)
+        if time.monotonic() - self.looked > TICK / 2:
+            self.reader.refresh()
+            self.looked = time.monotonic()
+        return question(self.reader)
+
+    def summary(self) -> "asyncio.Task[str]":
+        """Goes on beyond the request that asked, so that a long run is read once."""
+        if self.glance is None or self.glance.done():
+            self.glance = asyncio.create_task(self.ask(lambda reader: encode(header(reader))))
+        return self.glance
+
+
+class Site:
+    """The runs of a folder, and the answers about them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        self.feeds: dict[Path, Feed] = {}
+        self.is_closing: Callable[[], bool] = lambda: False
+
+    async def open(self) -> dict[str, Feed]:
+        """The runs that are there now, by name; what is no run folder has none."""
+        paths = await to_thread.run_sync(find_runs, self.folder)
+        self.feeds = {path: self.feeds.get(path) or Feed(path) for path in paths}
+        return {path.name: feed for path, feed in self.feeds.items()}
+
+    async def find(self, name: str) -> Feed:
+        feed = (await self.open()).get(name)
+        if feed is None:
+            raise HTTPException(404, "There is no run of that name.")
+        return feed
+
+    async def runs(self, request: Request) -> Response:
+        """All runs, within a second; those that are still being read say so."""
+        glances = {name: feed.summary() for name, feed in (await self.open()).items()}
+        if glances:
+            await asyncio.wait(glances.values(), timeout=1.0)
+        return _json('{"runs":[' + ",".join(_row(*named) for named in glances.items()) + "]}")
+
+    async def episode(self, request: Request) -> Response:
+        feed = await self.find(request.path_params["name"])
+        host, number = _whole(request, "host"), _whole(request, "round")
+        found = await feed.ask(lambda reader: (lived := reader.episode(number, host)) and encode(episode_data(lived)))
+        if not found:
+            raise HTTPException(404, f"Host {host} has no episode in round {number}.")
+        return _json(found)
+
+    async def compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
+        feeds = [await self.find(name) for name in names]
+        found = [await feed.ask(_side) for feed in feeds]
+        rows = standings(arm for _, arms in found for arm in arms)
+        return _json(encode({"runs": [side for side, _ in found], "standings": rows}))
+
+    async def stream(self, request: Request) -> Response:
+        feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
+        return StreamingResponse(self._follow(feed, host), media_type="text/event-stream")
+
+    async def _follow(self, feed: Feed, host: int) -> AsyncIterator[str]:
+        sent, told = Sent(), time.monotonic()
+        while not self.is_closing():
+            message = await feed.ask(lambda reader: (new := news(reader, host, sent)) and encode(new))
+            if message or time.monotonic() - told > HEARTBEAT:
+                told = time.monotonic()
+                yield f"data: {message}\n\n" if message else ": still here\n\n"
+            await asyncio.sleep(TICK if sent.status == "running" else IDLE_TICK)
+
+
+def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
+    side = {"header": header(reader), "curves": curves(reader.view)}
+    return side, arms_of(reader.view, reader.folder.name)
+
+
+def _row(name: str, glance: "asyncio.Task[str]") -> str:
+    if glance.done() and glance.exception() is None:
+        return glance.result()
+    return encode({"name": name, "status": "damaged" if glance.done() else "being read"})
+
+
+def _whole(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise HTTPException(400, f"{name} must be a whole number.")
+    return int(text)
+
+
+async def _tell(request: Request, problem: Exception) -> Response:
+    return PlainTextResponse(f"This run cannot be read: {type(problem).__name__}.", 404)
+
+
+def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[str] = LOCAL_HOSTS) -> Starlette:
+    """The application; `app.state.site` holds the runs."""
+    site = Site(folder)
+    routes = [
+        Route("/", lambda request: FileResponse(STATIC / "index.html")),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/api/runs", site.runs),
+        Route("/api/runs/{name}/episode", site.episode),
+        Route("/api/runs/{name}/stream", site.stream),
+        Route("/api/compare", site.compare),
+    ]
+    guard = Middleware(Guard, token=token, allowed_hosts=allowed_hosts)
+    handlers: dict[Any, Any] = {EsperError: _tell, OSError: _tell}
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    app.state.site = site
+    return app
 
 
 def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | None = None) -> None:
     """Show the runs in a folder to a browser until somebody ends it; away from this machine only with a token."""
-    try:
-        import uvicorn
-
-        from esper.dashboard.web import LOCAL_HOSTS, build_app
-    except ModuleNotFoundError as problem:
-        raise SettingError(
-            f"esper serve needs starlette and uvicorn ({problem.name} is missing): pip install 'esper-lite[web]'"
-        ) from problem
     find_runs(folder)
     token = choose_token(host, token)
     with listen(host, port) as listener:
@@ -45,18 +235,21 @@ def choose_token(host: str, token: str | None) -> str | None:
     if token is None:
         return None if is_local(host) else secrets.token_urlsafe(32)
     if not _TOKEN.fullmatch(token):
-        raise SettingError(
-            "a token has at least 16 letters, digits, - or _. Leave it out, and one is made where it is needed."
-        )
+        raise SettingError("a token has at least 16 letters, digits, - or _. Leave it out to get one where needed.")
     return token
 
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach an address."""
+    return host == "localhost" or getattr(address_of(host), "is_loopback", False)
+
+
+def address_of(name: str) -> IPv4Address | IPv6Address | None:
+    """The address that a name is, if it is one."""
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        return ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
 def listen(host: str, port: int) -> socket.socket:

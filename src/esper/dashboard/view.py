@@ -1,13 +1,13 @@
 """What a run looks like so far: plain data, folded from its event records one by one. No files, no drawing."""
 
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from esper.dashboard.series import Series as Series
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
 from esper.telemetry.actions import ACTION_TAKEN
@@ -17,6 +17,48 @@ LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
 _LONGEST_TEXT = 400
 _DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
+Record = Mapping[str, Any]
+
+
+class Series:
+    """Columns of numbers of equal length; NaN is not measured. A column that appears late is NaN before."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, array[float]] = {}
+        self.rows = 0
+
+    def append(self, **values: float | None) -> None:
+        """One row more; a value that is no number is refused before anything has changed."""
+        row = array("d", [nan if value is None else value for value in values.values()])
+        if list(values) != list(self.columns):
+            for name in values:
+                self.columns.setdefault(name, array("d", [nan]) * self.rows)
+            row = array("d", [dict(zip(values, row, strict=True)).get(name, nan) for name in self.columns])
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+        self.rows += 1
+
+    def column(self, name: str) -> "array[float]":
+        """All values of a column; NaN throughout where nothing has that name."""
+        return self.columns.get(name) or array("d", [nan]) * self.rows
+
+    def last(self, name: str) -> float | None:
+        """The newest value; None where it was not measured."""
+        return finite(self.columns[name][-1]) if name in self.columns else None
+
+    def thinned(self, points: int) -> dict[str, list[float | None]]:
+        """At most `points` rows: the first, the last, where a column is lowest or highest, and even steps between."""
+        kept = range(self.rows) if self.rows <= points else sorted(self._choose(points))
+        return {name: [finite(column[row]) for row in kept] for name, column in self.columns.items()}
+
+    def _choose(self, points: int) -> set[int]:
+        wanted = dict.fromkeys((self.rows - 1, 0))
+        for column in self.columns.values():
+            known = [row for row in range(self.rows) if isfinite(column[row])]
+            wanted |= dict.fromkeys(extreme(known, key=column.__getitem__) for extreme in (min, max) if known)
+        chosen = set(list(wanted)[:points])
+        room = points - len(chosen)
+        return chosen | {step * (self.rows - 1) // (room + 1) for step in range(1, room + 1)}
 
 
 @dataclass
@@ -28,9 +70,8 @@ class SeedSpan:
     stages: list[tuple[str, int]] = field(default_factory=list)
     """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
     end: int | None = None
-    """epoch it was fossilized or culled; None is alive"""
     fate: str | None = None
-    """FOSSILIZED, CULLED or None"""
+    """the epoch it was FOSSILIZED or CULLED, and which; None is alive"""
     alpha: float = 0.0
     age: int = 0
     params: int = 0
@@ -53,8 +94,10 @@ class Episode:
     epochs: Series = field(default_factory=Series)
     """epoch, train_loss, held_out_loss, accuracy, twin_accuracy, params, flops, reward, part.NAME"""
     spans: list[SeedSpan] = field(default_factory=list)
-    actions: list[dict[str, Any]] = field(default_factory=list)
-    """epoch, op, slot, blueprint, blend, and `refused` with the reason where it was"""
+    actions: int = 0
+    """those that were refused included"""
+    acted: int = -1
+    """epoch of the newest action"""
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
     """epoch, reason"""
     unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -87,38 +130,33 @@ class LogLine:
     text: str
 
 
-Record = Mapping[str, Any]
-
-
 @dataclass
 class RunView:
     """All that screens and reports draw. Files of several ranks may be folded in any order between them."""
 
     kind: str
-    """ppo or grow"""
+    """ppo or run"""
     config: dict[str, Any]
     slots: list[str] = field(default_factory=list)
     """slot ids seen so far, in execution order"""
     round: int = 0
-    """the round that is being lived; 0 in a grow run"""
+    """the round that is being played; 0 in a run without rounds"""
     rounds: Series = field(default_factory=Series)
     """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized, culled, refused,
     seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
     episodes: dict[int, Episode] = field(default_factory=dict)
-    """newest episode of each host"""
+    """the newest of each host"""
     results: list[dict[str, Any]] = field(default_factory=list)
-    """ArmFinished records"""
     ledgers: list[dict[str, Any]] = field(default_factory=list)
-    """LedgerClosed records"""
     anomalies: list[dict[str, Any]] = field(default_factory=list)
+    """records of ArmFinished, LedgerClosed and AnomalyFound"""
     events: int = 0
-    """records folded"""
     unknown: int = 0
-    """records that were not understood"""
+    """records folded, and those of them that were not understood"""
     begun: dict[int, int] = field(default_factory=dict)
     """rank -> the round that it plays"""
-    chosen: dict[int, Counter[str]] = field(default_factory=dict)
+    chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """rank -> ops chosen in that round so far"""
     closed: tuple[int, dict[str, int]] = (-1, {})
     """the newest finished round and its ops"""
@@ -128,9 +166,8 @@ class RunView:
     @property
     def ops(self) -> Counter[str]:
         """Ops of the round that is being lived, WAIT included."""
-        number, ops = self.closed
-        if number == self.round:
-            return Counter(ops)
+        if self.closed[0] == self.round:
+            return Counter(self.closed[1])
         return sum((self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round), Counter())
 
     @property
@@ -172,7 +209,9 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may be dealt to another rank
+        if episode is None or (
+            episode.rank != rank and episode.round <= lived
+        ):  # hosts may be assigned to another rank
             episode = self.episodes[host] = Episode(host, lived, rank)
         return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 
@@ -191,9 +230,6 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-# -- which records are sound -----------------------------------------------------------------------------------------
-
-
 def _options(annotation: Any) -> set[type]:
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kinds = {get_origin(option) or option for option in options}
@@ -204,49 +240,31 @@ _FIELDS = {
     name: {"type": {str}} | {field: _options(hint) for field, hint in get_type_hints(event).items()}
     for name, event in EVENT_TYPES.items()
 }
-_sound_shapes: set[tuple[Any, ...]] = set()
 
 
 def is_sound(record: Record) -> bool:
     """Whether a record has the fields of its type, each with a value that may be there."""
     kind = record.get("type")
-    shape = (kind, *record, *map(type, record.values()))  # few records differ in it, so each is looked into once
-    if shape not in _sound_shapes:
-        if kind in _DEBUG_KINDS:
-            return True
-        fields = _FIELDS.get(str(kind))
-        if fields is None or record.keys() != fields.keys():
-            return False
-        if any(type(value) not in fields[name] for name, value in record.items()):
-            return False
-        if len(_sound_shapes) < 10_000:
-            _sound_shapes.add(shape)
-    return True
+    fields = _FIELDS.get(str(kind))
+    if fields is None or record.keys() != fields.keys():
+        return kind in _DEBUG_KINDS
+    return all(type(value) in fields[name] for name, value in record.items())
 
 
-# -- one function per type ---------------------------------------------------------------------------------------------
+_MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "reward")
 
 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    episode.epochs.append(
-        epoch=epoch,
-        train_loss=record["train_loss"],
-        held_out_loss=record["held_out_loss"],
-        accuracy=record["held_out_accuracy"],
-        twin_accuracy=record["twin_accuracy"],
-        params=record["params"],
-        flops=record["flops"],
-        reward=record["reward"],
-        **{f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()},
-    )
-    if epoch > 1 and (not episode.actions or episode.actions[-1]["epoch"] != epoch - 1):
+    parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
+    measured = {name: record[name] for name in _MEASURED}
+    episode.epochs.append(epoch=epoch, accuracy=record["held_out_accuracy"], **measured, **parts)
+    if epoch > 1 and episode.acted != epoch - 1:
         view.chosen[episode.rank]["WAIT"] += 1
 
 
 def _action(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    details = {name: record.get(name) for name in ("op", "slot", "blueprint", "blend")}
-    refused = {"refused": record["reason"]} if "reason" in record else {}
-    episode.actions.append({"epoch": epoch, **details, **refused})
+    episode.actions += 1
+    episode.acted = epoch
     view.chosen[episode.rank][record["op"]] += 1
 
 
@@ -275,8 +293,7 @@ def _gate(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     names = ("gate", "needed", "verdict", "reason")
     verdict = {"epoch": epoch, "measured": finite(record["measured"]), **{name: record[name] for name in names}}
     span = episode.alive(record["slot"])
-    verdicts = span.verdicts if span is not None else episode.unborn.setdefault(record["slot"], [])
-    verdicts.append(verdict)
+    (span.verdicts if span else episode.unborn.setdefault(record["slot"], [])).append(verdict)
 
 
 def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
@@ -290,18 +307,6 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     span.contribution, span.standard_error = gain, error
 
 
-def _rollback(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    episode.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
-
-
-def _round_began(view: RunView, record: Record, rank: int) -> None:
-    view.enter(record["round"], rank)
-
-
-_NUMBERS = (
-    *("round", "decisions", "mean_return", "accuracy", "twin_accuracy", "params_share"),
-    *("germinated", "fossilized", "culled", "refused", "seconds"),
-)
 _UPDATE = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
 
 
@@ -310,7 +315,7 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
     heads = update.get("heads") or {}
     gaps = [gap for gap in (update.get("first_ratio_gap") or {}).values() if gap is not None]
     view.rounds.append(
-        **{name: record[name] for name in _NUMBERS},
+        **{name: value for name, value in record.items() if not isinstance(value, dict | str)},
         **{f"part.{name}": value for name, value in record["reward_parts"].items()},
         **{f"op.{name}": count for name, count in record["ops"].items()},
         kl=update.get("approx_kl"),
@@ -320,8 +325,7 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
         **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},
     )
     view.closed = (number, dict(record["ops"]))
-    view.begun[rank] = number  # where few records are kept, nothing said that it began
-    view.chosen.setdefault(rank, Counter())
+    view.begun[rank] = number  # at the level `minimal` nothing said that it began
     view.round = max(view.begun.values())
 
 
@@ -331,10 +335,6 @@ def _ledger(view: RunView, record: Record, rank: int) -> None:
     view.ledgers.append(dict(record))
 
 
-def _keep(place: str) -> Callable[[RunView, Record, int], None]:
-    return lambda view, record, rank: getattr(view, place).append(dict(record))
-
-
 OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "HostEpoch": _host_epoch,
     "ActionTaken": _action,
@@ -342,12 +342,14 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "StageChanged": _stage,
     "GateJudged": _gate,
     "SeedMeasured": _seed,
-    "HostRolledBack": _rollback,
+    "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
+        {"epoch": epoch, "reason": record["reason"]}
+    ),
 }
 OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
-    "RoundBegan": _round_began,
+    "RoundBegan": lambda view, record, rank: view.enter(record["round"], rank),
     "RoundFinished": _round_finished,
-    "ArmFinished": _keep("results"),
+    "ArmFinished": lambda view, record, rank: view.results.append(dict(record)),
     "LedgerClosed": _ledger,
-    "AnomalyFound": _keep("anomalies"),
+    "AnomalyFound": lambda view, record, rank: view.anomalies.append(dict(record)),
 }

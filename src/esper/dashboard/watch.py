@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ try:
     from textual.widgets import Footer, Input, Static
 
     from esper.dashboard import drawing
-    from esper.dashboard.drawing import Moment, Picture
+    from esper.dashboard.drawing import Moment
 except ModuleNotFoundError as missing:
     raise SettingError("esper watch needs textual: pip install 'esper-lite[tui]'") from missing
 
@@ -43,11 +42,7 @@ that are part of the host now. The twin is the same host left alone."""
 
 
 class Panel(VerticalScroll):
-    """A titled part of the picture; scrolls where it is too small for its lines."""
-
-    def __init__(self, name: str, draw: Callable[[Moment, int, int], Picture]):
-        super().__init__(id=name)
-        self.draw = draw
+    """A titled part of the picture, which `drawing` draws by its id; scrolls where it is too small for its lines."""
 
     def compose(self) -> ComposeResult:
         yield Static()
@@ -58,7 +53,7 @@ class Panel(VerticalScroll):
 
     def show(self, moment: Moment) -> None:
         size = self.scrollable_content_region.size
-        title, picture = self.draw(moment, size.width, size.height)
+        title, picture = getattr(drawing, f"draw_{self.id}")(moment, size.width, size.height)
         self.border_title = Text(title)
         self.query_one(Static).update(picture)
 
@@ -78,8 +73,7 @@ class WatchApp(App[None]):
     """One run, all panels."""
 
     CSS = """
-    Panel { border-top: solid $primary; border-title-color: $foreground; padding: 0 1; height: auto; }
-    Panel { scrollbar-size-vertical: 1; }
+    Panel { border-top: solid $primary; border-title-color: $foreground; padding: 0 1; scrollbar-size-vertical: 1; }
     Panel Static { text-wrap: nowrap; text-overflow: ellipsis; }
     Panel:focus { border-top: heavy $accent; border-title-style: bold reverse; }
     Screen { overflow-y: auto; }
@@ -87,13 +81,13 @@ class WatchApp(App[None]):
     #chain { max-height: 7; }
     #episode, #rounds { height: 4; }
     #rounds { display: none; }
-    #curves, #numbers { height: auto; }
+    Panel, #curves, #numbers { height: auto; }
     #ops, #reward, #health { height: 6; }
     #ops { width: 22; }
     #reward { width: 30; }
     #log { height: 1fr; min-height: 4; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
-    #filter.is-open { display: block; }
+    #filter:focus { display: block; }
     .-tall #chain { max-height: 25%; }
     .-tall #curves { layout: vertical; }
     .-tall #episode, .-tall #rounds { display: block; height: 12; }
@@ -115,13 +109,14 @@ class WatchApp(App[None]):
     TITLE = "esper watch"
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = "#log"
+    SCREENS: ClassVar = {"help": Help}
     BINDINGS: ClassVar = [
         ("n", "choose_host(1)", "next host"),
         ("p", "choose_host(-1)", "previous"),
         ("space", "pause", "pause"),
-        ("slash", "filter", "filter"),
+        ("slash", "focus('filter')", "filter"),
         Binding("escape", "drop_filter", "drop filter", show=False),
-        ("question_mark,h", "help", "help"),
+        ("question_mark,h", "push_screen('help')", "help"),
         ("q", "quit", "quit"),
     ]
 
@@ -135,16 +130,16 @@ class WatchApp(App[None]):
         self.is_paused = self.is_reading = self.is_late = False
 
     def compose(self) -> ComposeResult:
-        yield Panel("header", drawing.draw_header)
-        yield Panel("chain", drawing.draw_chain)
+        yield Panel(id="header")
+        yield Panel(id="chain")
         with Horizontal(id="curves"):
-            yield Panel("episode", drawing.draw_episode)
-            yield Panel("rounds", drawing.draw_rounds)
+            yield Panel(id="episode")
+            yield Panel(id="rounds")
         with Horizontal(id="numbers"):
-            yield Panel("ops", drawing.draw_ops)
-            yield Panel("reward", drawing.draw_reward)
-            yield Panel("health", drawing.draw_health)
-        yield Panel("log", drawing.draw_log)
+            yield Panel(id="ops")
+            yield Panel(id="reward")
+            yield Panel(id="health")
+        yield Panel(id="log")
         yield Input(placeholder="filter events: words that a line must have; Enter keeps, Escape drops it", id="filter")
         yield Footer()
 
@@ -200,14 +195,6 @@ class WatchApp(App[None]):
         self.is_paused = not self.is_paused
         self.redraw()
 
-    def action_help(self) -> None:
-        self.push_screen(Help())
-
-    def action_filter(self) -> None:
-        box = self.query_one(Input)
-        box.add_class("is-open")
-        box.focus()
-
     def action_drop_filter(self) -> None:
         self.query_one(Input).value = ""
         self.on_input_submitted()
@@ -217,7 +204,6 @@ class WatchApp(App[None]):
         self.redraw()
 
     def on_input_submitted(self) -> None:
-        self.query_one(Input).remove_class("is-open")
         self.query_one("#log").focus()
 
 

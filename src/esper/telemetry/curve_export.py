@@ -6,12 +6,12 @@ Biases it is another run of the same name and group, since an offline one cannot
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from esper.leyline.errors import SettingError
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
@@ -44,41 +44,37 @@ def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float
             yield f"{place}/{name}", float(value)
 
 
-class TensorBoard:
+class Tracker(NamedTuple):
+    """What one tracker is told a step with, and ended with."""
+
+    log: Callable[[int, Mapping[str, float]], None]
+    close: Callable[[], None]
+
+
+def _open_tensorboard(run: Path, config: Mapping[str, Any], step: int) -> Tracker:
     """Event files in `tensorboard` of the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: Path, config: Mapping[str, Any], step: int):
-        from torch.utils.tensorboard import SummaryWriter
+    file = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
-        self.file = SummaryWriter(str(run / "tensorboard"), purge_step=step)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self.file.add_scalar(name, value, step)
-        self.file.flush()
+            file.add_scalar(name, value, step)
+        file.flush()
 
-    def close(self) -> None:
-        self.file.close()
+    return Tracker(log, file.close)
 
 
-class Wandb:
+def _open_wandb(run: Path, config: Mapping[str, Any], step: int) -> Tracker:
     """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it at once."""
+    import wandb
 
-    def __init__(self, run: Path, config: Mapping[str, Any], step: int):
-        import wandb
-
-        name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
-        self.run = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
+    name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
+    opened = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
+    return Tracker(lambda step, values: opened.log(dict(values), step=step), opened.finish)
 
 
-Tracker = TensorBoard | Wandb
-TRACKERS: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
@@ -91,12 +87,9 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
 
 
 class TrackingSink:
-    """Passes all on to a sink, and numbers to trackers. They open with the first number: a refused start leaves none.
+    """Passes all on to a sink, and numbers to trackers, whatever the level of the records on disk.
 
-    Args:
-        names: trackers that are wanted, whatever the level of the records on disk.
-        run: folder that they write to.
-        config: what they note beside the numbers.
+    Trackers open with the first number, so a refused start leaves nothing; they note the `config` beside the numbers.
     """
 
     def __init__(self, sink: Sink, names: Sequence[TrackerName], run: Path, config: Mapping[str, Any]):
@@ -108,13 +101,11 @@ class TrackingSink:
 
     def write(self, event: Event) -> None:
         self.sink.write(event)
-        found = scalars_of(event) if self._trackers else None
-        if found is None:
-            return
-        for name, tracker in tuple(self._trackers.items()):
-            with self._giving_up_on(name):
-                tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
-                tracker.log(*found)
+        if self._trackers and (found := scalars_of(event)):
+            for name, tracker in tuple(self._trackers.items()):
+                with self._giving_up_on(name):
+                    tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
+                    tracker.log(*found)
 
     @contextmanager
     def _giving_up_on(self, name: TrackerName) -> Iterator[None]:

@@ -18,23 +18,20 @@ class TelemetryLevel(IntEnum):
 class TelemetryConfig:
     """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of anomalies.
 
-    While the level is lifted, further anomalies change nothing. A series that outlives its escalation begins no new
-    one; a round without any anomaly ends it. So a fault that stays is shown in full once, not for ever.
-
-    Args:
-        level: what is recorded when all is well; a `TelemetryLevel` or its name. Off stays off whatever happens.
-        escalation_rounds: rounds with debug records, the one that the anomaly was found in included.
+    A series that outlives its escalation begins no new one; a round without any anomaly ends it. So a fault that stays
+    is shown in full once, not for ever. Its `escalation_rounds` include the one that the anomaly was found in. A run
+    whose level is off stays off.
     """
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
         name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
         if name not in TelemetryLevel.__members__:
-            known = ", ".join(TelemetryLevel.__members__).lower()
-            raise SettingError(f"level is {level!r}, but must be a TelemetryLevel or one of {known}.")
-        self.base_level = TelemetryLevel[name]
-        if isinstance(escalation_rounds, bool) or not isinstance(escalation_rounds, int) or escalation_rounds < 1:
+            raise SettingError(
+                f"level is {level!r}, but must be one of {', '.join(TelemetryLevel.__members__).lower()}."
+            )
+        if type(escalation_rounds) is not int or escalation_rounds < 1:
             raise SettingError(f"escalation_rounds is {escalation_rounds!r}, but must be a whole number, 1 or more.")
-        self.escalation_rounds = escalation_rounds
+        self.base_level, self.escalation_rounds = TelemetryLevel[name], escalation_rounds
         self._rounds_left = 0
         self._is_series = self._was_called = False
 

@@ -26,19 +26,11 @@ class Estimate:
     count: int
 
     @property
-    def is_above_zero(self) -> bool:
-        return self.low is not None and self.low > 0
-
-    @property
-    def is_below_zero(self) -> bool:
-        return self.high is not None and self.high < 0
-
-    @property
     def verdict(self) -> str:
         """What may be claimed of a difference; an interval of very few values is too narrow to claim anything by."""
-        if self.count < FEWEST:
+        if self.count < FEWEST or self.low is None or self.high is None:
             return f"fewer than {FEWEST} seeds"
-        return "ahead" if self.is_above_zero else "behind" if self.is_below_zero else "unsupported"
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unsupported"
 
 
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -63,18 +55,13 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
 @cache
 def student_quantile(share: float, freedom: int) -> float:
     """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight below."""
-
-    def beyond(value: float) -> float:
-        """Weight above `value`; the tail is mapped to a finite interval."""
-        grid = np.linspace(0.0, math.pi / 2, 20_001)
-        heights = np.cos(grid) ** (freedom - 1)
-        inside = grid >= math.atan(value / math.sqrt(freedom))
-        return float(heights[inside].sum() / heights.sum() / 2)
-
+    grid = np.linspace(0.0, math.pi / 2, 20_001)  # arc tangents map the tail to a finite interval
+    heights = np.cos(grid) ** (freedom - 1)
     low, high = 0.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle) > 1 - share else (low, middle)
+        beyond = heights[grid >= math.atan(middle / math.sqrt(freedom))].sum() / heights.sum() / 2
+        low, high = (middle, high) if beyond > 1 - share else (low, middle)
     return (low + high) / 2
 
 
