@@ -1,9 +1,7 @@
 """Sizes, names and layout of the sources, so that nobody has to remember them."""
 
 import ast
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,7 @@ PACKAGE = Path(esper.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = SOURCES + sorted(TESTS.rglob("*.py"))
 PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 12_000
+MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 14_800
 
 MUST_NOT_EXIST = [
     r"\bmax_seeds_per_slot\b",
@@ -71,20 +68,9 @@ def test_no_function_is_over_60_lines(path):
             assert node.end_lineno - node.lineno < MOST_LINES_PER_FUNCTION, node.name
 
 
-def code_lines(text):
-    """Lines that hold code: neither blank nor comment nor docstring, so that explaining costs nothing."""
-    told, used = set(), set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            told |= set(range(node.lineno, node.end_lineno + 1))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            used |= set(range(token.start[0], token.end[0] + 1))
-    return len(used - told)
-
-
-def test_the_sources_stay_under_12000_lines_of_code():
-    assert sum(code_lines(path.read_text()) for path in SOURCES) < MOST_LINES
+def test_the_sources_stay_under_14800_raw_lines():
+    """As `wc -l` counts them: explaining is paid for too, so that it stays short."""
+    assert sum(path.read_text().count("\n") for path in SOURCES) <= MOST_LINES
 
 
 @pytest.mark.parametrize("pattern", MUST_NOT_EXIST)
