@@ -26,8 +26,8 @@ NO_WORK = replace(BLOBS, load=refuse_to_load)
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        (["mps"], "device mps"),
-        (["mps:0"], "device mps"),
+        (["mps"], "'mps'"),
+        (["mps:0"], "'mps:0'"),
         (["cuda:99"], "'cuda:99' .*CUDA"),
         (["tpu"], "'tpu'"),
         (["cpu", "gpu0"], "'gpu0'"),

@@ -20,8 +20,7 @@ def refuse_idle(hosts: int, names: Sequence[str]) -> None:
     """More devices than hosts would leave some of them idle."""
     if hosts < len(devices := split_names(names)):
         raise SettingError(
-            f"hosts is {hosts}, but devices are {', '.join(devices)}: {len(devices) - hosts} would stay idle. "
-            f"Raise hosts to {len(devices)} or more, or name fewer devices."
+            f"{hosts} hosts on {', '.join(devices)}: {len(devices) - hosts} would stay idle. Raise hosts or name fewer."
         )
 
 
@@ -29,8 +28,6 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to be there."""
     devices = []
     for name in split_names(names):
-        if name.startswith("mps"):
-            raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
         try:
             device = torch.device(name)
         except RuntimeError as problem:
@@ -57,9 +54,8 @@ def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]
 
 def describe_map(placed: Sequence[torch.device]) -> str:
     """One line for people: devices with the number of hosts on each."""
-    return ", ".join(
-        f"{device}: {count} host{'s' * (count > 1)}" for device, count in Counter(map(str, placed)).items()
-    )
+    counts = Counter(map(str, placed))
+    return ", ".join(f"{device}: {count} host{'s' * (count > 1)}" for device, count in counts.items())
 
 
 @contextmanager
