@@ -45,9 +45,8 @@ class HostRun:
         self.task, self.splits, self.seed, self.device = task, splits, seed, device
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
-            host = task.build_host()
+            host = task.build_host().to(device)
         settings = GrowthSettings(task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1))
-        host.to(device)
         example = splits.train.example()
         self.model = MorphogeneticModel(
             host,
@@ -67,7 +66,9 @@ class HostRun:
         count = len(splits.train)
         steps = whole_steps(task.epoch_examples or count, task.batch)
         self.plan = EpochPlan(splits.train, ExampleStream(count, mix_seed(seed, 2)), steps, task.augment, device)
-        self.has_segments = knows_its_slots(host, self.model.slot_config)
+        own = self.model.slot_config.modules.items()
+        self.has_segments = isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
+        """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
@@ -218,11 +219,6 @@ class HostRun:
 
 def draws_random_numbers(host: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in host.modules())
-
-
-def knows_its_slots(host: nn.Module, slots: SlotConfig) -> bool:
-    """Whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared."""
-    return isinstance(host, SegmentedHost) and slots.modules.items() <= host.slot_config().modules.items()
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:

@@ -71,9 +71,9 @@ class Population:
         check_fit(task, splits)
         if task.held_out is not None:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
-        if task.augment:
-            splits = replace(splits, train=splits.train.with_border())
         on_device = {device: splits.to(device) for device in dict.fromkeys(self.placed)}
+        if task.augment:
+            on_device = {device: replace(own, train=own.train.with_border()) for device, own in on_device.items()}
         self.flops = HostFlops.of_task(task.build_host, splits.train)
         self.is_over = False
         with memory_errors():
