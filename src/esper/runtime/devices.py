@@ -20,7 +20,8 @@ def refuse_idle(hosts: int, names: Sequence[str]) -> None:
     """More devices than hosts would leave some of them idle."""
     if hosts < len(devices := split_names(names)):
         raise SettingError(
-            f"{hosts} hosts on {', '.join(devices)}: {len(devices) - hosts} would stay idle. Raise hosts or name fewer."
+            f"hosts is {hosts}, but devices are {', '.join(devices)}: {len(devices) - hosts} would stay idle. "
+            f"Raise hosts to {len(devices)} or more, or name fewer devices."
         )
 
 
