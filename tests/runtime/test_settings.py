@@ -26,12 +26,12 @@ NO_WORK = replace(BLOBS, load=refuse_to_load)
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        (["mps"], "'mps'"),
-        (["mps:0"], "'mps:0'"),
+        (["mps"], "device mps"),
+        (["mps:0"], "device mps"),
         (["cuda:99"], "'cuda:99' .*CUDA"),
         (["tpu"], "'tpu'"),
         (["cpu", "gpu0"], "'gpu0'"),
-        (["meta"], "'meta'"),
+        (["meta"], "device meta"),
         (["cuda:300"], "cuda:300"),
         ([], "cpu, cuda, or"),
         ([""], "cpu, cuda, or"),

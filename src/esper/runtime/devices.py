@@ -34,7 +34,7 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
         except RuntimeError as problem:
             raise DeviceError(f"{name!r} is not a device; write cpu, cuda, or cuda:0 cuda:1.") from problem
         if device.type not in ("cpu", "cuda"):
-            raise DeviceError(f"device {name!r} is not supported. Use cpu or cuda.")
+            raise DeviceError(f"device {name} is not supported. Use cpu or cuda.")
         if device.type == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             device = torch.device("cuda", device.index or 0)
