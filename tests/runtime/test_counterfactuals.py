@@ -60,7 +60,7 @@ def test_a_shared_prefix_gives_the_outputs_of_a_full_pass_to_the_bit(grown):
     inputs, _ = run.splits.validation.gather(torch.arange(20))
     run.model.eval()
     with torch.no_grad():
-        shared = list(measuring._passes(run, measured_slots(run), inputs))
+        shared = list(measuring._passes(run, measured_slots(run), [], inputs))
         full = [run.model(inputs)]
         for slot in run.slots:
             with bypassed(slot):
@@ -220,8 +220,8 @@ def test_shadow_passes_are_in_the_ledger():
     population = epochs(INCUBATED, [3], epochs=3, script=PLANTED)
     run = population.runs[0]
     cost = run.ledger.phases["shadow"]
-    assert cost.examples == 2 * (run.examples + len(run.splits.validation))
-    assert cost.flops > 2 * 3 * run.examples * population.flops.whole
+    assert cost.examples == 2 * (run.plan.examples + len(run.splits.validation))
+    assert cost.flops > 2 * 3 * run.plan.examples * population.flops.whole
 
 
 def test_incubation_is_eager():

@@ -146,8 +146,8 @@ def test_training_a_grown_net_is_charged_three_passes_per_example():
     before = run.ledger.phases["training"]
     population.train_epoch()
     after = run.ledger.phases["training"]
-    assert after.examples - before.examples == run.examples
-    assert after.flops - before.flops == run.examples * 3 * forward_flops(run)
+    assert after.examples - before.examples == run.plan.examples
+    assert after.flops - before.flops == run.plan.examples * 3 * forward_flops(run)
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():

@@ -105,7 +105,7 @@ def test_host_and_seed_are_clipped_apart():
     run = population.runs[0]
     inputs, targets = run.splits.train.gather(torch.arange(64))
     run.model.train()
-    run._backward(run._forward(inputs, targets)[0].mean())
+    run._forward(inputs, targets)[0].mean().backward()
     norms = run._clip()
     seed = list(run.model.slot("r0c0").seed.parameters())
     host = [p for p in run.model.parameters() if not any(p is own for own in seed)]

@@ -31,7 +31,7 @@ NO_WORK = replace(BLOBS, load=refuse_to_load)
         (["cuda:99"], "'cuda:99' .*CUDA"),
         (["tpu"], "'tpu'"),
         (["cpu", "gpu0"], "'gpu0'"),
-        (["meta"], "'meta'"),
+        (["meta"], "device meta"),
         (["cuda:300"], "cuda:300"),
         ([], "cpu, cuda, or"),
         ([""], "cpu, cuda, or"),

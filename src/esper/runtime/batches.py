@@ -10,11 +10,8 @@ from esper.runtime.splits import Split, draw_offsets
 
 
 def whole_steps(examples: int, batch: int) -> tuple[int, int]:
-    """How many steps an epoch has, and how many examples each of them: at most `batch`, together at least `examples`.
-
-    A last batch of what is left over may be tiny. Its gradient and its batch statistics are then mostly noise, and it
-    comes right before the measurement. And steps of one size are one graph.
-    """
+    """How many steps an epoch has, and how many examples each: at most `batch`, together at least `examples`."""
+    # a tiny last batch would be mostly noise, right before the measurement; and steps of one size are one graph
     steps = -(-examples // batch)
     return steps, -(-examples // steps)
 
@@ -42,15 +39,12 @@ class ExampleStream:
         return torch.cat(parts)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "generator": self.generator.get_state(),
-            "permutation": self.permutation.clone(),
-            "position": self.position,
-        }
+        """A permutation is replaced and never written into, so that it needs no copy."""
+        return {"generator": self.generator.get_state(), "permutation": self.permutation, "position": self.position}
 
     def load(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["generator"])
-        self.permutation, self.position = state["permutation"].clone(), state["position"]
+        self.permutation, self.position = state["permutation"], state["position"]
 
 
 class EpochPlan:
@@ -59,33 +53,30 @@ class EpochPlan:
     def __init__(
         self, split: Split, stream: ExampleStream, steps: tuple[int, int], augment: bool, device: torch.device
     ):
-        self.split, self.stream, self.augment = split, stream, augment
+        self.split, self.stream = split, stream
         self.steps, self.size = steps
-        examples = self.examples
-        self._drawn = torch.zeros((4 if augment else 1, examples), dtype=torch.long, pin_memory=device.type == "cuda")
-        self._placed = self._drawn.to(device, copy=True)
-        self.rows = self._placed[0]
-        self.offsets = self._placed[1:] if augment else None
+        self.examples = self.steps * self.size
+        shape = 4 if augment else 1, self.examples
+        self._drawn = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
+        self.placed = self._drawn.to(device, copy=True)
+        """rows, then offsets where there are any"""
+        self.rows = self.placed[0]
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self._step = torch.arange(self.size, device=device)
 
-    @property
-    def examples(self) -> int:
-        return self.steps * self.size
-
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
-        self._drawn[0, : self.examples] = self.stream.draw(self.examples)
-        if self.offsets is not None:
-            self._drawn[1:, : self.examples] = draw_offsets(self.examples, self.stream.generator)
-        self._placed.copy_(self._drawn, non_blocking=True)
+        self._drawn[0] = self.stream.draw(self.examples)
+        if len(self._drawn) > 1:
+            self._drawn[1:] = draw_offsets(self.examples, self.stream.generator)
+        self.placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """The next batch, found by the cursor on the device, so that a captured call goes on by itself."""
-        drawn = self._placed[:, self.cursor + self._step]
+        drawn = self.placed[:, self.cursor + self._step]
         self.cursor += self.size
-        return self.split.gather(drawn[0], drawn[1:] if self.augment else None)
+        return self.split.gather(drawn[0], drawn[1:])
 
 
 class SharedBatchIterator:
@@ -97,11 +88,6 @@ class SharedBatchIterator:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = self.plans[0]
         for start in range(0, first.examples, first.size):
-            end = start + first.size
-            rows = torch.cat([plan.rows[start:end] for plan in self.plans])
-            offsets = None
-            if first.augment:
-                offsets = torch.cat([plan.offsets[:, start:end] for plan in self.plans if plan.offsets is not None], 1)
-            inputs, targets = first.split.gather(rows, offsets)
-            hosts = len(self.plans)
-            yield inputs.view(hosts, -1, *inputs.shape[1:]), targets.view(hosts, -1, *targets.shape[1:])
+            drawn = torch.cat([plan.placed[:, start : start + first.size] for plan in self.plans], 1)
+            inputs, targets = first.split.gather(drawn[0], drawn[1:])
+            yield inputs.unflatten(0, (len(self.plans), -1)), targets.unflatten(0, (len(self.plans), -1))

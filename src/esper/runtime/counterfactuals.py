@@ -1,8 +1,8 @@
 """Held-out evidence of one host: losses with and without each seed, sharing the prefix; and the greedy score."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
 from typing import cast
 
 import torch
@@ -22,10 +22,7 @@ SCORE_EXAMPLES = 32
 
 @contextmanager
 def bypassed(slot: SeedSlot) -> Iterator[None]:
-    """The network as if the live seed were not there. A change of structure, unlike `MorphogeneticModel.slot_off`:
-
-    nothing of the seed is computed, and a captured graph holds no alpha of the day it was captured.
-    """
+    """The network as if the live seed were not there. None of it is computed, so that a graph captures no alpha."""
     slot.is_in_output = False
     try:
         yield
@@ -56,8 +53,7 @@ def measure(run: HostRun, split: Split) -> Tensor:
     with torch.no_grad():
         for rows in torch.arange(count, device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
-            passes = chain(_passes(run, slots, inputs), _shadow_passes(run, incubated, inputs))
-            scored = [run.task.score(outputs.float(), targets) for outputs in passes]
+            scored = [run.task.score(outputs.float(), targets) for outputs in _passes(run, slots, incubated, inputs)]
             losses.append(torch.stack([loss for loss, _ in scored]))
             correct.append(scored[0][1])
         together = torch.cat(losses, 1).double()  # [1 + slots, examples]
@@ -71,48 +67,35 @@ def measure(run: HostRun, split: Split) -> Tensor:
     return result
 
 
-def _passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
-    """Outputs of the whole network, then without each slot's seed; features before the first of them are shared."""
+def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
+    """Outputs of the whole network, then without each slot's seed (sharing what comes before), then of the shadows."""
     host = cast(SegmentedHost, run.model.host)
+    whole: Callable[[], Tensor] = partial(run.model, inputs)
+    rest = dict.fromkeys(slots, whole)
     with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
-        if not (run.has_segments and slots):
-            yield run.model(inputs)
-            for slot in slots:
-                with bypassed(slot):
-                    yield run.model(inputs)
-            return
-        arrived: dict[str, Tensor] = {}
         features, before = inputs, None
-        for slot in slots:
+        for slot in slots if run.has_segments else ():
             features = host.forward_to_segment(slot.slot_id, features, before)
-            arrived[slot.slot_id] = features
             before = slot.slot_id
-        yield host.forward_from_segment(slots[-1].slot_id, features)
-        for slot in slots:
+            rest[slot] = whole = partial(host.forward_from_segment, before, features)
+        yield whole()
+        for slot, run_on in rest.items():
             with bypassed(slot):
-                yield host.forward_from_segment(slot.slot_id, arrived[slot.slot_id])
-
-
-def _shadow_passes(run: HostRun, slots: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
-    for slot in slots:
+                yield run_on()
+    for slot in incubated:
         with run.model.at_full_strength(slot.slot_id):
             yield run.model(inputs)
 
 
 def greedy_scores(run: HostRun) -> Tensor:
-    """The greedy score of each slot, [S].
-
-    Read off the first training examples of the epoch just drawn, in evaluation mode: no buffer and no weight changes.
-    """
+    """The greedy score of each slot, [S], from the first examples of the epoch just drawn; the host does not change."""
     sites = [run.model.site(slot.slot_id) for slot in run.slots]
     was_training = run.model.training
     run.model.eval()
     try:
-        size = min(SCORE_EXAMPLES, run.examples)
-        offsets = None if run.plan.offsets is None else run.plan.offsets[:, :size]
-        inputs, targets = run.splits.train.gather(run.plan.rows[:size], offsets)
-        return score_sites(
-            lambda: run.task.score(run.model(inputs).float(), targets)[0], sites, [slot.kind for slot in run.slots]
-        )
+        drawn = run.plan.placed[:, :SCORE_EXAMPLES]
+        inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
+        kinds = [slot.kind for slot in run.slots]
+        return score_sites(lambda: run.task.score(run.model(inputs).float(), targets)[0], sites, kinds)
     finally:
         run.model.train(was_training)

@@ -29,14 +29,12 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
     """Devices by name, each checked to be there."""
     devices = []
     for name in split_names(names):
-        if name.startswith("mps"):
-            raise DeviceError("device mps is not supported: nobody has run Esper on it yet. Use cpu or cuda.")
         try:
             device = torch.device(name)
         except RuntimeError as problem:
             raise DeviceError(f"{name!r} is not a device; write cpu, cuda, or cuda:0 cuda:1.") from problem
         if device.type not in ("cpu", "cuda"):
-            raise DeviceError(f"device {name!r} is not supported. Use cpu or cuda.")
+            raise DeviceError(f"device {name} is not supported. Use cpu or cuda.")
         if device.type == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             device = torch.device("cuda", device.index or 0)
@@ -57,9 +55,8 @@ def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]
 
 def describe_map(placed: Sequence[torch.device]) -> str:
     """One line for people: devices with the number of hosts on each."""
-    return ", ".join(
-        f"{device}: {count} host{'s' * (count > 1)}" for device, count in Counter(map(str, placed)).items()
-    )
+    counts = Counter(map(str, placed))
+    return ", ".join(f"{device}: {count} host{'s' * (count > 1)}" for device, count in counts.items())
 
 
 @contextmanager

@@ -24,15 +24,9 @@ class Governor:
 
     def __init__(self, run: HostRun):
         self.run = run
-        self.best_accuracy = 0.0
-        self.best_loss = math.inf
-        self.bad_checks = 0
-        self.rollbacks = 0
-        self._members: list[nn.Module] = []
-        self._topology: Any = None
         self._live: list[torch.Tensor] = []
         self._good: dict[str, Any] = {}
-        self.keep()
+        self.load((0.0, math.inf, 0, 0))
 
     def state(self) -> tuple[float, float, int, int]:
         """What is expected of the host from now on."""
@@ -43,7 +37,7 @@ class Governor:
         """Expect what was expected then; the present, which was just restored, counts as good."""
         self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks = state
         self._members = self._seeds()
-        self._topology = None
+        self._topology: Any = None
         self.keep()
 
     def judge(self, reading: EpochReading) -> str | None:
@@ -52,11 +46,10 @@ class Governor:
         loss, accuracy = reading.held_out_loss, reading.held_out_accuracy
         assert loss is not None
         assert accuracy is not None
-        for name, value in (("training loss", reading.train_loss), ("gradient", reading.host_gradient_norm)):
+        finite = {"training loss": reading.train_loss, "gradient": reading.host_gradient_norm, "held-out loss": loss}
+        for name, value in finite.items():
             if not math.isfinite(value):
                 return f"{name} is {value}"
-        if not math.isfinite(loss):
-            return f"held-out loss is {loss}"
         chance = self.run.task.chance
         luck = 4 * math.sqrt(chance * (1 - chance) / len(self.run.splits.validation))
         clearly = min(max(CLEARLY_BETTER * chance, chance + luck), (1 + chance) / 2)
@@ -98,15 +91,14 @@ class Governor:
 
     def roll_back(self) -> list[SlotChange]:
         """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
-        live = {slot.slot_id: slot.state for slot in self.run.slots if slot.state.is_live}
+        live = {slot: slot.state for slot in self.run.slots if slot.state.is_live}
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
         self.bad_checks = 0
         changes = [self.run.model.abandon_seed(s.slot_id) for s in self.run.slots if s.state.is_live]
         culled = {change.slot_id for change in changes}
-        for slot in self.run.slots:
-            if slot.slot_id in live and slot.slot_id not in culled:  # planted after the last good epoch
-                before = live[slot.slot_id]
+        for slot, before in live.items():
+            if slot.slot_id not in culled:  # planted after the last good epoch
                 slot.assign(before.advance(SeedStage.CULLED))
                 changes.append(SlotChange(slot.slot_id, before, slot.state))
         self.keep()

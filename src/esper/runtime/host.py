@@ -1,6 +1,6 @@
 """One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,15 +45,8 @@ class HostRun:
         self.task, self.splits, self.seed, self.device = task, splits, seed, device
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
-            host = task.build_host()
-        settings = GrowthSettings(
-            lengths=task.lengths,
-            scale_at_birth=task.scale_at_birth,
-            blends=task.blends,
-            epochs=task.epochs,
-            seed=mix_seed(seed, 1),
-        )
-        host.to(device)
+            host = task.build_host().to(device)
+        settings = GrowthSettings(task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1))
         example = splits.train.example()
         self.model = MorphogeneticModel(
             host,
@@ -69,13 +62,13 @@ class HostRun:
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
         self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
-        self.scaler = torch.amp.GradScaler(device.type) if self.amp is torch.float16 else None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
         count = len(splits.train)
-        stream = ExampleStream(count, mix_seed(seed, 2))
-        self.plan = EpochPlan(
-            splits.train, stream, whole_steps(task.epoch_examples or count, task.batch), task.augment, device
-        )
-        self.has_segments = knows_its_slots(host, self.model.slot_config)
+        steps = whole_steps(task.epoch_examples or count, task.batch)
+        self.plan = EpochPlan(splits.train, ExampleStream(count, mix_seed(seed, 2)), steps, task.augment, device)
+        own = self.model.slot_config.modules.items()
+        self.has_segments = isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
+        """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
@@ -91,19 +84,13 @@ class HostRun:
         with own_randomness(seed):
             newborn = self.task.build_host()
         with torch.no_grad():
-            for old, new in zip(_tensors_of(self.model.host), _tensors_of(newborn), strict=True):
-                old.copy_(new)
+            for tensors in (nn.Module.parameters, nn.Module.buffers):
+                for old, new in zip(tensors(self.model.host), tensors(newborn), strict=True):
+                    old.copy_(new)
         self.seed = seed
         self.model.settings = replace(self.model.settings, seed=mix_seed(seed, 1))
         self.plan.stream = ExampleStream(len(self.splits.train), mix_seed(seed, 2))
         self.ledger = Ledger(peak_params=self.model.total_params)
-
-    # -- training ----------------------------------------------------------------------------------------------------
-
-    @property
-    def examples(self) -> int:
-        """Of one epoch."""
-        return self.plan.examples
 
     def topology(self) -> tuple[Any, ...]:
         """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
@@ -117,7 +104,10 @@ class HostRun:
         """Learning rates and examples of the next epoch go to the device."""
         rate = self.task.rate(self.epoch)
         for group in self.optimizer.param_groups:
-            set_rate(group, rate)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         self.sums.zero_()
         self.step = 0
         self.plan.draw()
@@ -127,30 +117,22 @@ class HostRun:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
         self.step += 1
-        with self._randomness():
-            self._learn(inputs, targets)
-
-    def _randomness(self) -> AbstractContextManager[None]:
-        """A host with dropout draws from numbers of its own, so that it does not matter who trains beside it."""
-        if not self.is_random:
-            return nullcontext()
         devices = [self.device.index or 0] if self.device.type == "cuda" else []
-        return own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
+        # a host with dropout draws from numbers of its own, so that it does not matter who trains beside it
+        own = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
+        with own if self.is_random else nullcontext():
+            self._learn(inputs, targets)
 
     def _learn(self, inputs: Tensor, targets: Tensor) -> None:
         losses, correct = self._forward(inputs, targets)
-        self._backward(losses.mean())
+        self.scaler.scale(losses.mean()).backward()
         if any(slot.state.stage is SeedStage.TRAINING for slot in self.slots):
             with self.model.shadow():
-                self._backward(self._forward(inputs, targets)[0].mean())
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
+                self.scaler.scale(self._forward(inputs, targets)[0].mean()).backward()
+        self.scaler.unscale_(self.optimizer)
         norms = self._clip()
-        if self.scaler is not None:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             self.sums += torch.stack([losses.detach().sum(), correct.sum(), *norms])
@@ -160,26 +142,21 @@ class HostRun:
             outputs = self.model(inputs)
         return self.task.score(outputs.float(), targets)
 
-    def _backward(self, loss: Tensor) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
     def _clip(self) -> list[Tensor]:
         """Clip host and seeds apart; the norms before clipping are readings."""
         norms = [self._nothing if norm is None else norm for norm in self.model.clip_gradients(self.task.clip_norm)]
-        if self.scaler is not None:  # an overflow skips its step, so it is no reading of the host
+        if self.scaler.is_enabled():  # an overflow skips its step, so it is no reading of the host
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
 
     def end_epoch(self, sums: list[float]) -> None:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
         loss, correct, *norms = sums
-        steps = self.plan.steps
+        steps, examples = self.plan.steps, self.plan.examples
         rate = self.task.rate(self.epoch)
-        self.reading = EpochReading(self.epoch, loss / self.examples, correct / self.examples, norms[0] / steps, rate)
+        self.reading = EpochReading(self.epoch, loss / examples, correct / examples, norms[0] / steps, rate)
         self.model.record_gradients(norms, steps)
         self.epoch += 1
-
-    # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
@@ -190,29 +167,24 @@ class HostRun:
         """The part of a snapshot that is not tensors."""
         return {
             "slots": [
-                (
-                    *(list(s.fossils), list(s.fossil_names), s.seed, s.state),
-                    *(s.gradient_ratio, s.gradient_norm, s.greedy_score),
-                )
+                ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.gradient_ratio, s.gradient_norm, s.greedy_score)
                 for s in self.slots
             ],
             "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "scaler": self.scaler.state_dict(),
         }
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
         for slot, (fossils, names, seed, state, *readings) in zip(self.slots, snapshot["slots"], strict=True):
-            slot.fossils, slot.fossil_names = nn.ModuleList(fossils), list(names)
-            slot.seed = seed
+            slot.fossils, slot.fossil_names, slot.seed = nn.ModuleList(fossils), list(names), seed
             slot.assign(state)
             slot.gradient_ratio, slot.gradient_norm, slot.greedy_score = readings
         self._regroup()
         with torch.no_grad():
             for name, value in self.tensors().items():
                 value.copy_(snapshot["tensors"][name])
-        if self.scaler is not None:
-            self.scaler.load_state_dict(snapshot["scaler"])
+        self.scaler.load_state_dict(snapshot["scaler"])
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
             self.epoch, self.model.births, self.model.shadow_passes, self.reading = snapshot["counters"]
@@ -221,19 +193,15 @@ class HostRun:
         """Parameters, buffers and optimiser state by name."""
         named = dict(self.model.state_dict(keep_vars=True))
         for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    named[f"{name}|{key}"] = value
+            state = self.optimizer.state[parameter].items()
+            named |= {f"{name}|{key}": value for key, value in state if isinstance(value, Tensor)}
         return named
 
     def _regroup(self) -> None:
         """Put every parameter into the group its place in the network says."""
-        seeds = {slot.slot_id: list(slot.seed.parameters()) if slot.seed is not None else [] for slot in self.slots}
-        live = {id(p) for own in seeds.values() for p in own}
-        groups = self.optimizer.param_groups
-        groups[self.link.home]["params"][:] = [p for p in self.model.parameters() if id(p) not in live]
-        for slot_id, own in seeds.items():
-            groups[self.link.groups[slot_id]]["params"][:] = own
+        places = [self.link.home, *(self.link.groups[slot.slot_id] for slot in self.slots)]
+        for place, own in zip(places, self.model.owners(), strict=True):
+            self.optimizer.param_groups[place]["params"][:] = own
         known = {id(p) for p in self.model.parameters()}
         for parameter in [p for p in self.optimizer.state if id(p) not in known]:
             del self.optimizer.state[parameter]
@@ -242,31 +210,19 @@ class HostRun:
     def prime(self) -> None:
         """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
         for module in (self.model.host, *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None)):
-            if prime_state(self.optimizer, module.parameters()):
+            new = [parameter for parameter in module.parameters() if not self.optimizer.state[parameter]]
+            for parameter in new:
+                self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
+            if new:
                 self._primed[module] = self._primed.get(module, 0) + 1
-
-
-def _tensors_of(host: nn.Module) -> list[Tensor]:
-    return [*host.parameters(), *host.buffers()]
 
 
 def draws_random_numbers(host: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in host.modules())
 
 
-def knows_its_slots(host: nn.Module, slots: SlotConfig) -> bool:
-    """Whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared."""
-    if not isinstance(host, SegmentedHost):
-        return False
-    own = host.slot_config().modules
-    return all(own.get(slot_id) == module for slot_id, module in slots.modules.items())
-
-
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:
-    """Slots for the modules that the patterns mean, in the order of execution; None leaves it to the host.
-
-    A host that knows its own slots may be given some of their ids instead.
-    """
+    """Slots for the modules, or the host's own slots, that the patterns mean; None leaves it to the host."""
     if patterns is None:
         return None
     own = host.slot_config() if isinstance(host, SegmentedHost) else None
@@ -283,34 +239,16 @@ def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tenso
 def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """The task's optimiser; on a GPU its rate is a tensor, so that a captured graph follows the plan."""
     is_cuda = device.type == "cuda"
-    rate: Any = torch.tensor(task.lr, device=device) if is_cuda else task.lr
+    rate = torch.tensor(task.lr, device=device) if is_cuda else task.lr
+    options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay, "fused": is_cuda or None}
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(
-            model.parameters(), rate, weight_decay=task.weight_decay, fused=is_cuda or None, capturable=is_cuda
-        )
-    return torch.optim.SGD(
-        model.parameters(), rate, _MOMENTUM, weight_decay=task.weight_decay, nesterov=True, fused=is_cuda or None
-    )
+        return torch.optim.AdamW(model.parameters(), capturable=is_cuda, **options)
+    return torch.optim.SGD(model.parameters(), momentum=_MOMENTUM, nesterov=True, **options)
 
 
-def prime_state(optimizer: torch.optim.Optimizer, parameters: Any) -> bool:
-    """Zero state for parameters that have none: the first step is then like every other. True if any had none."""
-    is_new = False
-    for parameter in parameters:
-        if optimizer.state[parameter]:
-            continue
-        is_new = True
-        zeros = torch.zeros_like(parameter)
-        if isinstance(optimizer, torch.optim.SGD):
-            optimizer.state[parameter] = {"momentum_buffer": zeros}
-        else:
-            step = torch.zeros((), device=parameter.device if parameter.is_cuda else "cpu")
-            optimizer.state[parameter] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-    return is_new
-
-
-def set_rate(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
+def build_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Zero state of a parameter that has none: its first step is then like every other."""
+    zeros = torch.zeros_like(parameter)
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer": zeros}
+    return {"step": torch.zeros((), device=parameter.device), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}

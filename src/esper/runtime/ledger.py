@@ -108,32 +108,29 @@ def _count(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def seed_flops(model: MorphogeneticModel, slot_id: str, *, live: bool) -> int:
-    """Forward FLOPs of a slot's fossils, and of its live seed if it is in the output and `live` asks for it."""
-    slot = model.slot(slot_id)
-    seeds: list[tuple[str, nn.Module]] = list(zip(slot.fossil_names, slot.fossils, strict=True))
-    if live and slot.is_in_output and slot.seed is not None:
-        seeds.append((str(slot.state.blueprint_id), slot.seed))
-    return sum(REGISTRY.get(slot.kind, name).cost(slot.feature_shape, has_gate(seed)).flops for name, seed in seeds)
+def _seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
+    return REGISTRY.get(slot.kind, name).cost(slot.feature_shape, has_gate(seed)).flops
 
 
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
-    gated = has_gate(slot.seed)
-    return REGISTRY.get(slot.kind, str(slot.state.blueprint_id)).cost(slot.feature_shape, gated).flops
+    return _seed_flops(slot, str(slot.state.blueprint_id), slot.seed)
+
+
+def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
+    """Forward FLOPs of a slot's fossils, and of its live seed if it is in the output and `live` asks for it."""
+    fossils = sum(_seed_flops(slot, *fossil) for fossil in zip(slot.fossil_names, slot.fossils, strict=True))
+    return fossils + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
 
 
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """Forward FLOPs of one example through the network as it stands."""
-    return host.whole + sum(seed_flops(model, slot_id, live=True) for slot_id in model.slot_config.slot_ids)
+    return host.whole + sum(_slot_flops(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids)
 
 
 def ablation_flops(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:
     """Extra forward FLOPs of one example to see the network without one seed, shared prefix not counted."""
-    own = seed_flops(model, slot_id, live=True) - seed_flops(model, slot_id, live=False)
-    if slot_id not in host.after:
-        return network_flops(model, host) - own
     ids = model.slot_config.slot_ids
-    later = ids[ids.index(slot_id) + 1 :]
-    rest = sum(seed_flops(model, other, live=True) for other in later)
-    return host.after[slot_id] + seed_flops(model, slot_id, live=False) + rest
+    passed = ids[ids.index(slot_id) :] if slot_id in host.after else ids
+    seeds = sum(_slot_flops(model.slot(other), live=other != slot_id) for other in passed)
+    return host.after.get(slot_id, host.whole) + seeds

@@ -12,6 +12,7 @@ from torch import nn
 
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import SlotChange
+from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import DataError, DeviceError, SettingError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
@@ -29,7 +30,7 @@ from esper.runtime.tasks import Task, check_fit
 
 @dataclass(frozen=True)
 class Rollback:
-    """The governor brought a host back."""
+    """The governor rolled a host back."""
 
     host: int
     reason: str
@@ -70,22 +71,20 @@ class Population:
         check_fit(task, splits)
         if task.held_out is not None:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
-        self._splits = {device: _place(splits, task, device) for device in dict.fromkeys(self.placed)}
-        self.flops = HostFlops.of_task(task.build_host, self._splits[self.placed[0]].train)
-        self.runs: list[HostRun] = []
-        self.governors: list[Governor] = []
+        on_device = {device: splits.to(device) for device in dict.fromkeys(self.placed)}
+        if task.augment:
+            on_device = {device: replace(own, train=own.train.with_border()) for device, own in on_device.items()}
+        self.flops = HostFlops.of_task(task.build_host, splits.train)
         self.is_over = False
         with memory_errors():
-            for seed, device in zip(seeds, self.placed, strict=True):
-                self.runs.append(HostRun(task, self._splits[device], seed, device, amp))
-                self.governors.append(Governor(self.runs[-1]))
-        if self.runs and not self.runs[0].has_segments:
+            placed = zip(seeds, self.placed, strict=True)
+            self.runs = [HostRun(task, on_device[device], seed, device, amp) for seed, device in placed]
+            self.governors = [Governor(run) for run in self.runs]
+        if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
 
     def __len__(self) -> int:
         return len(self.runs)
-
-    # -- one epoch ---------------------------------------------------------------------------------------------------
 
     def train_epoch(self) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end."""
@@ -100,44 +99,43 @@ class Population:
             for slot, value in zip(run.slots, score, strict=True):
                 slot.greedy_score = value
             flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
-            charges = [("training", run.examples, flops), ("score", min(SCORE_EXAMPLES, run.examples), flops)]
+            charges = [("training", run.plan.examples, flops), ("score", min(SCORE_EXAMPLES, run.plan.examples), flops)]
             if incubated := incubated_slots(run):
                 seeds = sum(incubation_flops(slot) for slot in incubated)
-                charges.append(("shadow", run.examples, flops + (1 + BACKWARD) * seeds))
+                charges.append(("shadow", run.plan.examples, flops + (1 + BACKWARD) * seeds))
             run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
     def evaluate(self) -> list[Rollback]:
-        """Held-out loss, accuracy and every live seed's contribution; hosts that broke are brought back."""
+        """Held-out loss, accuracy and every live seed's contribution; hosts that broke are rolled back."""
         self._require_episode()
         started = time.perf_counter()
         with memory_errors():
             results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
         seconds = (time.perf_counter() - started) / len(self.runs)
-        rollbacks = []
-        for host, (run, row) in enumerate(zip(self.runs, results, strict=True)):
+        rollbacks, healthy = [], []
+        for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
             self._charge_evaluation(run, seconds)
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
             run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
-            problem = self.governors[host].judge(run.reading)
-            if problem is not None:
-                rollbacks.append(Rollback(host, problem, tuple(self.governors[host].roll_back())))
-                continue
-            self._take_evidence(run, row[2:])
-        broken = {rollback.host for rollback in rollbacks}
-        keep_together(governor for host, governor in enumerate(self.governors) if host not in broken)
+            if (problem := governor.judge(run.reading)) is not None:
+                rollbacks.append(Rollback(host, problem, tuple(governor.roll_back())))
+            else:
+                self._take_evidence(run, row[2:])
+                healthy.append(governor)
+        keep_together(healthy)
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
         count = len(run.splits.validation)
-        found = [Measurement(mean, error, count) for mean, error in zip(row[::2], row[1::2], strict=True)]
-        measured = measured_slots(run)
-        for slot, gain in zip(measured, found[: len(measured)], strict=True):
-            slot.assign(slot.state.measured(gain))
-        for slot, gain in zip(incubated_slots(run), found[len(measured) :], strict=True):
-            slot.assign(slot.state.incubated(gain))
+        found = (Measurement(mean, error, count) for mean, error in zip(row[::2], row[1::2], strict=True))
+        for slot in measured_slots(run):
+            slot.assign(slot.state.measured(next(found)))
+        for slot in incubated_slots(run):
+            slot.assign(slot.state.incubated(next(found)))
+        assert next(found, None) is None
 
     def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
         count = len(run.splits.validation)
@@ -159,8 +157,6 @@ class Population:
         """Stages and ramps of every host take their step."""
         return [run.model.tick() for run in self.runs]
 
-    # -- reading -----------------------------------------------------------------------------------------------------
-
     def readings(self) -> list[EpochReading | None]:
         """Each host's last epoch; None where there has been none yet."""
         return [run.reading for run in self.runs]
@@ -172,18 +168,13 @@ class Population:
         """What legality and masks are judged by."""
         return [run.model.view() for run in self.runs]
 
-    # -- episodes ------------------------------------------------------------------------------------------------------
-
     def snapshot(self) -> list[dict[str, Any]]:
         """Every host and what its governor expects of it."""
-        return [
-            {**run.snapshot(), "governor": governor.state()}
-            for run, governor in zip(self.runs, self.governors, strict=True)
-        ]
+        return [{**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
-        for run, governor, snapshot in zip(self.runs, self.governors, snapshots, strict=True):
-            run.restore(snapshot)
+        for governor, snapshot in zip(self.governors, snapshots, strict=True):
+            governor.run.restore(snapshot)
             governor.load(snapshot["governor"])
 
     def reset(self, host: int, seed: int) -> None:
@@ -201,20 +192,18 @@ class Population:
             network = harvest(run.model).eval()
             accuracy, loss = self._score(network, run.splits.test.open_for_final_report(), run.device)
             validation, _ = self._score(network, run.splits.validation, run.device)
-            params = sum(parameter.numel() for parameter in network.parameters())
-            scores.append(FinalScore(accuracy, loss, validation, params, network))
+            scores.append(FinalScore(accuracy, loss, validation, count_parameters(network), network))
         return scores
 
     @torch.no_grad()
     def _score(self, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
         """Accuracy and loss on a whole split."""
-        losses, correct = [], []
+        scored = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)
-            loss, right = self.task.score(network(inputs).float(), targets)
-            losses.append(loss)
-            correct.append(right)
-        return float(torch.cat(correct).mean()), float(torch.cat(losses).mean())
+            scored.append(self.task.score(network(inputs).float(), targets))
+        loss, accuracy = (float(torch.cat(parts).mean()) for parts in zip(*scored, strict=True))
+        return accuracy, loss
 
     def _require_episode(self) -> None:
         if self.is_over:
@@ -228,23 +217,14 @@ def memory_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as problem:
         raise DeviceError(
-            "out of GPU memory. Lower the number of hosts (seeds) or the task's batch, or spread the hosts over more "
-            f"devices. ({str(problem).splitlines()[0]})"
+            f"out of GPU memory: use fewer hosts (seeds), a lower batch or more GPUs. ({str(problem).splitlines()[0]})"
         ) from problem
-
-
-def _place(splits: Splits, task: Task, device: torch.device) -> Splits:
-    placed = splits.to(device)
-    return replace(placed, train=placed.train.with_border()) if task.augment else placed
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:
     """One transfer per device for rows of equal length; the only place where the host waits for the device."""
-    rows: list[list[float]] = [[] for _ in values]
-    groups: dict[tuple[torch.device, int], list[int]] = {}
-    for index, value in enumerate(values):
-        groups.setdefault((value.device, len(value)), []).append(index)
-    for members in groups.values():
-        for index, row in zip(members, torch.stack([values[i] for i in members]).tolist(), strict=True):
-            rows[index] = row
-    return rows
+    groups: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+    for value in values:
+        groups.setdefault((value.device, len(value)), []).append(value)
+    rows = {key: iter(torch.stack(members).tolist()) for key, members in groups.items()}
+    return [next(rows[value.device, len(value)]) for value in values]

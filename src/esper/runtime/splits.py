@@ -37,27 +37,23 @@ class TensorSplit:
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> "TensorSplit":
-        return TensorSplit(self.inputs.to(device), self.targets.to(device), self.scale, self.shift, self.padded)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def with_border(self) -> "TensorSplit":
         """The same images, ready to be shifted."""
         if self.inputs.dim() != 4:
             raise DataError(f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}.")
-        inputs = torch.nn.functional.pad(self.inputs, (PAD,) * 4)
-        return TensorSplit(inputs, self.targets, self.scale, self.shift, padded=True)
+        return replace(self, inputs=torch.nn.functional.pad(self.inputs, (PAD,) * 4), padded=True)
 
     def gather(self, rows: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A batch: inputs in floating point, targets as stored."""
-        if not self.padded:
-            picked = self.inputs[rows]
-        else:
-            assert offsets is not None
-            picked = self._crop(rows, offsets)
+        picked = self._crop(rows, offsets) if self.padded else self.inputs[rows]
         if picked.dtype in (torch.int16, torch.int32, torch.int64):
             return picked.long(), self.targets[rows]  # tokens or other indices: read as they are
         return torch.add(torch.mul(picked, self.scale), self.shift), self.targets[rows]
 
-    def _crop(self, rows: Tensor, offsets: Tensor) -> Tensor:
+    def _crop(self, rows: Tensor, offsets: Tensor | None) -> Tensor:
+        assert offsets is not None
         count, channels, height, width = self.inputs.shape
         image, plane, line, pixel = self.inputs.stride()
         shifts = 2 * PAD + 1
@@ -124,8 +120,7 @@ class SealedSplit:
 
     def __getattr__(self, name: str) -> Any:
         raise DataError(
-            f"the test split is sealed: {name!r} was asked of it before the final report. Rewards, gates and policies "
-            "see the validation split; Population.final_scores() reads the test split, once."
+            f"the test split is sealed: {name!r} was asked of it. Use the validation split; final_scores() opens it."
         )
 
 
@@ -149,6 +144,6 @@ def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[Tens
     cut = int(len(split) * share)
     if not 0 < cut < len(split):
         raise DataError(f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data.")
-    parts = (order[cut:], order[:cut])
-    kept, held_out = (TensorSplit(split.inputs[p], split.targets[p], split.scale, split.shift) for p in parts)
+    parts = order[cut:], order[:cut]
+    kept, held_out = (replace(split, inputs=split.inputs[rows], targets=split.targets[rows]) for rows in parts)
     return kept, held_out
