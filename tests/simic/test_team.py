@@ -8,9 +8,8 @@ from torch import nn
 
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
-from esper.simic.diagnostics import RatioExplosionDiagnostic
+from esper.simic.diagnostics import MinibatchTrace, RatioExplosionDiagnostic, summarise
 from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
-from esper.simic.update_record import MinibatchTrace, summarise
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
