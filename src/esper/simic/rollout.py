@@ -60,10 +60,8 @@ class Rollout:
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = torch.zeros(*shape, heads, dtype=torch.long, device=device)
         self.log_probs = like.new_zeros(*shape, heads)
-        self.values = like.new_zeros(shape)
-        self.rewards = like.new_zeros(shape)
+        self.values, self.rewards, self.after_values = (like.new_zeros(shape) for _ in range(3))
         self.final_values = like.new_full(shape, torch.nan)
-        self.after_values = like.new_zeros(shape)
         self.terminated, self.truncated, self.valid, self.starts = (
             torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(4)
         )
@@ -158,12 +156,9 @@ class Rollout:
         choices, valid = self.cut(self.choices, index), self.cut(self.valid, index)
         lengths = (self.steps - self.begins(index)).clamp(max=self.piece)
         return Rows(
-            states=self.cut(self.states, index),
+            **{name: self.cut(getattr(self, name), index) for name in ("states", "log_probs", "values", "starts")},
             choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
-            log_probs=self.cut(self.log_probs, index),
-            values=self.cut(self.values, index),
             valid=valid & (torch.arange(self.piece, device=index.device) < lengths[:, None]),
-            starts=self.cut(self.starts, index),
             masks={name: self.cut(mask, index) for name, mask in self.masks.items()},
             hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
         )

@@ -33,8 +33,6 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
 
-Watch = Callable[[RoundFinished], None]
-
 
 class InterruptedTraining(Exception):  # noqa: N818  # nobody made a mistake
     """Somebody asked to stop; the last whole round is saved."""
@@ -49,7 +47,7 @@ def train_ppo_vectorized(
     *,
     sink: Sink,
     resume: bool = False,
-    watch: Watch = lambda event: None,
+    watch: Callable[[RoundFinished], None] = lambda event: None,
     watch_ranks: Callable[[Sequence[RankTimed]], None] = lambda ranks: None,
     should_stop: Callable[[], bool] = lambda: False,
     team: Team | None = None,
