@@ -50,8 +50,6 @@ class PPOAgent:
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
 
-    # -- acting ------------------------------------------------------------------------------------------------------
-
     def act(
         self, obs: Any, mask: "Mask" = None, state: Hidden | None = None, deterministic: bool = True
     ) -> tuple[Any, Hidden]:
@@ -78,8 +76,6 @@ class PPOAgent:
         is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
-    # -- learning ----------------------------------------------------------------------------------------------------
-
     @property
     def entropy_weight(self) -> float:
         return anneal(self.config.entropy, self.config.entropy_floor, self.decisions, self.config.anneal_decisions)
@@ -95,8 +91,7 @@ class PPOAgent:
         known = explained_variance(rollout.values, returns, rollout.valid, pool)
         advantages = normalise_advantages(raw, rollout.valid, pool)
         weight, rate = self.entropy_weight, self.lr
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.param_groups[0]["lr"] = rate
         traces, stopped, counts = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
@@ -209,8 +204,6 @@ class PPOAgent:
 
         Looks at the ends of all pieces. 0 where no episode goes on, as in growth, whose rows are whole episodes.
         """
-        assert rollout.hidden is not None
-        assert rollout.end_hidden is not None
         lasts = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece), rollout.steps - 1]
         goes_on = (rollout.valid & ~rollout.ended)[lasts]
         if not bool(goes_on.any()):

@@ -51,11 +51,9 @@ def learn(
         )
     agent = PPOAgent(network, config, seed=seed, codecs=codecs)
     player = Player(env, agent, seed)
-    left = total_steps // env.num_envs
-    while left > 0:
-        steps = min(config.horizon, left)
-        watch(agent, agent.update(player.play(steps)))
-        left -= steps
+    steps = total_steps // env.num_envs
+    for done in range(0, steps, config.horizon):
+        watch(agent, agent.update(player.play(min(config.horizon, steps - done))))
     return agent
 
 
@@ -66,8 +64,7 @@ class Player:
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise EnvironmentMismatchError(
-                f"the environment's metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; a wrong "
-                "guess would mix two episodes, so it has to be declared."
+                f"the metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; declare what it does."
             )
         assert agent.codecs is not None
         self.env, self.agent = env, agent
@@ -160,7 +157,6 @@ class ObservationCodec:
     """Observations of N environments as rows of float32: boxes flattened, discrete ones as one-hot."""
 
     def __init__(self, space: gym.Space[Any]):
-        self.space = space
         self.sizes = _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             raise EnvironmentMismatchError(
@@ -194,8 +190,7 @@ class ActionCodec:
         sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
         if sizes is None:
             raise EnvironmentMismatchError(
-                f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
-                "Known: Discrete, MultiDiscrete, MultiBinary."
+                f"actions of {type(space).__name__} are not supported. Known: Discrete, MultiDiscrete, MultiBinary."
             )
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:

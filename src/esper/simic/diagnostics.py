@@ -119,10 +119,6 @@ class Anomaly:
     limit: float
     where: str = ""
 
-    def __str__(self) -> str:
-        place = f" ({self.where})" if self.where else ""
-        return f"{self.kind} is {self.value:.4g}, limit {self.limit:.4g}{place}"
-
 
 @dataclass(frozen=True)
 class AnomalyDetector:
@@ -184,13 +180,11 @@ class MinibatchTrace:
 def summarise(
     traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
 ) -> UpdateRecord:
-    """One record of all minibatches of all processes, the same on each.
-
-    Args:
-        uses: decisions of all processes that each head took part in.
-        known: the fields that the caller measured itself.
-    """
-    whole = [_joined(parts) for parts in zip(*team.gather([_to_cpu(trace) for trace in traces]), strict=True)]
+    """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
+    here = [
+        replace(own, **{name: each.cpu() for name, each in vars(own).items() if each is not None}) for own in traces
+    ]
+    whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
     first, every = whole[0], _joined(whole)
     joint = _ratios(every.log_ratios.sum(0), every.valid)
     losses = torch.stack([trace.head_losses.expand(len(names)) for trace in whole]).mean(0).tolist()
@@ -220,11 +214,6 @@ def summarise(
         explosion=_look_through(every, names),
         **known,
     )
-
-
-def _to_cpu(trace: MinibatchTrace) -> MinibatchTrace:
-    moved: dict[str, Any] = {name: value.cpu() for name, value in vars(trace).items() if value is not None}
-    return replace(trace, **moved)
 
 
 def _joined(parts: Sequence[MinibatchTrace]) -> MinibatchTrace:

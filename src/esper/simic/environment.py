@@ -66,8 +66,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at "
-                "least one host, one seed, and two epochs (the first is measured before anything is decided)."
+                f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs: growth needs at least 1, 1 and 2."
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
@@ -89,8 +88,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.seed, self.begun, self.refused = 0, 0, 0
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
-
-    # -- episodes ------------------------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
@@ -114,8 +111,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         """The twin's reading of the epoch that the host has just been trained for."""
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
-
-    # -- a step ------------------------------------------------------------------------------------------------------
 
     def step(
         self, actions: Any
@@ -178,8 +173,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             is_lost=is_lost,
         )
 
-    # -- seeing ------------------------------------------------------------------------------------------------------
-
     def _train(self) -> list[list[Event]]:
         """Train and measure an epoch of every host. One without a reading stands where it stood, and so does a twin."""
         happened = self.episodes.train()
@@ -206,10 +199,8 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
     def __init__(self, hosts: GrowthVectorEnv):
         if hosts.num_envs != 1:
             raise SettingError(f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1.")
-        self.metadata = {"render_modes": []}
-        self.hosts = hosts
-        self.observation_space = hosts.single_observation_space
-        self.action_space = hosts.single_action_space
+        self.metadata, self.hosts = {"render_modes": []}, hosts
+        self.observation_space, self.action_space = hosts.single_observation_space, hosts.single_action_space
         self._masks: dict[str, NDArray[np.bool_]] = {}
 
     def reset(

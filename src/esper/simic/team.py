@@ -29,11 +29,7 @@ _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 
 
 class Team:
-    """Every method is called by all ranks at the same point; each returns the same on all of them.
-
-    Args:
-        shares_gpu: whether sums of what is on a GPU are made on the CPU, because some ranks share one.
-    """
+    """Every method is called by all ranks at the same point; each returns the same on all of them."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", shares_gpu: bool = False):
         self.rank, self.size, self.device, self.shares_gpu = rank, size, torch.device(device), shares_gpu
@@ -48,7 +44,7 @@ class Team:
         return [range(*pair) for pair in pairwise(bounds)]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks; the argument is left alone."""
+        """The sum over ranks; the argument is left alone. Where some share a GPU, the CPU makes it."""
         if self.size == 1:
             return values
         total = values.detach().to("cpu" if self.shares_gpu else values.device, copy=True)
@@ -181,8 +177,7 @@ class Pulse:
     def __init__(self, rank: int, size: int):
         self.heard = ""
         """what became of another rank; empty while nothing has"""
-        self._rank, self._size = rank, size
-        self._other = 0  # whom it waits for
+        self._rank, self._size, self._other = rank, size, 0  # the other is whom it waits for
         self._own: str | None = None  # None while it works, empty when it has ended well
         self._is_over = threading.Event()
         self._group = dist.new_group(backend="gloo", timeout=_SILENCE)

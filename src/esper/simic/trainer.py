@@ -139,16 +139,9 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
     """Storage for whole episodes: every decision of every host here, of `total` on all ranks; None is no others."""
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
-    return Rollout(
-        env.task.epochs - 1,
-        env.num_envs,
-        env.width,
-        env.heads,
-        shapes,
-        agent.device,
-        dtype=next(agent.network.parameters()).dtype,
-        place=(env.first, total or env.num_envs),
-    )
+    size, place = (env.task.epochs - 1, env.num_envs, env.width), (env.first, total or env.num_envs)
+    dtype = next(agent.network.parameters()).dtype
+    return Rollout(*size, env.heads, shapes, agent.device, dtype=dtype, place=place)
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
@@ -200,8 +193,7 @@ def play_round(
 
 def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
-    found = AnomalyDetector().check(record, number / config.rounds)
-    for anomaly in found:
+    for anomaly in (found := AnomalyDetector().check(record, number / config.rounds)):
         escalated = sink.telemetry.escalate_temporarily()
         if tells:
             value, limit = finite(anomaly.value), finite(anomaly.limit)
