@@ -181,9 +181,7 @@ def summarise(
     traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
 ) -> UpdateRecord:
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
-    here = [
-        replace(own, **{name: each.cpu() for name, each in vars(own).items() if each is not None}) for own in traces
-    ]
+    here = [replace(own, **{key: each.cpu() for key, each in vars(own).items() if each is not None}) for own in traces]
     whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
     first, every = whole[0], _joined(whole)
     joint = _ratios(every.log_ratios.sum(0), every.valid)
