@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_GERMINATE, OP_WAIT
-from esper.simic.losses import k3, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import Counts, HeadSteps, k3, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.tamiyo.heads import HeadSpec
 
 CLIP = 0.2
@@ -17,12 +17,18 @@ def log(rows):
     return tensor(rows).log()
 
 
+def steps_of(used, valid, is_open=None):
+    is_open = used if is_open is None else is_open
+    return HeadSteps(used, is_open, Counts.of(Counts.by_row(used, valid, is_open)))
+
+
 def loss_of(ratios, advantages, used=None, valid=None, mode="per_head", clip=CLIP):
     """The loss for ratios [heads][steps] of one row; unused heads are where `used` is 0."""
     new = log(ratios)[:, None].requires_grad_()
     used = torch.ones(new.shape, dtype=torch.bool) if used is None else tensor(used)[:, None].bool()
     valid = torch.ones(new.shape[1:], dtype=torch.bool) if valid is None else tensor([valid]).bool()
-    return new, policy_loss(new, torch.zeros_like(new), tensor([advantages]), used & valid, valid, clip, mode)
+    steps = steps_of(used & valid, valid)
+    return new, policy_loss(new, torch.zeros_like(new), tensor([advantages]), steps, valid, clip, mode)
 
 
 # two heads, four steps; joint ratios are 1.43, 0.35, 0.78 and 1.95
@@ -103,12 +109,12 @@ def test_the_divergence_is_the_mean_of_r_minus_one_minus_log_r():
     log_ratio = log([[0.5, 1.0, 3.0, 100.0]])
     valid = tensor([[True, True, True, False]])
     expected = sum(r - 1 - math.log(r) for r in (0.5, 1.0, 3.0)) / 3
-    assert float(k3(log_ratio, valid)) == pytest.approx(expected, rel=1e-6)
+    assert float(k3(log_ratio, valid, tensor(3))) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_divergence_is_never_negative_where_the_plain_estimate_is():
     log_ratio = log([[1.5, 1.2]])
-    assert (-log_ratio).mean() < 0 < k3(log_ratio, torch.ones(1, 2, dtype=torch.bool))
+    assert (-log_ratio).mean() < 0 < k3(log_ratio, torch.ones(1, 2, dtype=torch.bool), tensor(2))
 
 
 def test_divergence_and_log_ratios_carry_no_gradient():
@@ -130,7 +136,7 @@ def test_heads_take_part_where_the_op_uses_them_and_the_step_is_valid():
 def value_of(new, old, returns, clip=0.5, scale=1.0, valid=None):
     new = tensor([new], requires_grad=True)
     valid = torch.ones_like(new).bool() if valid is None else tensor([valid])
-    loss = value_loss(new, tensor([old]), tensor([returns]), valid, clip, tensor([scale]))
+    loss = value_loss(new, tensor([old]), tensor([returns]), valid, clip, tensor([scale]), valid.sum().clamp(min=1))
     loss.backward()
     return float(loss.detach()), new.grad[0].tolist()
 
@@ -174,5 +180,6 @@ def test_the_value_is_averaged_over_valid_steps():
 def test_entropy_is_averaged_over_valid_steps_at_which_the_head_had_a_choice():
     entropy = tensor([[[0.2, 0.4, 0.9]], [[0.5, 0.5, 0.5]], [[0.1, 0.1, 0.1]]])
     is_open = tensor([[[True, True, True]], [[True, False, True]], [[False, False, True]]])
-    found = mean_entropy(entropy, is_open, tensor([[True, True, False]]))
+    valid = tensor([[True, True, False]])
+    found = mean_entropy(entropy, steps_of(is_open, valid), valid)
     torch.testing.assert_close(found, tensor([0.3, 0.5, 0.0]))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -207,7 +208,8 @@ def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(is_shared, tmp_path):
         begin, backends = dist.init_process_group, []
         dist.init_process_group = lambda backend, **options: (backends.append(backend), begin("gloo", **options))
         teams._own_device = lambda: torch.device("meta")
-        teams._gpu_name = lambda device: "the only one" if is_shared else f"number {rank}"
+        name = "the only one" if is_shared else f"number {rank}"
+        torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=name)
         with joined_team(wants_cuda=True) as team:
             values = OnGpu()
             summed = team.sum(values).item()

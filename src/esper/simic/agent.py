@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.simic.config import PPOSettings, anneal
-from esper.simic.diagnostics import UpdateRecord
+from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
 from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
-from esper.simic.update_record import MinibatchTrace, summarise
 from esper.tamiyo.heads import openings
 from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
@@ -41,27 +40,18 @@ class PPOAgent:
         codecs: "tuple[ObservationCodec, ActionCodec] | None" = None,
         team: Team | None = None,
     ):
-        self.team = team or Team()
-        self.network, self.config = network, config or PPOSettings()
-        self.codecs = codecs
+        self.network, self.config, self.codecs, self.team = network, config or PPOSettings(), codecs, team or Team()
         self.device = next(network.parameters()).device
         self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5, fused=True)
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
-        backend = self.config.compile
-        self._evaluate: Callable[..., Any] = (
-            network.evaluate if backend is None else torch.compile(network.evaluate, backend=backend)
-        )
-
-    # -- acting ------------------------------------------------------------------------------------------------------
+        self._evaluate: Callable[..., Any] = network.evaluate
+        if self.config.compile is not None:
+            self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
 
     def act(
-        self,
-        obs: Any,
-        mask: "Mask" = None,
-        state: Hidden | None = None,
-        deterministic: bool = True,
+        self, obs: Any, mask: "Mask" = None, state: Hidden | None = None, deterministic: bool = True
     ) -> tuple[Any, Hidden]:
         """Actions for N environments, written as their action space wants them, and the state to hand back.
 
@@ -71,8 +61,7 @@ class PPOAgent:
         """
         if self.codecs is None:
             raise SettingError(
-                "this agent was built without an environment's spaces, so it cannot read observations. Pass "
-                "PPOAgent(..., codecs=(ObservationCodec(space), ActionCodec(space))), or call network.choose yourself."
+                "this agent knows no spaces; pass PPOAgent(..., codecs=(ObservationCodec(space), ActionCodec(space)))."
             )
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
@@ -87,12 +76,9 @@ class PPOAgent:
         is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
-    # -- learning ----------------------------------------------------------------------------------------------------
-
     @property
     def entropy_weight(self) -> float:
-        c = self.config
-        return anneal(c.entropy, c.entropy_floor, self.decisions, c.anneal_decisions)
+        return anneal(self.config.entropy, self.config.entropy_floor, self.decisions, self.config.anneal_decisions)
 
     @property
     def lr(self) -> float:
@@ -100,14 +86,12 @@ class PPOAgent:
 
     def update(self, rollout: Rollout) -> UpdateRecord:
         """Several passes over fixed advantages; then the statistics take in the rollout, once."""
-        config = self.config
-        pool = self.team.sum
+        config, pool = self.config, self.team.sum
         raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
         known = explained_variance(rollout.values, returns, rollout.valid, pool)
         advantages = normalise_advantages(raw, rollout.valid, pool)
         weight, rate = self.entropy_weight, self.lr
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.param_groups[0]["lr"] = rate
         traces, stopped, counts = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
@@ -167,19 +151,19 @@ class PPOAgent:
     def _step(
         self, rollout: Rollout, index: Tensor, steps: HeadSteps, advantages: Tensor, returns: Tensor, weight: float
     ) -> MinibatchTrace:
-        config, counts, relevant, rows = self.config, steps.counts, steps.is_relevant, rollout.rows(index)
+        config, rows = self.config, rollout.rows(index)
         new, values, entropy = self._judge(rows)
         old = rows.log_probs.movedim(-1, 0)
-        policy = policy_loss(new, old, advantages, relevant, rows.valid, config.clip, config.clip_mode, counts)
+        policy = policy_loss(new, old, advantages, steps, rows.valid, config.clip, config.clip_mode)
         scale = self.network.return_stats.std.to(values.dtype)
-        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, counts.valid)
-        entropies = mean_entropy(entropy, steps.is_open, rows.valid, counts.open)
+        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.counts.valid)
+        entropies = mean_entropy(entropy, steps, rows.valid)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
             rows=rollout.first + index // rollout.per_row,
             begins=rollout.begins(index),
             log_ratios=policy.log_ratios,
-            is_relevant=relevant,
+            is_relevant=steps.is_relevant,
             valid=rows.valid,
             head_losses=policy.per_head.detach(),
             entropies=entropies.detach(),
@@ -190,9 +174,9 @@ class PPOAgent:
 
     def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, values and entropies; without rows there are none of them."""
-        names, heads = self.network.spec.names, len(self.network.spec.names)
+        names = self.network.spec.names
         if not len(rows.states):
-            none = rows.values.new_zeros(heads, *rows.valid.shape)
+            none = rows.values.new_zeros(len(names), *rows.valid.shape)
             return none, rows.values, none
         said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
         new, entropy = (torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy))
@@ -220,8 +204,6 @@ class PPOAgent:
 
         Looks at the ends of all pieces. 0 where no episode goes on, as in growth, whose rows are whole episodes.
         """
-        assert rollout.hidden is not None
-        assert rollout.end_hidden is not None
         lasts = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece), rollout.steps - 1]
         goes_on = (rollout.valid & ~rollout.ended)[lasts]
         if not bool(goes_on.any()):

@@ -19,7 +19,6 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo.heads import Head, HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 
-Watch = Callable[[PPOAgent, UpdateRecord], None]
 Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None
 """flat [N, sum of choices], or one array per head, [N, size] or with a row per earlier choice"""
 
@@ -31,7 +30,7 @@ def learn(
     seed: int = 0,
     *,
     spec: HeadSpec | None = None,
-    watch: Watch = lambda agent, record: None,
+    watch: Callable[[PPOAgent, UpdateRecord], None] = lambda agent, record: None,
 ) -> PPOAgent:
     """Train a recurrent policy on a vector environment for `total_steps` of all its environments together.
 
@@ -52,11 +51,9 @@ def learn(
         )
     agent = PPOAgent(network, config, seed=seed, codecs=codecs)
     player = Player(env, agent, seed)
-    left = total_steps // env.num_envs
-    while left > 0:
-        steps = min(config.horizon, left)
-        watch(agent, agent.update(player.play(steps)))
-        left -= steps
+    steps = total_steps // env.num_envs
+    for done in range(0, steps, config.horizon):
+        watch(agent, agent.update(player.play(min(config.horizon, steps - done))))
     return agent
 
 
@@ -67,8 +64,7 @@ class Player:
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise EnvironmentMismatchError(
-                f"the environment's metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; a wrong "
-                "guess would mix two episodes, so it has to be declared."
+                f"the metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; declare what it does."
             )
         assert agent.codecs is not None
         self.env, self.agent = env, agent
@@ -93,16 +89,11 @@ class Player:
         if given is None and self._ask is not None:
             given = np.array(self._ask("action_masks"), dtype=np.bool_)
         has_one = np.broadcast_to(info.get("_action_mask", given is not None), self.env.num_envs)
-        if (has_one != self._is_masked).any():
-            wrong = np.flatnonzero(has_one != self._is_masked).tolist()
+        if wrong := np.flatnonzero(has_one != self._is_masked).tolist():
             raise EnvironmentMismatchError(
                 f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first "
                 "reset. Give one at every reset and every step, or never; all true forbids nothing."
             )
-        if isinstance(given, Mapping):
-            given = {name: np.array(mask, dtype=np.bool_) for name, mask in given.items()}
-        elif given is not None:
-            given = np.array(list(given), dtype=np.bool_)
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
@@ -133,9 +124,8 @@ class Player:
         self.states, self.hidden = self.observations.encode(obs), hidden
         ends = torch.as_tensor(terminated | truncated) & ~self.is_filler
         finals = self._final_values(info, truncated & ~terminated) if self.resets_at_once else None
-        rollout.add_outcome(
-            torch.as_tensor(rewards).float(), torch.as_tensor(terminated), torch.as_tensor(truncated), finals
-        )
+        paid, is_terminal, is_cut = map(torch.as_tensor, (rewards, terminated, truncated))
+        rollout.add_outcome(paid, is_terminal, is_cut, finals)
         # with NEXT_STEP the terminal observation is looked at once more, and that step is filler
         self.begins = ends if self.resets_at_once else self.is_filler
         self.is_filler = torch.zeros_like(ends) if self.resets_at_once else ends
@@ -167,7 +157,6 @@ class ObservationCodec:
     """Observations of N environments as rows of float32: boxes flattened, discrete ones as one-hot."""
 
     def __init__(self, space: gym.Space[Any]):
-        self.space = space
         self.sizes = _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             raise EnvironmentMismatchError(
@@ -201,8 +190,7 @@ class ActionCodec:
         sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
         if sizes is None:
             raise EnvironmentMismatchError(
-                f"actions of {type(space).__name__} are not supported; the policy chooses among a few things. "
-                "Known: Discrete, MultiDiscrete, MultiBinary."
+                f"actions of {type(space).__name__} are not supported. Known: Discrete, MultiDiscrete, MultiBinary."
             )
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
@@ -218,12 +206,12 @@ class ActionCodec:
         return (numbers.reshape(len(numbers), *shape) + start).astype(self.space.dtype)
 
     def split_mask(self, mask: Mask, count: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """One mask per head for `count` environments; None masks nothing."""
+        """One mask per head for `count` environments, copied; None masks nothing."""
         if mask is None:
             return {}
         if isinstance(mask, Mapping):
             return {head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads}
-        flat = torch.as_tensor(np.asarray(mask)).bool().to(device)
+        flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
         if flat.shape != (count, sum(self.spec.sizes)):
             raise MaskError(
                 f"a mask of shape {tuple(flat.shape)} does not fit {count} environments with actions of sizes "
@@ -234,7 +222,7 @@ class ActionCodec:
     def _own_mask(self, masks: Mapping[str, NDArray[np.bool_]], head: Head, count: int) -> Tensor:
         if head.name not in masks:
             raise MaskError(f"there is no mask for head {head.name!r}; give one for each of {self.spec.names}.")
-        mask = torch.as_tensor(np.asarray(masks[head.name])).bool()
+        mask = torch.as_tensor(np.array(masks[head.name], dtype=np.bool_))
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         rows = () if head.mask_by is None or mask.dim() == 2 else (sizes[head.mask_by],)
         if mask.shape != (count, *rows, head.size):

@@ -2,11 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from esper.simic.team import Team
+
+_LIMIT = 80.0
+"""Log-ratios are clamped to this for the records, so that they stay finite; the loss sees them as they are."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,12 @@ class RatioExplosionDiagnostic:
         whole = torch.nan_to_num(log_ratios.sum(0).abs(), nan=math.inf)
         outside = (size > bound) | ((whole > bound) & (size == size.amax(0)))
         passes = int(hosts.bincount().max()) if len(hosts) else 0
-        order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices.tolist()
-        _, rows, steps = size.shape
+        order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices
         worst: dict[tuple[int, int, int], WorstRatio] = {}
-        for place in order:
-            head, row, step = place // (rows * steps), place // steps % rows, place % steps
+        for head, row, step in torch.stack(torch.unravel_index(order, size.shape), 1).tolist():
             key = (int(hosts[row]), int(begins[row]) + step, head)
             if outside[head, row, step] and key not in worst and len(worst) < top:
-                ratio = float(log_ratios[head, row, step].clamp(-80, 80).exp())
+                ratio = float(log_ratios[head, row, step].clamp(-_LIMIT, _LIMIT).exp())
                 worst[key] = WorstRatio(*key[:2], names[head], ratio)
         return cls(tuple(worst.values()), int(outside.sum()))
 
@@ -116,10 +119,6 @@ class Anomaly:
     limit: float
     where: str = ""
 
-    def __str__(self) -> str:
-        place = f" ({self.where})" if self.where else ""
-        return f"{self.kind} is {self.value:.4g}, limit {self.limit:.4g}{place}"
-
 
 @dataclass(frozen=True)
 class AnomalyDetector:
@@ -130,7 +129,7 @@ class AnomalyDetector:
     entropy_floor: float = 0.01
     """least mean entropy of the first head"""
     first_ratio_gap: float = 1e-4
-    explained_variance: Sequence[tuple[float, float]] = field(default=((0.0, -math.inf), (0.25, -0.5), (0.5, 0.0)))
+    explained_variance: Sequence[tuple[float, float]] = ((0.0, -math.inf), (0.25, -0.5), (0.5, 0.0))
     """(progress from, least value): the value has to know more as training goes on"""
 
     def check(self, record: UpdateRecord, progress: float) -> list[Anomaly]:
@@ -154,3 +153,90 @@ class AnomalyDetector:
         )
         found = [anomaly for anomaly in too_high if anomaly.value > anomaly.limit]
         return found + [anomaly for anomaly in too_low if anomaly.value < anomaly.limit]
+
+
+# -- from minibatches to a record --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MinibatchTrace:
+    """What one minibatch left behind here, still on the device; log-ratios and relevance are [heads, R, T]."""
+
+    rows: Tensor
+    """their numbers among those of all processes"""
+    begins: Tensor
+    """the step of its row that each piece begins with"""
+    log_ratios: Tensor
+    is_relevant: Tensor
+    valid: Tensor
+    head_losses: Tensor
+    entropies: Tensor
+    value_loss: Tensor
+    kl: Tensor
+    gradient_norm: Tensor | None
+    """None: the step was not taken because the divergence was too large"""
+
+
+def summarise(
+    traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
+) -> UpdateRecord:
+    """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
+    here = [replace(own, **{key: each.cpu() for key, each in vars(own).items() if each is not None}) for own in traces]
+    whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
+    first, every = whole[0], _joined(whole)
+    joint = _ratios(every.log_ratios.sum(0), every.valid)
+    losses = torch.stack([trace.head_losses.expand(len(names)) for trace in whole]).mean(0).tolist()
+    entropies = torch.stack([trace.entropies for trace in whole]).mean(0).tolist()
+    norms = [trace.gradient_norm for trace in whole if trace.gradient_norm is not None]
+    finite = [norm for norm in norms if bool(torch.isfinite(norm))]
+    heads = {}
+    for place, name in enumerate(names):
+        own = _ratios(every.log_ratios[place], every.is_relevant[place])
+        heads[name] = HeadRecord(losses[place], entropies[place], _outside(own, clip), float(own.max()), uses[place])
+    return UpdateRecord(
+        policy_loss=float(torch.stack([trace.head_losses.sum() for trace in whole]).mean()),
+        value_loss=float(torch.stack([trace.value_loss for trace in whole]).mean()),
+        entropy=sum(entropies) / len(entropies),
+        heads=heads,
+        ratio_mean=float(joint.mean()),
+        ratio_std=float(joint.std(unbiased=False)),
+        ratio_max=float(joint.max()),
+        ratio_min=float(joint.min()),
+        first_ratio_gap=_gaps(first, names),
+        first_worst=next(iter(_look_through(first, names, 1.0).worst), None),
+        approx_kl=float(whole[-1].kl),
+        clip_fraction=_outside(joint, clip),
+        gradient_norm=float(torch.stack(finite).mean()) if finite else 0.0,
+        steps=len(finite),
+        skipped_steps=len(norms) - len(finite),
+        explosion=_look_through(every, names),
+        **known,
+    )
+
+
+def _joined(parts: Sequence[MinibatchTrace]) -> MinibatchTrace:
+    """The rows of all and the sums of their losses; divergence and gradient are those of the first."""
+    tables = {name: torch.cat([vars(part)[name] for part in parts], 1) for name in ("log_ratios", "is_relevant")}
+    lists = {name: torch.cat([vars(part)[name] for part in parts]) for name in ("rows", "begins", "valid")}
+    sums = {name: sum(vars(part)[name] for part in parts) for name in ("head_losses", "entropies", "value_loss")}
+    return replace(parts[0], **tables, **lists, **sums)
+
+
+def _ratios(log_ratios: Tensor, counted: Tensor) -> Tensor:
+    """The ratios that count; where there are none, 1: nothing has moved."""
+    found = log_ratios.clamp(-_LIMIT, _LIMIT).exp()[counted]
+    return found if len(found) else found.new_ones(1)
+
+
+def _outside(ratios: Tensor, clip: float) -> float:
+    return float(((ratios - 1).abs() > clip).float().mean())
+
+
+def _gaps(trace: MinibatchTrace, names: Sequence[str]) -> dict[str, float]:
+    shown = zip((*names, "joint"), (*trace.log_ratios, trace.log_ratios.sum(0)), strict=True)
+    used = (*trace.is_relevant, trace.valid)
+    return {name: float((_ratios(log, own) - 1).abs().max()) for (name, log), own in zip(shown, used, strict=True)}
+
+
+def _look_through(trace: MinibatchTrace, names: Sequence[str], limit: float = 2.0) -> RatioExplosionDiagnostic:
+    return RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, trace.begins, names, limit)

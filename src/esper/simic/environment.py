@@ -7,6 +7,7 @@ measures one epoch first, so an action is paid for by the epoch that follows it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, episodes of {task.epochs} epochs: growth needs at "
-                "least one host, one seed, and two epochs (the first is measured before anything is decided)."
+                f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs: growth needs at least 1, 1 and 2."
             )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
@@ -80,19 +80,14 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         model = self.population.runs[0].model
         self.space = model.space
         self.heads = HeadSpec.of_space(self.space)
-        self.budget = model.budget
         self.width = observation_width(self.space.slots.num_slots, use_telemetry)
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        self.seed, self.begun = 0, 0
-        self.refused = 0
+        self.seed, self.begun, self.refused = 0, 0, 0
         self.is_over = np.zeros(count, bool)
-        self.accuracy = np.zeros(count)
-        self.loss = np.zeros(count)
-
-    # -- episodes ------------------------------------------------------------------------------------------------------
+        self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
@@ -117,8 +112,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
 
-    # -- a step ------------------------------------------------------------------------------------------------------
-
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
@@ -129,14 +122,14 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self._begin(host)
         ops, acted = self._apply(np.asarray(actions), begins)
         ticked = self.episodes.tick()
-        was = self.accuracy.copy(), self.loss.copy()
+        was = list(zip(self.accuracy.tolist(), self.loss.tolist(), strict=True))
         trained = self._train()
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for host, twin_before in enumerate(before):
             if twin_before is not None:
                 is_rolled_back = any(isinstance(event, HostRolledBack) for event in trained[host])
-                facts = self._facts(host, ops[host], was, twin_before, is_rolled_back)
+                facts = self._facts(host, ops[host], was[host], twin_before, is_rolled_back)
                 parts[host] = reward_parts(facts, self.weights)
                 rewards[host] = sum(parts[host].values())
                 terminated[host] = facts.is_last
@@ -156,38 +149,29 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return done, happened
 
     def _facts(
-        self,
-        host: int,
-        op: int,
-        was: tuple[NDArray[np.float64], NDArray[np.float64]],
-        twin_before: EpochReading,
-        is_rolled_back: bool,
+        self, host: int, op: int, was: tuple[float, float], twin_before: EpochReading, is_rolled_back: bool
     ) -> StepFacts:
-        run, twin = self.population.runs[host], self.twin(host)
-        model = run.model
-        own = self.population.flops.whole
-        added = model.fossilized_params + model.active_params
+        run, twin, flops = self.population.runs[host], self.twin(host), self.population.flops
+        model, added = run.model, run.model.fossilized_params + run.model.active_params
         is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
         return StepFacts(
             accuracy=float(self.accuracy[host]),
-            accuracy_before=float(was[0][host]),
+            accuracy_before=was[0],
             twin_accuracy=_measured(twin.held_out_accuracy),
             twin_accuracy_before=_measured(twin_before.held_out_accuracy),
             loss=float(self.loss[host]),
-            loss_before=float(was[1][host]),
+            loss_before=was[1],
             twin_loss=_measured(twin.held_out_loss),
             twin_loss_before=_measured(twin_before.held_out_loss),
             loss_unit=self.units[run.seed],
             op=op,
             params_share=added / model.host_params,
-            flops_share=network_flops(model, self.population.flops) / own - 1.0,
+            flops_share=network_flops(model, flops) / flops.whole - 1.0,
             kept_share=model.fossilized_params / added if added else 0.0,
             is_last=is_lost or run.epoch >= self.task.epochs,
             is_rolled_back=is_rolled_back,
             is_lost=is_lost,
         )
-
-    # -- seeing ------------------------------------------------------------------------------------------------------
 
     def _train(self) -> list[list[Event]]:
         """Train and measure an epoch of every host. One without a reading stands where it stood, and so does a twin."""
@@ -215,10 +199,8 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
     def __init__(self, hosts: GrowthVectorEnv):
         if hosts.num_envs != 1:
             raise SettingError(f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1.")
-        self.metadata = {"render_modes": []}
-        self.hosts = hosts
-        self.observation_space = hosts.single_observation_space
-        self.action_space = hosts.single_action_space
+        self.metadata, self.hosts = {"render_modes": []}, hosts
+        self.observation_space, self.action_space = hosts.single_observation_space, hosts.single_action_space
         self._masks: dict[str, NDArray[np.bool_]] = {}
 
     def reset(
@@ -255,12 +237,8 @@ def _is_measured(reading: EpochReading) -> bool:
 
 def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:
     """A twin that broke down for an epoch counts as standing where it stood before, which at first is guessing."""
-    steady: list[EpochReading] = []
-    stands = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
-    for reading in readings:
-        stands = reading if _is_measured(reading) else stands
-        steady.append(stands)
-    return steady
+    guessing = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
+    return list(accumulate(readings, lambda was, now: now if _is_measured(now) else was, initial=guessing))[1:]
 
 
 def typical_change(twin: Sequence[EpochReading], chance: float) -> float:

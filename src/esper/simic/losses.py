@@ -64,29 +64,20 @@ def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
 
 
 def policy_loss(
-    new: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    is_relevant: Tensor,
-    valid: Tensor,
-    clip: float,
-    mode: str,
-    counts: Counts | None = None,
+    new: Tensor, old: Tensor, advantages: Tensor, steps: HeadSteps, valid: Tensor, clip: float, mode: str
 ) -> PolicyLoss:
     """Clipped surrogate, to be minimised; log-probabilities are [heads, R, T].
 
     per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
     """
-    counts = counts or Counts.of(Counts.by_row(is_relevant, valid, is_relevant))
-    log_ratios = torch.where(is_relevant, new - old, 0.0)
+    log_ratios = torch.where(steps.is_relevant, new - old, 0.0)
     joint = log_ratios.sum(0)
     if mode == "joint":
-        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / counts.valid
+        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / steps.counts.valid
     else:
-        surrogate = torch.where(is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
-        per_head = surrogate.sum((1, 2)) / counts.relevant
-    kl = k3(joint.detach(), valid, counts.valid)
-    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), kl)
+        surrogate = torch.where(steps.is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
+        per_head = surrogate.sum((1, 2)) / steps.counts.relevant
+    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), k3(joint.detach(), valid, steps.counts.valid))
 
 
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -94,24 +85,21 @@ def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
-def k3(log_ratio: Tensor, valid: Tensor, count: Tensor | None = None) -> Tensor:
+def k3(log_ratio: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """Mean of (r - 1) - log r over valid steps: never negative, and 0 only where nothing changed."""
-    each = torch.where(valid, log_ratio.exp() - 1 - log_ratio, 0.0)
-    return each.sum() / (valid.sum().clamp(min=1) if count is None else count)
+    return torch.where(valid, log_ratio.exp() - 1 - log_ratio, 0.0).sum() / count
 
 
 def value_loss(
-    new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor, count: Tensor | None = None
+    new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor, count: Tensor
 ) -> Tensor:
     """Half the squared error in units of `scale`, the worse of clipped and unclipped, so that clipping never helps."""
     new, old, returns = new / scale, old / scale, returns / scale
     clipped = old + (new - old).clamp(-clip, clip)
     worst = torch.maximum((new - returns).square(), (clipped - returns).square())
-    return 0.5 * torch.where(valid, worst, 0.0).sum() / (valid.sum().clamp(min=1) if count is None else count)
+    return 0.5 * torch.where(valid, worst, 0.0).sum() / count
 
 
-def mean_entropy(entropy: Tensor, is_open: Tensor, valid: Tensor, counts: Tensor | None = None) -> Tensor:
+def mean_entropy(entropy: Tensor, steps: HeadSteps, valid: Tensor) -> Tensor:
     """Each head's mean over the valid steps at which it had a choice: [heads]; 0 where there was none."""
-    counted = is_open & valid
-    counts = counted.sum((1, 2)).clamp(min=1) if counts is None else counts
-    return torch.where(counted, entropy, 0.0).sum((1, 2)) / counts
+    return torch.where(steps.is_open & valid, entropy, 0.0).sum((1, 2)) / steps.counts.open

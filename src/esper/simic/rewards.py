@@ -46,9 +46,8 @@ def accuracy_beyond_twin(facts: StepFacts) -> float:
 
 def loss_beyond_twin(facts: StepFacts) -> float:
     """The same in held-out loss, in units of the task's typical change."""
-    return _lead(facts.loss, facts.twin_loss, facts.loss_unit) - _lead(
-        facts.loss_before, facts.twin_loss_before, facts.loss_unit
-    )
+    unit = facts.loss_unit
+    return _lead(facts.loss, facts.twin_loss, unit) - _lead(facts.loss_before, facts.twin_loss_before, unit)
 
 
 def _lead(loss: float, twin_loss: float, unit: float) -> float:
@@ -82,8 +81,7 @@ def breakdown(facts: StepFacts) -> float:
     return -10.0 if facts.is_lost else -1.0 if facts.is_rolled_back else 0.0
 
 
-Term = Callable[[StepFacts], float]
-TERMS: dict[str, Term] = {
+TERMS: dict[str, Callable[[StepFacts], float]] = {
     term.__name__: term
     for term in (accuracy_beyond_twin, loss_beyond_twin, rent, churn, lasting_accuracy, lasting_loss, breakdown)
 }

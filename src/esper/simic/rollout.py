@@ -60,19 +60,16 @@ class Rollout:
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = torch.zeros(*shape, heads, dtype=torch.long, device=device)
         self.log_probs = like.new_zeros(*shape, heads)
-        self.values = like.new_zeros(shape)
-        self.rewards = like.new_zeros(shape)
+        self.values, self.rewards, self.after_values = (like.new_zeros(shape) for _ in range(3))
         self.final_values = like.new_full(shape, torch.nan)
-        self.after_values = like.new_zeros(shape)
         self.terminated, self.truncated, self.valid, self.starts = (
             torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(4)
         )
         self.masks = {
             name: torch.zeros(*shape, *sizes, dtype=torch.bool, device=device) for name, sizes in mask_shapes.items()
         }
-        self.hidden: Hidden | None = None
-        self.end_hidden: Hidden | None = None
-        self.length = 0
+        self.hidden: Hidden  # from begin on
+        self.end_hidden: Hidden  # from finish on
 
     def begin(self, hidden: Hidden) -> None:
         """Start over with the state that each row has before its first step."""
@@ -84,7 +81,6 @@ class Rollout:
 
     def keep_state(self, hidden: Hidden) -> None:
         """Keep the state before the next step if a piece begins there."""
-        assert self.hidden is not None
         number, inside = divmod(self.length, self.piece)
         if not inside:
             for kept, now in zip(self.hidden, hidden, strict=True):
@@ -113,11 +109,9 @@ class Rollout:
     def add_outcome(
         self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor | None = None
     ) -> None:
-        """Close the step.
+        """Close the step. `final_values` are those of truncated episodes' last observations, NaN elsewhere.
 
-        Args:
-            final_values: values of truncated episodes' last observations, NaN elsewhere; needed where the next step
-                belongs to a new episode already.
+        They are needed where the next step belongs to a new episode already.
         """
         step = self.length
         self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated
@@ -154,16 +148,12 @@ class Rollout:
 
     def rows(self, index: Tensor) -> Rows:
         """Pieces, which are whole rows where these are not cut. What a short one goes on with is not valid."""
-        assert self.hidden is not None
         choices, valid = self.cut(self.choices, index), self.cut(self.valid, index)
         lengths = (self.steps - self.begins(index)).clamp(max=self.piece)
         return Rows(
-            states=self.cut(self.states, index),
+            **{name: self.cut(getattr(self, name), index) for name in ("states", "log_probs", "values", "starts")},
             choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
-            log_probs=self.cut(self.log_probs, index),
-            values=self.cut(self.values, index),
             valid=valid & (torch.arange(self.piece, device=index.device) < lengths[:, None]),
-            starts=self.cut(self.starts, index),
             masks={name: self.cut(mask, index) for name, mask in self.masks.items()},
             hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
         )
@@ -184,11 +174,7 @@ def gae(
 
 
 def normalise_advantages(advantages: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> Tensor:
-    """Mean 0 and deviation 1 over valid steps; zeros elsewhere, and everywhere if fewer than two are valid.
-
-    Args:
-        pool: adds up what several processes have.
-    """
+    """Mean 0 and deviation 1 over valid steps of all processes; zeros elsewhere, and if fewer than two are valid."""
     mean, variance, count = _moments(advantages[valid], pool)
     if count < 2:
         return torch.zeros_like(advantages)

@@ -15,6 +15,7 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import ActionRefused, Event, HostEpoch, RankTimed, RoundFinished, StageChanged
 from esper.telemetry.sink import Sink
 
+Array = NDArray[Any]
 _LAST = ("accuracy", "twin_accuracy", "params_share")
 """what is kept of each host's last epoch; parameters are over the host's own"""
 
@@ -34,12 +35,7 @@ class RoundTally:
         """how long each process took to play its share: this one until the round is finished, then all"""
 
     def take(
-        self,
-        actions: NDArray[np.int64],
-        rewards: NDArray[np.float64],
-        masks: dict[str, NDArray[np.bool_]],
-        info: dict[str, Any],
-        goes_on: NDArray[np.bool_],
+        self, actions: Array, rewards: Array, masks: Mapping[str, Array], info: dict[str, Any], goes_on: Array
     ) -> None:
         """Take in one step of the hosts whose episode goes on; what an episode has cost is told as it ends."""
         for host in np.flatnonzero(goes_on).tolist():
@@ -58,12 +54,8 @@ class RoundTally:
 
     def tell(self, host: int, events: Sequence[Event], **earned: Any) -> None:
         """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""
-        run, twin = self.env.population.runs[host], self.env.twin(host)
-        self.last[host] = (
-            self.env.accuracy[host],
-            twin.held_out_accuracy,
-            run.model.total_params / run.model.host_params,
-        )
+        model, twin = self.env.population.runs[host].model, self.env.twin(host)
+        self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, model.total_params / model.host_params
         for event in events:
             if isinstance(event, StageChanged):
                 self.stages[event.after] = self.stages.get(event.after, 0) + 1
@@ -71,15 +63,9 @@ class RoundTally:
                 event = replace(event, round=self.number, twin_accuracy=twin.held_out_accuracy, **earned)
             self.sink.write(event)
 
-    def _tell_action(self, host: int, action: list[int], masks: dict[str, NDArray[np.bool_]], success: bool) -> None:
-        op, slot, blueprint, blend = action
-        rows = {
-            "op": masks["op"][host],
-            "slot": masks["slot"][host, op],
-            "blueprint": masks["blueprint"][host, slot],
-            "blend": masks["blend"][host],
-        }
-        heads = self.env.heads
+    def _tell_action(self, host: int, action: list[int], masks: Mapping[str, Array], success: bool) -> None:
+        (op, slot, blueprint, blend), heads = action, self.env.heads
+        cases = {"op": (), "slot": (op,), "blueprint": (slot,), "blend": ()}
         used = {head.name for head in heads.heads if op in heads.uses(head)}
         record = emit_last_action(
             env_id=self.env.first + host,
@@ -89,7 +75,7 @@ class RoundTally:
             blend_idx=blend,
             op_idx=op,
             slot_id=self.env.space.slots.slot_ids[slot],
-            masked={head: head not in used or bool(row.sum() <= 1) for head, row in rows.items()},
+            masked={head: head not in used or masks[head][host, *case].sum() <= 1 for head, case in cases.items()},
             success=success,
             space=self.env.space,
         )
@@ -112,9 +98,7 @@ class RoundTally:
             **{name: whole[name] / hosts for name in _LAST},
             reward_parts={name: value / hosts for name, value in parts.items()},
             ops=ops,
-            germinated=stages.get("GERMINATED", 0),
-            fossilized=stages.get("FOSSILIZED", 0),
-            culled=stages.get("CULLED", 0),
+            **{stage.lower(): stages.get(stage, 0) for stage in ("GERMINATED", "FOSSILIZED", "CULLED")},
             refused=whole["refused"],
             update=update,
             seconds=max(clocks),

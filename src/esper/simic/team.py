@@ -1,7 +1,6 @@
 """The processes that train one policy together. One process is a team of one: its sums and gathers are what it has."""
 
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -23,12 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from esper.leyline.errors import DeviceError, EsperError, SettingError
 
-_PATIENCE = timedelta(minutes=30)
-"""Longest wait of one rank for another that is alive: the first epoch of a large host, twins."""
-_JOINING = timedelta(minutes=5)
-"""Longest wait for the address at which ranks meet."""
-_MEETING = timedelta(minutes=1)
-"""Longest wait for one connection between two ranks that have met."""
+_JOINING, _MEETING, _PATIENCE = timedelta(minutes=5), timedelta(minutes=1), timedelta(minutes=30)
+"""Longest waits: for the address, for a connection of two ranks, for a rank that is alive (a long epoch, twins)."""
 _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 """How often ranks hear of each other, and how long one may be silent before it counts as lost."""
 
@@ -36,10 +31,8 @@ _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 class Team:
     """Every method is called by all ranks at the same point; each returns the same on all of them."""
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu"):
-        self.rank, self.size, self.device = rank, size, torch.device(device)
-        self.shares_gpu = False
-        """whether sums of what is on a GPU are made on the CPU, because some ranks share one"""
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", shares_gpu: bool = False):
+        self.rank, self.size, self.device, self.shares_gpu = rank, size, torch.device(device), shares_gpu
         self._told: EsperError | None = None
 
     def assign(self, total: int) -> list[range]:
@@ -51,7 +44,7 @@ class Team:
         return [range(*pair) for pair in pairwise(bounds)]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks; the argument is left alone."""
+        """The sum over ranks; the argument is left alone. Where some share a GPU, the CPU makes it."""
         if self.size == 1:
             return values
         total = values.detach().to("cpu" if self.shares_gpu else values.device, copy=True)
@@ -111,8 +104,7 @@ class Team:
 
 def code_digest() -> str:
     """Changes with any line of this package."""
-    root = Path(__file__).parents[1]
-    text = b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))
+    text = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
     return hashlib.sha256(text).hexdigest()[:12]
 
 
@@ -144,14 +136,12 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
         where = f"{os.environ.get('MASTER_ADDR', 'unset')}:{os.environ.get('MASTER_PORT', 'unset')}"
         raise DeviceError(
             f"rank {os.environ['RANK']} cannot join the others at {where} ({str(problem).splitlines()[0]}). Give all "
-            "ranks the same torchrun --master-addr or --rdzv-endpoint, an address that all can reach, and a free port. "
-            "Where a machine has several networks, name the one: GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0."
+            "the same --master-addr or --rdzv-endpoint, in reach of all, with a free port; where there are several "
+            "networks, name the one: GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0."
         ) from problem
     ended: BaseException | None = None
     try:
-        team = Team(rank, size, device)
-        team.shares_gpu = is_shared
-        yield team
+        yield Team(rank, size, device, is_shared)
     except BaseException as problem:
         ended = problem
     pulse.end(ended)
@@ -174,12 +164,8 @@ def _own_device() -> torch.device:
 
 def _is_shared(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Whether two ranks have one GPU, which NCCL refuses; all ranks get the same answer."""
-    store.set(f"gpu/{rank}", f"{socket.gethostname()} {_gpu_name(device)}")
+    store.set(f"gpu/{rank}", f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}")
     return len({store.get(f"gpu/{other}") for other in range(size)}) < size
-
-
-def _gpu_name(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 class Pulse:
@@ -191,8 +177,7 @@ class Pulse:
     def __init__(self, rank: int, size: int):
         self.heard = ""
         """what became of another rank; empty while nothing has"""
-        self._rank, self._size = rank, size
-        self._other = 0  # whom it waits for
+        self._rank, self._size, self._other = rank, size, 0  # the other is whom it waits for
         self._own: str | None = None  # None while it works, empty when it has ended well
         self._is_over = threading.Event()
         self._group = dist.new_group(backend="gloo", timeout=_SILENCE)
@@ -201,8 +186,8 @@ class Pulse:
 
     def end(self, problem: BaseException | None) -> None:
         """Tell the others how this rank has ended; comes back when all have, or when one has failed."""
-        told = str(problem) if isinstance(problem, EsperError) else f"{type(problem).__name__}: {problem}"
-        self._own = "" if problem is None else told
+        name = "" if isinstance(problem, EsperError) else f"{type(problem).__name__}: "
+        self._own = "" if problem is None else f"{name}{problem}"
         self._is_over.set()
         self._thread.join()
 
@@ -265,8 +250,6 @@ def plain_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values by dotted name, so that a difference can be named."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": found for inner, found in plain_facts(value).items()}
-        else:
-            flat[name] = json.loads(json.dumps(value, default=str))
+        inner = plain_facts(value) if isinstance(value, Mapping) else {"": value}
+        flat |= {f"{name}.{below}".rstrip("."): found for below, found in inner.items()}
     return flat

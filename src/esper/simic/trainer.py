@@ -2,6 +2,7 @@
 and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,8 +33,6 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
 
-Watch = Callable[[RoundFinished], None]
-
 
 class InterruptedTraining(Exception):  # noqa: N818  # nobody made a mistake
     """Somebody asked to stop; the last whole round is saved."""
@@ -48,7 +47,7 @@ def train_ppo_vectorized(
     *,
     sink: Sink,
     resume: bool = False,
-    watch: Watch = lambda event: None,
+    watch: Callable[[RoundFinished], None] = lambda event: None,
     watch_ranks: Callable[[Sequence[RankTimed]], None] = lambda ranks: None,
     should_stop: Callable[[], bool] = lambda: False,
     team: Team | None = None,
@@ -78,7 +77,7 @@ def train_ppo_vectorized(
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
-            event = tally.finish(agent.decisions, plain(asdict(record)), started - before, team)
+            event = tally.finish(agent.decisions, plain(record), started - before, team)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -121,15 +120,9 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
     """A fresh policy for these hosts and what it is built for."""
     space, ppo = env.space, config.settled().ppo
     _, slots, blueprints, blends = space.sizes
+    widths = {"hidden_dim": ppo.hidden_dim, "head_dim": ppo.head_dim}
     with own_randomness(mix_seed(config.seed, 11)):
-        network = FactoredRecurrentActorCritic(
-            env.width,
-            slots,
-            num_blueprints=blueprints,
-            num_blends=blends,
-            hidden_dim=ppo.hidden_dim,
-            head_dim=ppo.head_dim,
-        )
+        network = FactoredRecurrentActorCritic(env.width, slots, num_blueprints=blueprints, num_blends=blends, **widths)
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
     layout = Layout(
@@ -137,8 +130,7 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
         blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
         blends=space.blends,
         features=feature_names(space.slots, config.observe_telemetry),
-        hidden_dim=ppo.hidden_dim,
-        head_dim=ppo.head_dim,
+        **widths,
     )
     return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
 
@@ -147,37 +139,21 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
     """Storage for whole episodes: every decision of every host here, of `total` on all ranks; None is no others."""
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
-    return Rollout(
-        env.task.epochs - 1,
-        env.num_envs,
-        env.width,
-        env.heads,
-        shapes,
-        agent.device,
-        dtype=next(agent.network.parameters()).dtype,
-        place=(env.first, total or env.num_envs),
-    )
+    size, place = (env.task.epochs - 1, env.num_envs, env.width), (env.first, total or env.num_envs)
+    dtype = next(agent.network.parameters()).dtype
+    return Rollout(*size, env.heads, shapes, agent.device, dtype=dtype, place=place)
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
     """The random numbers of a round's decisions, [T, N, heads, widest]: every episode has its own, wherever it runs."""
-    episodes = [number * rollout.total + env.first + host for host in range(env.num_envs)]
-    shape = (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
-    drawn = [
-        torch.rand(shape, generator=torch.Generator().manual_seed(mix_seed(env.seed, 13, epochs)))
-        for epochs in episodes
-    ]
-    return torch.stack(drawn, 1)
+    first, shape = number * rollout.total + env.first, (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
+    seeds = (mix_seed(env.seed, 13, first + host) for host in range(env.num_envs))
+    return torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1)
 
 
 @torch.no_grad()
 def play_round(
-    env: GrowthVectorEnv,
-    agent: PPOAgent,
-    rollout: Rollout,
-    number: int,
-    sink: Sink,
-    should_stop: Callable[[], bool],
+    env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, sink: Sink, should_stop: Callable[[], bool]
 ) -> RoundTally:
     """N whole episodes, side by side. A host that is given up has no more steps in this round."""
     sink.write(RoundBegan(number))
@@ -217,29 +193,23 @@ def play_round(
 
 def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
-    found = AnomalyDetector().check(record, number / config.rounds)
-    for anomaly in found:
+    for anomaly in (found := AnomalyDetector().check(record, number / config.rounds)):
         escalated = sink.telemetry.escalate_temporarily()
         if tells:
             value, limit = finite(anomaly.value), finite(anomaly.limit)
             sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
             if escalated:
-                sink.write_record("UPDATE_DUMP", {"round": number, **plain(asdict(record))}, TelemetryLevel.DEBUG)
+                sink.write_record("UPDATE_DUMP", {"round": number, **plain(record)}, TelemetryLevel.DEBUG)
     if config.stop_on_anomaly and found:
         kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
         raise MeasurementError(
-            f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} whole rounds are saved; lower ppo.lr, "
-            "say, and use --resume."
+            f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} rounds are saved; change ppo, --resume."
         )
 
 
-def plain(value: Any) -> Any:
+def plain(record: UpdateRecord) -> Any:
     """The same for JSON: NaN and infinity become None."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return finite(value) if isinstance(value, float) else value
+    return json.loads(json.dumps(asdict(record)), parse_constant=lambda name: None)
 
 
 def _on(values: Any, agent: PPOAgent) -> Tensor:
