@@ -84,7 +84,7 @@ def grow(
     if not isinstance(settings, GrowthSettings):
         raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
     if isinstance(model, MorphogeneticModel):
-        raise HostError("this model is growing already; go on with its garden, or grow garden.harvest().")
+        raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
         raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
@@ -112,7 +112,7 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     if isinstance(budget, int) and not isinstance(budget, bool):
         if budget <= own:
             raise SettingError(
-                f"budget={budget} is a number of parameters, and the model has {own:,} already. For a multiple of its "
+                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
                 f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
             )
         return budget
@@ -171,7 +171,7 @@ class Garden:
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if self.model.link is None:
-            raise OptimizerError("no optimiser is attached, so no seed could learn; call attach(optimizer) first.")
+            raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
         if not callable(evaluate):
             raise MeasurementError(f"step() was given a {type(evaluate).__name__}; pass the function evaluate itself.")
         epoch = self.epoch + 1

@@ -71,7 +71,7 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Grow a small CNN on digits, beside the same host alone."""
+    """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy
     from esper.trials.config import RunConfig
 
@@ -106,7 +106,7 @@ def unused(folder: Path) -> Path:
     if not folder.exists():
         return folder
     if folder.name in ("", ".."):
-        raise SettingError(f"--out {folder} is no folder of the demo's own; name one, such as runs/demo.")
+        raise SettingError(f"--out {folder} is not a folder name; give one, such as runs/demo.")
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 

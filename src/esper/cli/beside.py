@@ -33,7 +33,7 @@ def watch_beside(asked: Asked, out: Path) -> NoReturn:
 def require_screen() -> Callable[[Path], None]:
     """What shows a run; refused where there is nothing to draw on, or with."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SettingError("--watch needs a terminal to draw on; leave it out, and use `esper watch` where one is.")
+        raise SettingError("--watch needs a terminal; omit it, and use `esper watch` where you have one.")
     from esper.dashboard.watch import watch
 
     return watch

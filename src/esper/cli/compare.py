@@ -48,7 +48,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         saved = config.out / runfolder.CONFIG
         if resume and saved.is_file() and (begun := read_started(config.out, "compare")) != values:
             other = "code of Esper" if {**begun, "code": values["code"]} == values else "settings or files"
-            raise SettingError(f"{config.out} was begun with other {other} (see {saved}); choose another --out.")
+            raise SettingError(f"{config.out} began with other {other} (see {saved}); choose another --out.")
         try:
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop).run())

@@ -34,7 +34,7 @@ _WIRING: dict[str, Any] = {
     "--set": (list[str] | None, None, "Any other setting, see docs/config.md.", "KEY=VALUE"),
     "--preset": (str | None, None, "Configuration that comes with Esper, such as digits."),
     "--config-json": (Path | None, None, "Configuration file, instead of a preset."),
-    "--resume": (bool, False, "Go on with the run in --out."),
+    "--resume": (bool, False, "Continue the run in --out."),
     "--json": (bool, False, "Print JSON instead of tables."),
     "--watch": (bool, False, "Show the run on this terminal while it trains."),
 }

@@ -36,9 +36,9 @@ def play(asked: Asked) -> None:
     """Train as the command line asks."""
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
-            raise SettingError("under torchrun every rank has a device of its own; leave --devices out.")
+            raise SettingError("under torchrun every rank has its own device; omit --devices.")
         if asked.watch or asked.as_json:
-            raise SettingError("ranks share one terminal; leave --watch and --json out. Look with: esper watch RUN")
+            raise SettingError("ranks share one terminal; omit --watch and --json. Use: esper watch RUN")
     config = assemble(asked, "ppo", TrainingConfig)
     if asked.watch:
         watch_beside(asked, config.out)
@@ -50,7 +50,7 @@ def play(asked: Asked) -> None:
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
-    """Train in `config.out`, alone or as one rank of a team; True if it came to its end, False if it was stopped."""
+    """Train in `config.out`, alone or as one rank of a team; True if it finished, False if it was stopped."""
     require_trackers(config.telemetry.track)
     with joined_team(config.devices[0].startswith("cuda")) as team, ExitStack() as stack:
         console = console if team.rank == 0 else Console(quiet=True)

@@ -85,7 +85,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
         results: list[dict[str, Any]] = runfolder.read_json(path)["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
     except (OSError, ValueError, LookupError, TypeError) as problem:
-        raise SaveError(f"{path} is damaged ({problem}). Write it anew: esper run --out {run} --resume") from problem
+        raise SaveError(f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume") from problem
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:

@@ -42,7 +42,7 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
         for key in leaves(model):
             if key not in (*may_change, "out") and now.value(key) != then.value(key):
                 before, given = (json.dumps(one.value(key), default=str) for one in (then, now))
-                advice = "Go on without that, or choose another --out."
+                advice = "Leave that out, or choose another --out."
                 raise SettingError(f"the run was started with {key} {before}, not {given}. {advice}")
     return config
 
@@ -67,7 +67,7 @@ def read_started(run: Path, command: str) -> dict[str, Any]:
 
 @contextmanager
 def claimed(out: Path, resume: bool) -> Iterator[None]:
-    """Hold a run folder; one that is not empty is only gone on with."""
+    """Hold a run folder; a non-empty one can only be resumed."""
     with runfolder.only_writer(out):
         if not resume:
             runfolder.require_fresh(out)

@@ -191,7 +191,7 @@ def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_ops(moment: Moment, width: int, height: int) -> Picture:
-    """How often each op was chosen in the round that is being lived."""
+    """How often each op was chosen in the current round."""
     ops = moment.view.ops
     most = max(ops.values(), default=0) or 1
     names = [*OP_NAMES, *sorted(set(ops) - set(OP_NAMES))]

@@ -165,7 +165,7 @@ class RunView:
 
     @property
     def ops(self) -> Counter[str]:
-        """Ops of the round that is being lived, WAIT included."""
+        """Ops of the current round, WAIT included."""
         if self.closed[0] == self.round:
             return Counter(self.closed[1])
         return sum((self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round), Counter())

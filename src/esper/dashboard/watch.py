@@ -211,5 +211,5 @@ def watch(folder: Path) -> None:
     """Follow the run in a folder until somebody quits."""
     app = WatchApp(open_run(folder))
     if not (sys.__stdin__ and sys.__stdin__.isatty()):
-        raise SettingError("esper watch needs a terminal to draw on; `esper runs` prints without one.")
+        raise SettingError("esper watch needs a terminal; `esper runs` prints without one.")
     app.run()

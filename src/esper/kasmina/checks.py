@@ -84,7 +84,7 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
     with undisturbed(host), undisturbed(model):
         plain, wrapped = call_with(host, example), call_with(model, example)
         if not torch.equal(plain, wrapped):
-            raise HostError(f"{type(host).__name__} gives another output once wrapped; it must be deterministic.")
+            raise HostError(f"{type(host).__name__} changes its output once wrapped; it must be deterministic.")
         model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
         for slot_id, name in {slot_id: name for slot_id, name, _ in reversed(model.costs)}.items():
             model.germinate_seed(slot_id, name)  # with an effect, so that a pass that skips a slot shows
@@ -96,4 +96,4 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
         for slot_id in model.slot_config.slot_ids:
             features = twin.forward_to_segment(slot_id, example)
             if not torch.equal(twin.forward_from_segment(slot_id, features), plain):
-                raise HostError(f"{type(host).__name__} gives another output when its pass is split at slot {slot_id}.")
+                raise HostError(f"{type(host).__name__} changes its output when its pass is split at {slot_id}.")

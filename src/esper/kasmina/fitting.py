@@ -28,9 +28,7 @@ class KnownShapes:
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     """The slots with the module each sits on, asked of the host where the caller did not say."""
     if has_slots(host):
-        raise HostError(
-            f"this {type(host).__name__} is growing already; go on with its garden, or grow garden.harvest()."
-        )
+        raise HostError(f"this {type(host).__name__} already grows; use its garden, or grow garden.harvest().")
     if slots is not None and slots.modules:
         return slots
     if not isinstance(host, SegmentedHost):

@@ -107,7 +107,7 @@ def _prove(source: str, model: MorphogeneticModel) -> None:
         ) from problem
     for slot_id, is_equal in equal.items():
         if not is_equal:
-            raise BlueprintError(f"the exported fossils of slot {slot_id} compute something else than the grown ones.")
+            raise BlueprintError(f"the exported fossils of slot {slot_id} do not compute what the grown ones do.")
 
 
 def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:

@@ -136,7 +136,7 @@ class DecoderLayer(nn.Module):
 def build_transformer_host(
     *, vocabulary: int, width: int = 64, layers: int = 4, heads: int = 4, context: int = 64, slots: int = 2
 ) -> ChainHost:
-    """A small GPT; its layers are dealt into `slots` groups with a slot after each group."""
+    """A small GPT; its layers form `slots` groups with a slot after each group."""
     _require_positive(vocabulary=vocabulary, width=width, layers=layers, heads=heads, context=context, slots=slots)
     if width % heads:
         raise SettingError(f"width {width} is not divisible by {heads} heads; choose a multiple.")

@@ -369,7 +369,7 @@ class MorphogeneticModel(nn.Module):
     def attach(self, optimizer: torch.optim.Optimizer, **options: Any) -> OptimizerLink:
         """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
         if self.link is not None and self.link.optimizer is optimizer:
-            raise OptimizerError("this optimiser is attached already; one attach(optimizer) is enough.")
+            raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
         link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()

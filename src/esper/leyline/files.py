@@ -127,8 +127,8 @@ def told(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as problem:
         raise SaveError(
-            f"cannot save {path}: {getattr(problem, 'strerror', None) or problem}. What was saved before is untouched. "
-            "Free disk space and save again; a run goes on with --resume."
+            f"cannot save {path}: {getattr(problem, 'strerror', None) or problem}. Earlier saves are untouched. "
+            "Free disk space and save again; resume a run with --resume."
         ) from problem
 
 

@@ -10,7 +10,7 @@ from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, 
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
 MIN_CULL_AGE = 1
-"""Epochs a seed must have lived before it may be culled."""
+"""Epochs a seed must train before it may be culled."""
 
 _SIGMOID_STEEPNESS = 10.0
 
@@ -70,7 +70,7 @@ class SeedState:
         """The same slot, one stage further; a move the table does not have is refused."""
         if to not in TRANSITIONS[self.stage]:
             allowed = ", ".join(stage.name for stage in sorted(TRANSITIONS[self.stage]))
-            raise IllegalTransitionError(f"{self.stage.name} -> {to.name} is not a move; allowed from here: {allowed}.")
+            raise IllegalTransitionError(f"{self.stage.name} -> {to.name} is not allowed; from here: {allowed}.")
         if to in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING):
             return type(self)(stage=to)
         alpha = self.alpha if to in (SeedStage.PROBATIONARY, SeedStage.FOSSILIZED) else 0.0

@@ -1,4 +1,4 @@
-"""Watches one host and brings it back: NaN, collapse to guessing, exploding loss. Decides nothing about growth."""
+"""Watches one host and rolls it back: NaN, collapse to guessing, exploding loss. Decides nothing about growth."""
 
 import math
 from collections.abc import Iterable

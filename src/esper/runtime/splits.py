@@ -31,7 +31,7 @@ class TensorSplit:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
-            raise DataError(f"{len(self.inputs)} inputs, {len(self.targets)} targets: a split needs as many, and some.")
+            raise DataError(f"{len(self.inputs)} inputs, {len(self.targets)} targets: give as many, at least one.")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -83,7 +83,7 @@ class TokenSplit:
 
     def __post_init__(self) -> None:
         if len(self) < 1:
-            raise DataError(f"{len(self.tokens)} tokens hold no window of {self.context + 1}; use a longer text.")
+            raise DataError(f"{len(self.tokens)} tokens are fewer than {self.context + 1}; use a longer text.")
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.context)

@@ -42,7 +42,7 @@ def learn(
         watch: is shown the agent and the record of every update.
     """
     if total_steps < env.num_envs:
-        raise SettingError(f"total_steps is {total_steps}, but one step of {env.num_envs} environments needs as many.")
+        raise SettingError(f"total_steps is {total_steps}, but {env.num_envs} environments need as many.")
     config = (config or PPOConfig()).annealed_over(total_steps)
     codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
     with own_randomness(mix_seed(seed, 0)):

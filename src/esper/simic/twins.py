@@ -1,4 +1,4 @@
-"""The yardstick: how a host would have gone on without growing. Computed once per host seed and kept on disk."""
+"""The yardstick: how a host would do without growing. Computed once per host seed and kept on disk."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk. Their failures stop nobody.
 
 A resumed run tracks its last step again. TensorBoard is told to forget what it has from that step on; for Weights &
-Biases it is another run of the same name and group, since an offline one cannot be gone on with.
+Biases it is another run of the same name and group, since an offline one cannot be resumed.
 """
 
 import os

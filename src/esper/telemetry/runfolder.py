@@ -67,7 +67,7 @@ def is_being_written(folder: Path) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file exists; a place that one may not look into, or no file can have, is refused."""
+    """Whether a file exists; a path that is unreadable or impossible is refused."""
     try:
         return path.exists()
     except OSError as problem:
@@ -85,7 +85,7 @@ def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
 def require_fresh(folder: Path) -> None:
     """A folder with anything in it is not begun anew."""
     if any(path.name != LOCK for path in folder.iterdir()):
-        raise SaveError(f"the run folder {folder} is not empty. Go on with --resume, or choose another --out.")
+        raise SaveError(f"the run folder {folder} is not empty. Use --resume, or choose another --out.")
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not is_whole:
         raise SaveError(
             f"{path} was changed after it was written, or is of an older format. Restore it, go on with the version of "
-            "Esper that wrote it, or start anew; what shall be different is an option."
+            "Esper that wrote it, or start anew; change settings with options."
         )
     return dict(found)
 

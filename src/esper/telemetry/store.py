@@ -60,7 +60,7 @@ class Store:
         self.keep, self.best = keep, best
         self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
         self._newest = 0
-        """the generation gone on from; younger ones are undone"""
+        """the generation resumed from; younger ones are undone"""
 
     def save(self, facts: Plain, files: Files | None = None) -> Generation:
         """Add a generation of facts and files; old ones go afterwards."""

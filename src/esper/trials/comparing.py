@@ -54,7 +54,7 @@ class Trials:
 
 
 class Comparison:
-    """Runs what is not on disk yet. Arms with equal settings live side by side in one population."""
+    """Runs what is not on disk yet. Arms with equal settings run side by side in one population."""
 
     def __init__(self, config: CompareConfig, tell: Callable[[str], None], should_stop: Callable[[], bool]):
         self.config, self.tell, self.should_stop = config, tell, should_stop
@@ -97,7 +97,7 @@ class Comparison:
         return max(known, key=lambda trials: trials.mean("validation_accuracy"))
 
     def _live(self, arms: Sequence[str], rate: float) -> None:
-        """Live the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
+        """Play the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
         missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
         for group in _batches(missing, max(1, self.most // self.config.seeds)):
             entries = [entry for arm in group for entry in self._entries(arm, rate)]
@@ -116,8 +116,8 @@ class Comparison:
                 broken = [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]
                 if broken:
                     raise MeasurementError(
-                        f"{arm} at learning rate x {rate:g} ended with a loss that is no number (host seeds "
-                        f"{', '.join(broken)}). Begin anew with lower --rates or without the arm."
+                        f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds "
+                        f"{', '.join(broken)}). Start anew with lower --rates or without it."
                     )
                 self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
 

@@ -40,7 +40,7 @@ def run_hosts(
     watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[ArmFinished]:
-    """Live the hosts' episodes under the policy and score what they leave; the caller holds the folder's lock."""
+    """Play the hosts' episodes under the policy and score the results; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
         episodes, deciders = build(config, resume)
         population = episodes.population
