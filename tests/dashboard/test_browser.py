@@ -112,7 +112,7 @@ def test_a_page_that_is_open_for_long_does_not_grow(page, address, runs):
     canvases = page.locator("canvas").count()
     for start in (2, 600, 1200):
         append(folder, *(grown_epoch(0, epoch) for epoch in range(start, start + 598)))
-        page.get_by_role("log").get_by_text(f"epoch {start + 598}, host 0").wait_for()
+        page.get_by_role("log").get_by_text(f"host 0, epoch {start + 598}:").wait_for()
     assert page.locator(".log li").count() == 200
     assert page.locator("canvas").count() == canvases
     shutil.rmtree(folder)

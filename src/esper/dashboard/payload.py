@@ -153,18 +153,15 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     task = view.config.get("task", {})
     name = str(task.get("name"))
     if view.kind == "ppo":
-        return (
-            [_taught(view, Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", ""))] if view.rounds.rows else []
-        )
+        arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
+        return [_taught(view, arm)] if view.rounds.rows else []
     arms = []
     for result in view.results:
-        policy, epochs, seed, accuracy = (result[name] for name in ("arm", "epochs", "seed", "test_accuracy"))
+        policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}
         own = json.dumps([policy, task, epochs], sort_keys=True)
         training = json.dumps([*(task.get(name) for name in _TRAINING), epochs])
-        if isfinite(accuracy):
-            arms.append(
-                Arm(policy, name, epochs, "test", own, training, {seed: accuracy}, {}, [result["final_params"]])
-            )
+        if isfinite(result["test_accuracy"]):
+            arms.append(Arm(policy, name, epochs, "test", own, training, accuracy, {}, [result["final_params"]]))
     return arms
 
 

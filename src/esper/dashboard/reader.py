@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -179,12 +179,10 @@ def _read_line(line: bytes) -> dict[str, Any]:
 
 
 def _is_same(path: Path, place: Place) -> bool:
-    try:
-        with open_plain(path) as file:
-            file.seek(place.offset - len(place.tail))
-            return file.read(len(place.tail)) == place.tail
-    except OSError:
-        return False
+    with suppress(OSError), open_plain(path) as file:
+        file.seek(place.offset - len(place.tail))
+        return file.read(len(place.tail)) == place.tail
+    return False
 
 
 def _whole(value: object) -> int:

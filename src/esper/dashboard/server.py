@@ -151,8 +151,7 @@ class Site:
 
     async def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
-        feeds = [await self.find(name) for name in names]
-        found = [await feed.ask(_side) for feed in feeds]
+        found = [await (await self.find(name)).ask(_side) for name in names]
         rows = standings(arm for _, arms in found for arm in arms)
         return _json(encode({"runs": [side for side, _ in found], "standings": rows}))
 
@@ -233,23 +232,18 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | 
 def choose_token(host: str, token: str | None) -> str | None:
     """The token that is asked for: the given one, a new one for an address that others reach, else none."""
     if token is None:
-        return None if is_local(host) else secrets.token_urlsafe(32)
+        is_local = host == "localhost" or getattr(address_of(host), "is_loopback", False)
+        return None if is_local else secrets.token_urlsafe(32)
     if not _TOKEN.fullmatch(token):
         raise SettingError("a token has at least 16 letters, digits, - or _. Leave it out to get one where needed.")
     return token
 
 
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    return host == "localhost" or getattr(address_of(host), "is_loopback", False)
-
-
 def address_of(name: str) -> IPv4Address | IPv6Address | None:
     """The address that a name is, if it is one."""
-    try:
+    with suppress(ValueError):
         return ip_address(name)
-    except ValueError:
-        return None
+    return None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -257,6 +251,4 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as problem:
-        raise SettingError(
-            f"cannot listen on {host}, port {port}: {problem}. Choose another --port or --host."
-        ) from None
+        raise SettingError(f"cannot listen on {host}:{port}: {problem}. Choose another --port or --host.") from None

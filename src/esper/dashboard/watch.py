@@ -76,7 +76,6 @@ class WatchApp(App[None]):
     Panel { border-top: solid $primary; border-title-color: $foreground; padding: 0 1; scrollbar-size-vertical: 1; }
     Panel Static { text-wrap: nowrap; text-overflow: ellipsis; }
     Panel:focus { border-top: heavy $accent; border-title-style: bold reverse; }
-    Screen { overflow-y: auto; }
     #header { border: none; height: 2; dock: top; }
     #chain { max-height: 7; }
     #episode, #rounds { height: 4; }
@@ -106,7 +105,6 @@ class WatchApp(App[None]):
     """
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
-    TITLE = "esper watch"
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = "#log"
     SCREENS: ClassVar = {"help": Help}
