@@ -302,7 +302,7 @@ def test_zeros_and_ones_as_numbers_are_refused_until_the_user_says_what_they_are
 def test_a_model_that_is_growing_cannot_be_grown_again():
     garden = grow_cnn()
     for model in (garden.model, garden.model.host):
-        with pytest.raises(esper.EsperError, match="growing"):
+        with pytest.raises(esper.EsperError, match="harvest"):
             esper.grow(model, slots="layer1", example=IMAGES)
 
 

@@ -102,6 +102,7 @@ def test_results_outlive_what_the_lane_runs_after_them(monkeypatch):
     expected = [value.clone() for value in (*scores, *results)]
     for run in population.runs:
         run.begin_epoch()  # a step beyond the last has no examples
+        torch.cuda.synchronize()  # the lane's stream does not wait for this one by itself
         executor._graphs(run)["train"].replay()
     torch.cuda.synchronize()
     assert [torch.equal(*pair) for pair in zip((*scores, *results), expected, strict=True)] == [True] * 6

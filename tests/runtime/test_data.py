@@ -299,12 +299,12 @@ def test_tinystories_keeps_its_official_validation_file_for_the_end(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 80])
 def test_a_text_that_is_too_short_is_refused(tmp_path, size):
     write_text(tmp_path, "shakespeare/input.txt", size)
-    with pytest.raises(DataError, match=r"tokens .*window"):
+    with pytest.raises(DataError, match=r"tokens .*65"):
         load_shakespeare(tmp_path)
 
 
 def test_an_empty_story_file_is_refused(tmp_path):
     write_text(tmp_path, "TinyStories/TinyStories-train.txt", 5000)
     write_text(tmp_path, "TinyStories/TinyStories-valid.txt", 0)
-    with pytest.raises(DataError, match=r"0 tokens .*window"):
+    with pytest.raises(DataError, match=r"0 tokens .*65"):
         load_tinystories(tmp_path)

@@ -37,7 +37,7 @@ class SlotOccupiedError(IllegalActionError): ...  # germinating where the slot i
 class NoLiveSeedError(IllegalActionError): ...  # culling or fossilizing where there is no seed to act on
 
 
-class SeedTooYoungError(IllegalActionError): ...  # culling a seed before it has lived its first epochs
+class SeedTooYoungError(IllegalActionError): ...  # culling a seed before it has trained its first epochs
 
 
 class NotMeasuredError(IllegalActionError): ...  # fossilizing off probation or without a measured contribution

@@ -95,8 +95,8 @@ def build_environment(
     places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
     try:
         with team.together():  # every rank plays some of the twins, and then reads the others'
-            lived = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
-        if team.any(lived is None):
+            played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
+        if team.any(played is None):
             raise InterruptedTraining(saved_rounds(config.out))
         env = GrowthVectorEnv(
             task,
