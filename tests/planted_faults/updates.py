@@ -239,7 +239,7 @@ FAULTS = [
     Fault(
         "43: every rank has the first rank's minibatches",
         "simic/agent.py",
-        "index = part - rollout.first",
+        "index = part - rollout.first * rollout.per_row",
         "index = part",
         "simic/test_team_ranks.py::test_several_ranks_find_what_one_finds[2 ranks]",
     ),
@@ -262,7 +262,7 @@ FAULTS = [
         "simic/trainer.py",
         "if agent.team.any(should_stop()):",
         "if should_stop():",
-        "simic/test_team_rounds.py::test_whoever_is_asked_to_stop_all_stop_at_the_same_step[1-with the round]",
+        "simic/test_team_rounds.py::test_whoever_is_asked_to_stop_all_stop_at_the_same_step[1-after the epoch]",
     ),
     Fault(
         "the first hosts have two ranks",
