@@ -264,7 +264,14 @@ FAULTS = [
         "a file is listed before it is durable",
         "leyline/files.py",
         "            os.fsync(written.fileno())\n",
-        "",
+        "            if path.name == 'manifest.json':\n                os.fsync(written.fileno())\n",
+        "leyline/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
+    ),
+    Fault(
+        "a manifest is in place before it is durable",
+        "leyline/files.py",
+        "            os.fsync(written.fileno())\n",
+        "            if path.name != 'manifest.json':\n                os.fsync(written.fileno())\n",
         "leyline/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
     Fault(
@@ -300,6 +307,7 @@ FAULTS = [
         "old files go to make room for the new",
         "telemetry/store.py",
         "        disk.sweep(self.folder, self._is_own)\n",
+        "        disk.sweep(self.folder, self._is_own)\n"
         "        disk.remove([self.folder / name for name in disk.names_in(self.folder) if self._is_own(name)])\n",
         "leyline/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
