@@ -84,7 +84,7 @@ FAULTS = [
         "a rollback keeps live seeds",
         "runtime/governor.py",
         "for s in self.run.slots if s.state.is_live]\n        culled = {change.slot_id for change in changes}",
-        "for s in ()]\n        culled = set(live)",
+        "for s in ()]\n        culled = {slot.slot_id for slot in live}",
         "runtime/test_governor.py::test_a_rollback_culls_live_seeds_and_keeps_fossils",
     ),
     Fault(
