@@ -383,7 +383,7 @@ def tree(folder):
         ),
         (lambda run: (run / runfolder.RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
         (lambda run: runfolder.write_json(run / runfolder.RESULTS, {"results": []}), ("results.json is damaged",)),
-        (lambda run: (run / runfolder.RESULTS).write_text('{"results": []}'), ("results.json was changed",)),
+        (lambda run: (run / runfolder.RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
         (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),
         (lambda run: runfolder.write_json(run / runfolder.CONFIG, {"rounds": 40}), ("is not a run of esper run",)),
         (lambda run: (run / runfolder.CONFIG).write_text("{"), ("cannot be read",)),

@@ -328,8 +328,8 @@ FAULTS = [
     Fault(
         "settings changed by hand are believed",
         "telemetry/runfolder.py",
-        "found.pop(CHECKSUM, None) == _checksum(found)",
-        "bool(found.pop(CHECKSUM, None))",
+        "if found.pop(CHECKSUM) != _checksum(found):",
+        "if not found.pop(CHECKSUM):",
         "telemetry/test_runfolder.py::test_what_was_changed_by_hand_is_refused",
     ),
 ]

@@ -113,16 +113,16 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote."""
     try:
-        found = json.loads(read_plain(path))
-        is_whole = isinstance(found, dict) and found.pop(CHECKSUM, None) == _checksum(found)
-    except (OSError, ValueError, RecursionError) as problem:
+        found = dict(json.loads(read_plain(path)))
+    except (OSError, ValueError, TypeError, RecursionError) as problem:
         raise SaveError(f"{path} cannot be read ({problem}).") from problem
-    if not is_whole:
+    if CHECKSUM not in found:
         raise SaveError(
-            f"{path} was changed after it was written, or is of an older format. Restore it, go on with the version of "
-            "Esper that wrote it, or start anew; change settings with options."
+            f"{path} is of an older format. Use the version of Esper that wrote it, or choose another --out."
         )
-    return dict(found)
+    if found.pop(CHECKSUM) != _checksum(found):
+        raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
+    return found
 
 
 def _checksum(values: Mapping[str, Any]) -> str:
