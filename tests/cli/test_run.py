@@ -361,13 +361,17 @@ def test_exporting_needs_neither_the_policy_nor_the_saves(capsys, finished):
     assert call(capsys, "export", str(finished))[0] == 0
 
 
-def test_a_link_in_a_run_is_not_followed(capsys, finished, tmp_path):
+def test_weights_behind_a_link_or_changed_are_not_exported(capsys, finished, tmp_path):
     (tmp_path / "secret").write_text("a private key")
     for weights in finished.glob("networks/*/weights.safetensors"):
         weights.unlink()
         weights.symlink_to(tmp_path / "secret")
-    assert call(capsys, "export", str(finished))[0] == 0
-    assert (finished / "exported" / "weights.safetensors").is_symlink()
+    assert call(capsys, "export", str(finished))[0] == 2
+    for weights in finished.glob("networks/*/weights.safetensors"):
+        weights.unlink()
+        weights.write_text("other weights")
+    assert_refused(call(capsys, "export", str(finished)), "networks", "--resume")
+    assert not (finished / "exported").exists()
 
 
 def tree(folder):

@@ -16,7 +16,9 @@ from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
 from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
+from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError
+from esper.leyline.files import digest
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
@@ -88,10 +90,13 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
         raise SaveError(f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume") from problem
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
+    networks, name = run / runfolder.NETWORKS, f"host-{best}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
-            copied = shutil.copytree(run / runfolder.NETWORKS / f"host-{best}", Path(part) / "network", symlinks=True)
+            copied = shutil.copytree(networks / name, Path(part) / "network", symlinks=True)
+            if digest(copied / WEIGHTS) != runfolder.read_json(networks / runfolder.DIGESTS)[name]:
+                raise SaveError(f"the weights in {networks} were changed. Rewrite them: esper run --out {run} --resume")
             copied.rename(folder)
     except OSError as problem:
         raise SaveError(f"cannot export to {folder}: {problem}.") from problem

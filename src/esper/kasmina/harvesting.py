@@ -16,7 +16,7 @@ from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot, has_gate
 from esper.leyline.errors import BlueprintError, HostError
-from esper.leyline.files import write_files
+from esper.leyline.files import sweep, write_files
 
 WEIGHTS = "weights.safetensors"
 SOURCE = "grown.py"
@@ -51,6 +51,7 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
         raise HostError(f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}")
     plain, source = harvest(model), render_source(model)
     _prove(source, model)
+    sweep(folder, {SOURCE, WEIGHTS}.__contains__)
     write_files(folder, {SOURCE: source.encode(), WEIGHTS: lambda path: save_model(plain, str(path))})
     return folder
 
