@@ -11,7 +11,7 @@ demo: .venv/demo.ready
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not ranks'
-	$(BIN)/python -m pytest -m 'ranks and not slow'
+	$(BIN)/python -m pytest -n 2 -m 'ranks and not slow'
 
 slow: .venv/dev.ready
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -91,6 +91,7 @@ def ended(runs, folder, seconds=50):
     return [run.returncode for run in runs], said
 
 
+@pytest.mark.slow
 def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_back(machines, undisturbed, tmp_path):
     out = tmp_path / "run"
     slowly, again = ["simic.team_workers", *command(out, **SETTINGS)], ["esper", "ppo", "--out", str(out), "--resume"]
@@ -115,6 +116,7 @@ def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_b
     assert_same_end(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_network_where_the_others_are_not_is_told_with_what_to_set(machines, tmp_path):
     arguments = ["simic.team_workers", *command(tmp_path / "run", **SETTINGS)]
     with started(machines, tmp_path / "wrong", arguments, GLOO_SOCKET_IFNAME="lo", MEETING="3") as runs:
