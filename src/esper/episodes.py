@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from esper.kasmina.model import SlotChange
+from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, Choice, look_up

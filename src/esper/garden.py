@@ -19,9 +19,10 @@ from esper.episodes import act, close_ledger, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
+from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError

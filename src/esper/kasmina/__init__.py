@@ -3,7 +3,8 @@
 from esper.kasmina.blueprints import REGISTRY, Blueprint, BlueprintRegistry, blueprint
 from esper.kasmina.checks import check_blueprint, check_host
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel, SlotChange
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot
 
 __all__ = [

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina import seeds
+from esper.kasmina import copies, seeds
+from esper.kasmina.copies import Copy, Site
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
 
 KINDS = {4: "image", 3: "sequence", 2: "vector"}
@@ -16,6 +19,13 @@ KINDS = {4: "image", 3: "sequence", 2: "vector"}
 
 SHAM = "sham"
 """The blueprint without parameters or effect."""
+
+COPY, COPY_ZERO = "copy", "copy_zero"
+"""A copy of the slot's own module; the second is the identity at birth."""
+
+AnySeed = seeds.Seed | seeds.Sham | Copy
+Builder = Callable[..., nn.Module]
+"""From the number of channels, and the `Site` if it has a parameter `site`, to the body of a seed."""
 
 
 def channels_of(kind: str, shape: tuple[int, ...]) -> int:
@@ -52,27 +62,46 @@ class Blueprint:
 
     kind: str
     name: str
-    build: Callable[[int], nn.Module]
+    build: Builder
     traits: BlueprintTraits
 
-    def build_seed(self, shape: tuple[int, ...], *, scale: float = 0.0, gated: bool = False) -> seeds.Seed | seeds.Sham:
-        """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity."""
+    @property
+    def inherits(self) -> bool:
+        """Whether it asks for the site, so that what it builds depends on the network."""
+        return "site" in signature(self.build).parameters
+
+    def build_seed(
+        self, shape: tuple[int, ...], *, scale: float = 0.0, gated: bool = False, site: Site | None = None
+    ) -> AnySeed:
+        """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity, unless it is a copy."""
         if self.name == SHAM:
             return seeds.Sham()
         channels = channels_of(self.kind, shape)
+        if self.inherits and site is None:
+            raise BlueprintError(f"blueprint {self.name!r} takes after a module; it is built in a network only.")
+        given: dict[str, Any] = {"site": site} if self.inherits else {}
         try:
-            body = self.build(channels)
+            body = self.build(channels, **given)
         except ValueError as problem:
             raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
             raise BlueprintError(f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module.")
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
+        if isinstance(body, Copy):
+            body.gate = gate
+            return body
         return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)
 
     def cost(self, shape: tuple[int, ...], gated: bool = False) -> BlueprintCost:
         """Parameters and FLOPs at a slot with these features, without allocating either."""
         return _cost(self, tuple(shape), gated)
+
+    def cost_at(self, shape: tuple[int, ...], gated: bool, site: Site) -> BlueprintCost:
+        """The same for a blueprint that asks for the site: it is built and run once."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            seed = self.build_seed(shape, gated=gated, site=site).cpu().float()
+            return _measured(self, seed, shape)
 
 
 def _misfit(blueprint: Blueprint, shape: tuple[int, ...], problem: object) -> BlueprintMismatchError:
@@ -85,13 +114,16 @@ def _misfit(blueprint: Blueprint, shape: tuple[int, ...], problem: object) -> Bl
 @lru_cache(maxsize=4096)
 def _cost(blueprint: Blueprint, shape: tuple[int, ...], gated: bool) -> BlueprintCost:
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        seed = blueprint.build_seed(shape, gated=gated)
-        counter = FlopCounterMode(display=False)
-        try:
-            with counter:
-                grown = seed(torch.empty(1, *shape))
-        except (RuntimeError, ValueError, TypeError) as problem:
-            raise _misfit(blueprint, shape, problem) from problem
+        return _measured(blueprint, blueprint.build_seed(shape, gated=gated), shape)
+
+
+def _measured(blueprint: Blueprint, seed: AnySeed, shape: tuple[int, ...]) -> BlueprintCost:
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            grown = seed(torch.zeros(1, *shape))
+    except (RuntimeError, ValueError, TypeError) as problem:
+        raise _misfit(blueprint, shape, problem) from problem
     if tuple(grown.shape[1:]) != shape:
         raise _misfit(blueprint, shape, f"it returns features of shape {tuple(grown.shape[1:])}")
     return BlueprintCost(sum(p.numel() for p in seed.parameters()), int(counter.get_total_flops()))
@@ -103,16 +135,18 @@ class BlueprintRegistry:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Blueprint] = {}
 
-    def register(
-        self, kind: str, name: str, **traits: float
-    ) -> Callable[[Callable[[int], nn.Module]], Callable[[int], nn.Module]]:
-        """Decorator: the function takes the number of channels and returns the body of a seed."""
+    def register(self, kind: str, name: str, **traits: float) -> Callable[[Builder], Builder]:
+        """Decorator: the function takes the number of channels and returns the body of a seed.
+
+        With a second parameter named `site` it also gets the `Site`: `site.module` is what stands there, `site.copy()`
+        a copy of it.
+        """
         if kind not in KINDS.values():
             raise UnknownNameError("kind of blueprint", kind, KINDS.values())
         if not name.isidentifier():
             raise BlueprintError(f"blueprint name {name!r} is not a plain identifier; write it like 'my_conv'.")
 
-        def enter(build: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+        def enter(build: Builder) -> Builder:
             self._known[kind, name] = Blueprint(kind, name, build, BlueprintTraits(**traits))
             return build
 
@@ -140,7 +174,7 @@ blueprint = REGISTRY.register
 
 
 _CONV, _MLP = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
-for _kind, _name, _build, _traits in (
+_BUILT_IN: tuple[tuple[str, str, Builder, dict[str, float]], ...] = (
     ("image", "conv_light", seeds.conv_light, _CONV),
     ("image", "attention", seeds.SqueezeExcite, {"attention_like": 1.0, "depth": 2.0}),
     ("image", "norm", seeds.group_norm, {"normalising": 1.0}),
@@ -156,6 +190,9 @@ for _kind, _name, _build, _traits in (
     ("sequence", "norm", seeds.token_norm, {"normalising": 1.0}),
     ("vector", "lora", seeds.lora, {"depth": 2.0}),
     ("vector", "mlp", seeds.mlp, _MLP),
+    *((kind, COPY, copies.plain_copy, {"depth": 2.0}) for kind in KINDS.values()),
+    *((kind, COPY_ZERO, copies.zeroed_copy, {"depth": 2.0}) for kind in KINDS.values()),
     *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
-):
+)
+for _kind, _name, _build, _traits in _BUILT_IN:
     blueprint(_kind, _name, **_traits)(_build)

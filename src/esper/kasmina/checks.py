@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint
+from esper.kasmina.copies import Copy, Site
 from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.kasmina.randomness import own_randomness
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.slots import SlotConfig
 
@@ -18,27 +20,37 @@ TYPICAL_SHAPES = {"image": (8, 6, 6), "sequence": (5, 16), "vector": (16,)}
 _STEPS_TO_WAKE = 3
 
 
-def check_blueprint(kind: str, name: str, shape: tuple[int, ...] | None = None) -> None:
-    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn."""
+def check_blueprint(
+    kind: str, name: str, shape: tuple[int, ...] | None = None, *, module: nn.Module | None = None
+) -> None:
+    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn.
+
+    A blueprint with a parameter `site` needs a `module` to take after.
+    """
     what = f"{kind} blueprint {name!r}"
     blueprint = REGISTRY.get(kind, name)
     shape = shape or TYPICAL_SHAPES[kind]
+    if blueprint.inherits and module is None:
+        way_out = "Pass module=..., one that keeps the shape of its input, or check a whole network with check_host."
+        raise BlueprintError(f"{what} takes after a module of the network and cannot be checked alone. {way_out}")
+    site = None if module is None else Site(module, nn.ModuleList([module]))
     try:
         with own_randomness(0):
-            _check_seed(blueprint, shape, what)
+            _check_seed(blueprint, shape, what, site)
     except (RuntimeError, ValueError, TypeError) as problem:
         if isinstance(problem, BlueprintError):
             raise
         raise BlueprintError(f"{what} does not work on features of shape {shape}: {problem}") from problem
 
 
-def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str) -> None:
+def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str, site: Site | None) -> None:
     features, target = torch.randn(4, *shape), torch.randn(4, *shape)
-    seed = blueprint.build_seed(shape)
-    if probe_deviation(seed, features, blueprint.name) != 0.0:
+    seed = blueprint.build_seed(shape, site=site)
+    if probe_deviation(seed, features, blueprint.name) != 0.0 and not isinstance(seed, Copy):
         raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
     _check_independence(seed, features, what)
-    refuse_mispriced(seed, blueprint.name, blueprint.cost(shape).params)
+    cost = blueprint.cost_at(shape, False, site) if blueprint.inherits and site else blueprint.cost(shape)
+    refuse_mispriced(seed, blueprint.name, cost.params)
     if blueprint.name != SHAM:
         _check_alive(seed, features, target, what)
 

@@ -1,4 +1,4 @@
-"""Seeds that inherit: a copy of a module, run on its output. Needs torch alone: an exported network carries this file."""
+"""Seeds that inherit: a copy of a module, run on its output. Needs torch alone: exports carry this file along."""
 
 import copy
 import inspect
@@ -57,7 +57,7 @@ class Copy(nn.Module):
 
 
 def _uncached(value: Any, name: str, features: Tensor) -> Any:
-    """An argument of the original as its copy gets it: never a key-value cache, which has no room for one more layer."""
+    """An argument of the original as its copy gets it: never a key-value cache, which has no place for this layer."""
     if value is None or not (hasattr(value, "get_seq_length") or name in _CACHES):
         return value
     cached = value.get_seq_length() if hasattr(value, "get_seq_length") else features.shape[1] + 1
@@ -77,13 +77,7 @@ def copy_module(
     What the part shares with the rest, the copy shares too: tied weights, a configuration, a table. Objects in `held`
     are not copied either.
     """
-    own = {id(module) for module in source.modules()}
-    memo: dict[int, Any] = {id(thing): thing for thing in held}
-    for module in network.modules():
-        if id(module) not in own:
-            things = [*module._parameters.values(), *module._buffers.values(), *module._modules.values()]
-            things += [value for name, value in vars(module).items() if name not in _REGISTRIES]
-            memo |= {id(thing): thing for thing in things if thing is not None and thing is not source}
+    memo = {id(thing): thing for thing in held} | _things_around(source, network)
     copied = copy.deepcopy(source, memo)
     known = {id(parameter) for parameter in network.parameters()}
     shared = set()
@@ -94,8 +88,22 @@ def copy_module(
             parameter.requires_grad_(True)
     for module in copied.modules():
         if id(module) not in memo and getattr(module, "gradient_checkpointing", False):
-            module.gradient_checkpointing = False  # it runs inside the original's call, which is checkpointed already
+            vars(module)["gradient_checkpointing"] = (
+                False  # it runs inside the original's call, which is checkpointed already
+            )
     return copied, frozenset(shared)
+
+
+def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:
+    """All that the network's modules outside `source` hold, by identity."""
+    own = {id(module) for module in source.modules()}
+    found: dict[int, Any] = {}
+    for module in network.modules():
+        if id(module) not in own:
+            things = [*module._parameters.values(), *module._buffers.values(), *module._modules.values()]
+            things += [value for name, value in vars(module).items() if name not in _REGISTRIES]
+            found |= {id(thing): thing for thing in things if thing is not None and thing is not source}
+    return found
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,13 @@ class Site:
     def copy(self) -> nn.Module:
         """A deep copy of the module; what it shares with the network stays shared."""
         return copy_module(self.module, self.network, self.held)[0]
+
+    def own_parameters(self) -> int:
+        """How many parameters a copy would have of its own."""
+        around = _things_around(self.module, self.network)
+        parts = [part for part in self.module.modules() if id(part) in around]
+        shared = {id(parameter) for part in parts for parameter in part.parameters()} | around.keys()
+        return sum(parameter.numel() for parameter in self.module.parameters() if id(parameter) not in shared)
 
 
 def plain_copy(channels: int, site: Site) -> Copy:

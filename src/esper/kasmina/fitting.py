@@ -1,17 +1,18 @@
 """Fitting slots to a host, once, when it is wrapped: sites, shapes, prices, limits. Nothing here changes the host."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed, BlueprintCost
+from esper.kasmina.copies import Copy, Site
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.probing import Example, find_places
-from esper.kasmina.seeds import Seed, Sham
+from esper.kasmina.inheritance import Inheritance, study_copies
+from esper.kasmina.probing import Example, find_places, source_name
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
@@ -20,9 +21,9 @@ from esper.leyline.slots import SlotConfig
 
 @dataclass(frozen=True)
 class KnownShapes:
-    """Slot id -> (kind, shape of one example's features, dtype), where they are known without running the host."""
+    """What is known of each slot without running the host: kind, shape of one example's features, dtype, copies."""
 
-    slots: Mapping[str, tuple[str, tuple[int, ...], str]]
+    slots: Mapping[str, tuple[str, tuple[int, ...], str, Inheritance | None]]
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -41,22 +42,27 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
 
 
 def build_slots(
-    host: nn.Module, config: SlotConfig, example: Example | KnownShapes | None, kinds: Mapping[str, str]
+    host: nn.Module,
+    config: SlotConfig,
+    example: Example | KnownShapes | None,
+    kinds: Mapping[str, str],
+    blueprints: Collection[str] | None = None,
 ) -> dict[str, SeedSlot]:
-    """An empty slot for every site, shaped by one example forward."""
+    """An empty slot for every site, shaped by one example forward; `blueprints` say whether copies are asked for."""
+    slots: dict[str, SeedSlot] = {}
     if isinstance(example, KnownShapes):
         device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
-        return {
-            slot_id: SeedSlot(slot_id, kind, shape, torch.empty(0, device=device, dtype=getattr(torch, dtype)))
-            for slot_id, (kind, shape, dtype) in example.slots.items()
-        }
+        for slot_id, (kind, shape, dtype, inheritance) in example.slots.items():
+            like = torch.empty(0, device=device, dtype=getattr(torch, dtype))
+            slots[slot_id] = SeedSlot(slot_id, kind, shape, like)
+            slots[slot_id].inheritance = inheritance
+        return slots
     if example is None:
         if not isinstance(host, SegmentedHost):
             raise HostError(f"the shapes inside {type(host).__name__} are not known; pass one batch, example=batch.")
         example = host.example()
     places = {place.name: place for place in find_places(host, example, kinds)}
     names = {name for name, _ in host.named_modules() if name}
-    slots = {}
     for slot_id in config.slot_ids:
         name = config.modules[slot_id]
         if name not in names:
@@ -66,24 +72,85 @@ def build_slots(
         if place is None or place.kind is None or place.like is None or problem is not None:
             raise HostError(f"slot {slot_id} cannot sit on {name!r}: {problem}. Choose another module for it.")
         slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like)
+        slots[slot_id].inheritance = Inheritance(place.copy_problem)
+    wanted = {COPY, COPY_ZERO} & set((COPY, COPY_ZERO) if blueprints is None else blueprints)
+    copied = {s: config.modules[s] for s, slot in slots.items() if slot.inheritance == Inheritance(None)}
+    for slot_id, inheritance in study_copies(host, copied, example, wanted).items() if wanted and copied else ():
+        slots[slot_id].inheritance = inheritance
     return slots
 
 
-def price_list(slots: Sequence[SeedSlot], space: ActionSpace) -> dict[tuple[str, str, str], int]:
+def default_blueprints(slots: Sequence[SeedSlot]) -> tuple[str, ...]:
+    """Every blueprint for these kinds of features; copies only where at least one slot can have one."""
+    names = REGISTRY.names_for(slot.kind for slot in slots)
+    return tuple(n for n in names if n not in (COPY, COPY_ZERO) or not all(_refuse_inheriting(s, n) for s in slots))
+
+
+def _refuse_inheriting(slot: SeedSlot, name: str) -> str | None:
+    """Why a copy cannot be planted in this slot; None if it can."""
+    handed = slot.inheritance or Inheritance("its host was wrapped without an example")
+    return handed.problem or (handed.zero_problem if name == COPY_ZERO else None)
+
+
+def site_of(host: nn.Module, module: str, slot: SeedSlot, held: Sequence[SeedSlot]) -> Site:
+    """What a blueprint may see of a slot's place: the last block there, a copy that was kept or the module itself."""
+    last = slot.fossils[-1] if len(slot.fossils) else None
+    source = last.body if isinstance(last, Copy) else host.get_submodule(source_name(host, module))
+    return Site(source, host, tuple(held), {} if slot.inheritance is None else slot.inheritance.zeroed)
+
+
+def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:
+    """What a seed costs in this slot now; `BlueprintMismatchError` where it does not fit."""
+    blueprint = REGISTRY.get(slot.kind, name)
+    if not blueprint.inherits:
+        return blueprint.cost(slot.feature_shape, gated)
+    if name not in (COPY, COPY_ZERO):
+        return blueprint.cost_at(slot.feature_shape, gated, site)
+    if (problem := _refuse_inheriting(slot, name)) is not None or slot.inheritance is None:
+        raise BlueprintMismatchError(f"{name} does not fit slot {slot.slot_id}: {problem}.")
+    positions = 1 if slot.kind == "image" else math.prod(slot.feature_shape[:-1])
+    gate = BlueprintCost(slot.channels + 1, 2 * slot.channels * positions) if gated else BlueprintCost(0, 0)
+    return BlueprintCost(site.own_parameters() + gate.params, slot.inheritance.flops + gate.flops)
+
+
+def price_list(
+    slots: Sequence[SeedSlot], space: ActionSpace, sites: Mapping[str, Site]
+) -> dict[tuple[str, str, str], int]:
     """Parameters of every (slot, blueprint, blend) that fits; what does not fit is left out."""
     kinds, names = sorted({slot.kind for slot in slots}), [name for name in space.blueprint_ids if name is not None]
+    problems: set[str] = set()
     for name in names:
         if not any(REGISTRY.has(kind, name) for kind in kinds):
             raise UnknownNameError(f"{' or '.join(kinds)} blueprint", name, REGISTRY.names_for(kinds))
     costs: dict[tuple[str, str, str], int] = {}
     for name, slot, blend in product(names, slots, space.blends):
         if REGISTRY.has(slot.kind, name):
-            with suppress(BlueprintMismatchError):
-                cost = REGISTRY.get(slot.kind, name).cost(slot.feature_shape, blend == "gated")
+            try:
+                cost = price(slot, name, blend == "gated", sites[slot.slot_id])
+            except BlueprintMismatchError as problem:
+                problems.add(str(problem))
+            else:
+                slot.prices[name, blend == "gated"] = cost
                 costs[slot.slot_id, name, blend] = cost.params
     if not costs:
-        raise BlueprintMismatchError(f"none of the blueprints {', '.join(names)} fits any slot; choose other ones.")
+        shown = " ".join(sorted(problems)[:3])
+        raise BlueprintMismatchError(f"none of {', '.join(names)} fits any slot; choose other blueprints. {shown}")
     return costs
+
+
+def price_copies(
+    slots: Sequence[SeedSlot], costs: Mapping[tuple[str, str, str], int], site_of: Callable[[str], Site]
+) -> dict[tuple[str, str, str], int]:
+    """The part of a price list that follows the host: what copies cost now."""
+    now: dict[tuple[str, str, str], int] = {}
+    for slot in slots:
+        own = [(name, blend) for of, name, blend in costs if of == slot.slot_id and name in (COPY, COPY_ZERO)]
+        site = site_of(slot.slot_id) if own else None
+        for name, blend in own:
+            assert site is not None
+            slot.prices[name, blend == "gated"] = cost = price(slot, name, blend == "gated", site)
+            now[slot.slot_id, name, blend] = cost.params
+    return now
 
 
 def refuse_limits(
@@ -103,7 +170,7 @@ def refuse_limits(
         )
 
 
-def refuse_mispriced(seed: Seed | Sham, blueprint_id: str, price: int) -> None:
+def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
     """A blueprint that builds something else than it was priced for could break the budget."""
     counted = count_parameters(seed)
     if counted != price:
@@ -113,7 +180,7 @@ def refuse_mispriced(seed: Seed | Sham, blueprint_id: str, price: int) -> None:
         )
 
 
-def probe_deviation(seed: Seed | Sham, features: Tensor, blueprint_id: str) -> float:
+def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float:
     """How far a newborn seed moves random features; a seed that changes their shape is refused."""
     with torch.no_grad():
         grown = seed(features)

@@ -40,6 +40,10 @@ class ChainHost(nn.Module):
     def slot_config(self) -> SlotConfig:
         return SlotConfig.for_modules(f"sites.{index}" for index in range(len(self.blocks)))
 
+    def copied_module(self, name: str) -> str:
+        """What a copy at a site copies: the block before it."""
+        return name.replace("sites.", "blocks.", 1)
+
     def example(self) -> Tensor:
         """A batch of the right shape and type, for probing."""
         return self._example.to(next(self.parameters()).device)

@@ -1,59 +1,29 @@
 """A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina import fitting
-from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
+from esper.kasmina.copies import Copy, Site
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
 from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.kasmina.settings import GrowthSettings, SlotChange
+from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError, SettingError
-from esper.leyline.factored_actions import BLEND_IDS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
+from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError
+from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
 from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
 from esper.leyline.legality import GrowthView, refuse
-from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
+from esper.leyline.lifecycle import SeedState, germinate, tick
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-
-
-@dataclass(frozen=True)
-class GrowthSettings:
-    """How seeds are raised in one network."""
-
-    lengths: StageLengths = field(default_factory=StageLengths)
-    """epochs per stage"""
-    scale_at_birth: float = 0.0
-    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest when measured"""
-    blends: tuple[str, ...] = BLEND_IDS
-    """ways to blend that a policy may choose from"""
-    epochs: int | None = None
-    """length of the training, if known: policies then plant nothing too late to pay"""
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
-    seed: int = 0
-    """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise SettingError(f"GrowthSettings.epochs must be at least 1 or None if unknown, got {self.epochs}.")
-
-
-@dataclass(frozen=True)
-class SlotChange:
-    """One slot before and after an op or a tick."""
-
-    slot_id: str
-    before: SeedState
-    after: SeedState
 
 
 class MorphogeneticModel(nn.Module):
@@ -75,10 +45,11 @@ class MorphogeneticModel(nn.Module):
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
         self.slot_config = fitting.complete_slots(host, slots)
-        self.slots = nn.ModuleDict(fitting.build_slots(host, self.slot_config, example, self.settings.kinds))
-        names = tuple(blueprints or REGISTRY.names_for(slot.kind for slot in self._ordered()))
+        slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints)
+        self.slots = nn.ModuleDict(slots_of)
+        names = tuple(blueprints or fitting.default_blueprints(self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
-        self.costs = fitting.price_list(self._ordered(), self.space)
+        self.costs = fitting.price_list(self._ordered(), self.space, {s: self.site_of(s) for s in slots_of})
         self.max_seeds, self.budget = max_seeds, budget
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.link: OptimizerLink | None = None
@@ -90,7 +61,7 @@ class MorphogeneticModel(nn.Module):
         """norms before `clip_gradients`, for the step that follows"""
         self._gradient_sums: Tensor | None = None
         for slot in self._ordered():
-            self.site(slot.slot_id).register_forward_hook(slot.hook)
+            self.site(slot.slot_id).register_forward_hook(slot.hook, with_kwargs=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -117,23 +88,45 @@ class MorphogeneticModel(nn.Module):
     def _plant(self, slot_id: str, blueprint_id: str | None, blend_id: str, scale: float) -> SlotChange:
         slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id)
         assert blueprint_id is not None  # no price list has a seed without one
-        gated = blend_id == "gated"
         with own_randomness(self.settings.seed, self.births):
-            seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated)
+            seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
             probe = torch.randn(2, *slot.feature_shape)
         fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
-        seed = seed.to(device=slot.alpha.device, dtype=slot.alpha.dtype)
-        deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
-        evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
+        if isinstance(seed, Copy):  # run on the example when the host was wrapped: it needs its original's arguments
+            assert slot.inheritance is not None
+            is_identity = blueprint_id == COPY_ZERO
+            evidence = shape_gate(0.0 if is_identity else slot.inheritance.deviation, is_identity)
+        else:
+            deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
+            evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
         if not evidence.passed:
             raise BlueprintError(f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
         self.births += 1
         self._gradient_sums = None
         before = slot.state
         if self.link is not None:
-            self.link.adopt(slot_id, seed.parameters())
+            self.link.adopt(slot_id, seed.parameters(), self._originals(slot_id, seed))
         slot.plant(seed, germinate(blueprint_id, blend_id).judged(evidence))
         return SlotChange(slot_id, before, slot.state)
+
+    def build_seed(self, slot_id: str, blueprint_id: str, gated: bool, scale: float = 0.0) -> AnySeed:
+        """A newborn seed of this slot, on its device; nothing is planted."""
+        slot, site = self.slot(slot_id), self.site_of(slot_id)
+        blueprint = REGISTRY.get(slot.kind, blueprint_id)
+        seed = blueprint.build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
+        remove_slots(seed)
+        if isinstance(seed, Copy):  # as its original, which need not have the features' type; the gate has no original
+            if seed.gate is not None:
+                seed.gate.to(slot.alpha)
+            return seed
+        return seed.to(slot.alpha)
+
+    def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
+        """Whose optimiser settings each parameter of a copy takes over."""
+        if not isinstance(seed, Copy):
+            return {}
+        originals = dict(self.site_of(slot_id).module.named_parameters(remove_duplicate=False))
+        return {p: originals[name] for name, p in seed.body.named_parameters() if name in originals}
 
     def cull_seed(self, slot_id: str) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
@@ -326,6 +319,10 @@ class MorphogeneticModel(nn.Module):
         """The host's module whose output the slot sits on."""
         return self.host.get_submodule(self.slot_config.modules[slot_id])
 
+    def site_of(self, slot_id: str) -> Site:
+        """The slot's place as blueprints see it: what a copy planted there now would copy."""
+        return fitting.site_of(self.host, self.slot_config.modules[slot_id], self.slot(slot_id), self._ordered())
+
     def _ordered(self) -> list[SeedSlot]:
         return [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
 
@@ -335,7 +332,9 @@ class MorphogeneticModel(nn.Module):
         return {slot.slot_id: slot.report(host_params) for slot in self._ordered()}
 
     def view(self) -> GrowthView:
-        """What legality is judged by."""
+        """What legality is judged by; the prices of copies are those of the modules as they are now."""
+        if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
+            self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
         return GrowthView(
             space=self.space,
             reports=self.get_slot_reports(),
@@ -360,7 +359,7 @@ class MorphogeneticModel(nn.Module):
 
     @property
     def fossilized_params(self) -> int:
-        return sum(count_parameters(slot.fossils) for slot in self._ordered())
+        return sum(count_parameters(fossil) for slot in self._ordered() for fossil in slot.fossils)
 
     @property
     def total_params(self) -> int:
@@ -370,7 +369,8 @@ class MorphogeneticModel(nn.Module):
         """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
         if self.link is not None and self.link.optimizer is optimizer:
             raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
-        link = OptimizerLink(optimizer, self.host, self.slot_config.slot_ids, self._note_gradients, **options)
+        sources = {slot_id: self.site_of(slot_id).module for slot_id in self.slot_config.slot_ids}
+        link = OptimizerLink(optimizer, self.host, sources, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link
@@ -378,7 +378,7 @@ class MorphogeneticModel(nn.Module):
             link.claim_fossils(slot.fossils.parameters())
             if slot.seed is not None:
                 link.release(slot.seed.parameters())
-                link.adopt(slot.slot_id, slot.seed.parameters())
+                link.adopt(slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed))
         return link
 
     def __getstate__(self) -> dict[str, Any]:

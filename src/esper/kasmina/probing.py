@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +31,13 @@ class Place:
     """why no slot fits here; None if one does"""
     like: Tensor | None = None
     """an empty tensor on the device and of the type of the features"""
+    copy_problem: str | None = None
+    """why the module cannot be copied; None if it can, as far as one call shows"""
 
     def __str__(self) -> str:
         fit = f"{self.kind} {self.shape}" if self.problem is None else f"no slot: {self.problem}"
-        return f"{self.name} ({self.module}): {fit}"
+        no_copy = "" if self.problem or self.copy_problem is None else f"; no copy: {self.copy_problem}"
+        return f"{self.name} ({self.module}): {fit}{no_copy}"
 
 
 def call_with(model: nn.Module, example: Example) -> Any:
@@ -66,11 +70,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None) -> list[Place]:
     """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
     seen: dict[str, list[Any]] = {}
+    given: dict[str, Any] = {}
     modules = {name: module for name, module in model.named_modules() if name}
-    handles = [
-        module.register_forward_hook(lambda _m, _i, output, name=name: seen.setdefault(name, []).append(output))
-        for name, module in modules.items()
-    ]
+
+    def note(name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        seen.setdefault(name, []).append(output)
+        given[name] = next(iter((*args, *kwargs.values())), None)
+
+    handles = [module.register_forward_hook(partial(note, name), with_kwargs=True) for name, module in modules.items()]
     try:
         with undisturbed(model):
             call_with(model, example)
@@ -83,7 +90,37 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
         for handle in handles:
             handle.remove()
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
-    return [_judge(name, modules[name], outputs, tokens_first, kinds or {}) for name, outputs in seen.items()]
+    places = []
+    for name, outputs in seen.items():
+        place, source = _judge(name, modules[name], outputs, tokens_first, kinds or {}), source_name(model, name)
+        reason = refuse_copy(model, source, given.get(source), outputs[0]) if place.problem is None else None
+        places.append(replace(place, copy_problem=reason))
+    return places
+
+
+def source_name(model: nn.Module, name: str) -> str:
+    """The module that a copy at this place copies: itself, unless the model says that the place belongs to another."""
+    said = getattr(model, "copied_module", None)
+    return name if said is None else said(name)
+
+
+def refuse_copy(model: nn.Module, name: str, given: Any, output: Tensor) -> str | None:
+    """Why a module cannot be copied and run on its own output; None if nothing speaks against it."""
+    module = model.get_submodule(name)
+    shape = tuple(given.shape[1:]) if isinstance(given, Tensor) else type(given).__name__
+    if shape != tuple(output.shape[1:]):
+        return f"its input has shape {shape} and its output {tuple(output.shape[1:])}"
+    if not any(True for _ in module.parameters()):
+        return "it has no weights to copy"
+    for part in module.modules():
+        if "forward" in vars(part):
+            return f"somebody replaced the forward of a {type(part).__name__} in it"
+        if "quantized" in type(part).__module__.split("."):
+            return f"it holds a quantised {type(part).__name__}"
+    for own, tensor in module.named_parameters():
+        if type(tensor) is not nn.Parameter or type(tensor.data) is not Tensor or not tensor.is_floating_point():
+            return f"its {own} is a {type(tensor.data).__name__} of {tensor.dtype}: quantised or sharded"
+    return None
 
 
 def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool, kinds: Mapping[str, str]) -> Place:

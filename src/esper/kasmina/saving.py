@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.fitting import KnownShapes
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.inheritance import read_inheritance
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import EsperError, OptimizerError, SaveError
@@ -106,7 +107,12 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
     model = MorphogeneticModel(
         host,
         SlotConfig(tuple(network["modules"]), network["modules"]),
-        example=KnownShapes({slot_id: (s["kind"], tuple(s["shape"]), s["dtype"]) for slot_id, s in slots.items()}),
+        example=KnownShapes(
+            {
+                slot_id: (s["kind"], tuple(s["shape"]), s["dtype"], read_inheritance(s["inheritance"]))
+                for slot_id, s in slots.items()
+            }
+        ),
         blueprints=network["blueprints"],
         max_seeds=network["max_seeds"],
         budget=network["budget"],
@@ -116,10 +122,10 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
         for slot_id, saved in slots.items():
             slot = model.slot(slot_id)
             for blueprint, gated in saved["fossils"]:
-                slot.fossils.append(_blank_seed(slot, blueprint, gated))
+                slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
             if saved["seed"] is not None:
-                slot.seed = _blank_seed(slot, *saved["seed"])
+                slot.seed = model.build_seed(slot_id, *saved["seed"])
     load_model(model, str(paths["model"]))
     for slot_id, saved in slots.items():
         model.slot(slot_id).assign(TypeAdapter(SeedState).validate_python(saved["state"]))
@@ -128,10 +134,6 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
     if facts["optimizer"] is None:
         return model, None
     return model, OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
-
-
-def _blank_seed(slot: SeedSlot, blueprint: str, gated: bool) -> Any:
-    return REGISTRY.get(slot.kind, blueprint).build_seed(slot.feature_shape, gated=gated).to(slot.alpha)
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
@@ -144,6 +146,7 @@ def _describe_slot(slot: SeedSlot) -> Plain:
         "kind": slot.kind,
         "shape": list(slot.feature_shape),
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
+        "inheritance": None if slot.inheritance is None else asdict(slot.inheritance),
         "fossils": [[name, has_gate(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
         "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
         "state": asdict(slot.state),

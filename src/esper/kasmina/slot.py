@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import channels_of
-from esper.kasmina.seeds import Seed, Sham
+from esper.kasmina.blueprints import AnySeed, BlueprintCost, channels_of
+from esper.kasmina.inheritance import Inheritance
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
@@ -29,7 +29,11 @@ class SeedSlot(nn.Module):
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
-        self.seed: Seed | Sham | None
+        self.inheritance: Inheritance | None = None
+        """what copies of the module here can be; None if nobody asked"""
+        self.prices: dict[tuple[str, bool], BlueprintCost] = {}
+        """by blueprint and whether it is gated"""
+        self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
@@ -42,22 +46,23 @@ class SeedSlot(nn.Module):
     def channels(self) -> int:
         return channels_of(self.kind, self.feature_shape)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """`args` and `kwargs` are what else the host's module was called with: a copy of it needs them."""
         for fossil in self.fossils:
-            features = fossil(features)
+            features = fossil(features, *args, **kwargs)
         if self.seed is None:
             return features
         if self.is_shadowed:
-            return self.seed(features)
-        return self.seed.blend(features, self.alpha) if self.is_in_output else features
+            return self.seed(features, *args, **kwargs)
+        return self.seed.blend(features, self.alpha, *args, **kwargs) if self.is_in_output else features
 
-    def hook(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """What the host's module calls after its own forward."""
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
             raise HostError(f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False.")
-        return self(output)
+        return self(output, *args[1:], **kwargs)
 
     def assign(self, state: SeedState) -> None:
         """Take over a state: alpha and the seed's place in the output follow."""
@@ -65,19 +70,19 @@ class SeedSlot(nn.Module):
         self.alpha.fill_(state.alpha)
         self.is_in_output = state.stage in _IN_OUTPUT
 
-    def plant(self, seed: Seed | Sham, state: SeedState) -> None:
+    def plant(self, seed: AnySeed, state: SeedState) -> None:
         self.seed = seed
         self.gradient_ratio = self.gradient_norm = None
         self.assign(state)
 
-    def uproot(self) -> Seed | Sham:
+    def uproot(self) -> AnySeed:
         """Take the live seed out; what remains is the host and its fossils, to the bit."""
         assert self.seed is not None
         seed, self.seed = self.seed, None
         self.gradient_ratio = self.gradient_norm = None
         return seed
 
-    def petrify(self) -> Seed | Sham:
+    def petrify(self) -> AnySeed:
         """Make the live seed, gate included, part of the host."""
         seed = self.uproot()
         self.fossils.append(seed)

@@ -1,6 +1,6 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,34 +20,44 @@ LOW_RATE = 0.1
 
 
 class OptimizerLink:
-    """One optimiser that follows one growing network: a parameter group per slot, empty until a seed is planted."""
+    """One optimiser that follows one growing network: parameter groups per slot, empty until a seed is planted.
+
+    A slot has one group like the host's largest, and one like each other group that its module has parameters in: a
+    copy takes over the settings of what it copies.
+    """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         host: nn.Module,
-        slot_ids: Sequence[str],
+        sources: Mapping[str, nn.Module],
         note_gradients: Callable[[], None] = lambda: None,
         *,
         scheduler: Any = None,
         seed_lr: float = 1.0,
         follows_rates: bool = True,
     ):
-        """`follows_rates` watches every step: `note_gradients`, the seeds' rates, the hint about low rates. It is off
-        where the rates are tensors on a device, which nobody may read back inside an epoch."""
+        """`sources` are the modules that a copy in each slot would copy.
+
+        `follows_rates` watches every step: `note_gradients`, the seeds' rates, the hint about low rates. It is off
+        where the rates are tensors on a device, which nobody may read back inside an epoch.
+        """
         if not seed_lr > 0:
             raise SettingError(f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate.")
         _refuse_unfit(optimizer, host, scheduler)
         self.optimizer, self.scheduler, self.seed_lr = optimizer, scheduler, seed_lr
         sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
         self.home = sizes.index(max(sizes))
-        self.groups: dict[str, int] = {}
-        for slot_id in slot_ids:
-            self._add_group(slot_id)
+        self.groups: dict[str, dict[int, int]] = {}
+        """slot -> {group of the host: the slot's own like it}"""
+        owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        for slot_id, source in sources.items():
+            others = {owner[id(p)] for p in source.parameters() if id(p) in owner} - {self.home}
+            self.groups[slot_id] = {like: self._add_group(like) for like in (self.home, *sorted(others))}
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.follows_rates, self._note_gradients = follows_rates, note_gradients
-        self._planned: dict[str, Any] = {}
+        self._planned: dict[int, Any] = {}
         self.steps = 0
         self._handles = []
         if follows_rates:
@@ -70,11 +80,21 @@ class OptimizerLink:
         owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         return sum(id(parameter) not in owned for parameter in parameters)
 
-    def adopt(self, slot_id: str, parameters: Iterable[nn.Parameter]) -> None:
-        """A seed is planted: its parameters start without history in the slot's own group."""
-        parameters = list(parameters)
-        self._group(slot_id)["params"].extend(parameters)
-        self._make_state(parameters, self._group(slot_id))
+    def adopt(
+        self,
+        slot_id: str,
+        parameters: Iterable[nn.Parameter],
+        originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
+    ) -> None:
+        """A seed is planted: its parameters start without history, each in the slot's group like its original's."""
+        owner = {id(p): index for index, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        for parameter in parameters:
+            original = (originals or {}).get(parameter)
+            like = self.home if original is None else owner.get(id(original), self.home)
+            place = self.groups[slot_id].get(like, self.groups[slot_id][self.home])
+            group = self.optimizer.param_groups[place]
+            group["params"].append(parameter)
+            self._make_state([parameter], group)
 
     def release(self, parameters: Iterable[nn.Parameter]) -> None:
         """A seed is culled: its parameters and their state leave."""
@@ -85,10 +105,11 @@ class OptimizerLink:
             del self.optimizer.state[parameter]
 
     def commit(self, slot_id: str) -> None:
-        """A seed is host now: its parameters move to the host's group, state and all."""
-        moving = self._group(slot_id)["params"]
-        self.optimizer.param_groups[self.home]["params"].extend(moving)
-        moving.clear()
+        """A seed is host now: its parameters move to the host's groups, state and all."""
+        for like, own in self.groups[slot_id].items():
+            moving = self.optimizer.param_groups[own]["params"]
+            self.optimizer.param_groups[like]["params"].extend(moving)
+            moving.clear()
 
     def claim_fossils(self, parameters: Iterable[nn.Parameter]) -> None:
         """Fossils of a network that grew before this optimiser existed belong to the host's group."""
@@ -107,33 +128,36 @@ class OptimizerLink:
             options = {key: group[key] for key in accepted if key in group}
             self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
 
-    def _group(self, slot_id: str) -> dict[str, Any]:
-        return self.optimizer.param_groups[self.groups[slot_id]]
+    def _own_groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for own in self.groups.values():
+            for place in own.values():
+                yield place, self.optimizer.param_groups[place]
 
-    def _add_group(self, slot_id: str) -> None:
-        home = self.optimizer.param_groups[self.home]
+    def _add_group(self, like: int) -> int:
+        """An empty group with the settings of another; returns its number."""
+        home = self.optimizer.param_groups[like]
         options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
         options = {key: value.clone() if isinstance(value, Tensor) else value for key, value in options.items()}
         home.pop("param_names", None)  # names given at construction cannot be kept true while parameters move
-        self.groups[slot_id] = len(self.optimizer.param_groups)
         self.optimizer.add_param_group({"params": [], **options})
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):  # the scheduler's plan for the host is the slot's too
             values = getattr(self.scheduler, name, None)
             if isinstance(values, list) and values:
-                values.append(values[self.home])
+                values.append(values[like])
+        return len(self.optimizer.param_groups) - 1
 
     def _before_step(self, *_: Any) -> None:
         """The seeds' multiple acts on one step; the plan's rates come back after it."""
         self.steps += 1
         self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
-        self._planned = {slot_id: self._group(slot_id)["lr"] for slot_id in self.groups}
-        for slot_id, rate in self._planned.items():
-            self._group(slot_id)["lr"] = rate * self.seed_lr
+        self._planned = {place: group["lr"] for place, group in self._own_groups()}
+        for place, group in self._own_groups():
+            group["lr"] = self._planned[place] * self.seed_lr
 
     def _after_step(self, *_: Any) -> None:
-        for slot_id, rate in self._planned.items():
-            self._group(slot_id)["lr"] = rate
+        for place, rate in self._planned.items():
+            self.optimizer.param_groups[place]["lr"] = rate
 
 
 def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:

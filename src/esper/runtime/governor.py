@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.kasmina.model import SlotChange
+from esper.kasmina.settings import SlotChange
 from esper.leyline.stages import SeedStage
 from esper.runtime.host import EpochReading, HostRun
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.model import GrowthSettings, MorphogeneticModel
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
+from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import SlotConfig, is_slot_id
@@ -199,7 +200,8 @@ class HostRun:
 
     def _regroup(self) -> None:
         """Put every parameter into the group its place in the network says."""
-        places = [self.link.home, *(self.link.groups[slot.slot_id] for slot in self.slots)]
+        home = self.link.home  # the task's optimiser has one group
+        places = [home, *(self.link.groups[slot.slot_id][home] for slot in self.slots)]
         for place, own in zip(places, self.model.owners(), strict=True):
             self.optimizer.param_groups[place]["params"][:] = own
         known = {id(p) for p in self.model.parameters()}

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, batch_size, call_with, undisturbed
@@ -109,7 +108,7 @@ def _count(run: Callable[[], object]) -> int:
 
 
 def _seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
-    return REGISTRY.get(slot.kind, name).cost(slot.feature_shape, has_gate(seed)).flops
+    return slot.prices[name, has_gate(seed)].flops
 
 
 def incubation_flops(slot: SeedSlot) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.harvesting import harvest
-from esper.kasmina.model import SlotChange
+from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import DataError, DeviceError, SettingError
 from esper.leyline.factored_actions import Choice

@@ -1,0 +1,114 @@
+"""What can be copied where: found out once, on the example batch, when a host is wrapped. Nothing here changes it."""
+
+import math
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import COPY_ZERO
+from esper.kasmina.copies import Copy, copy_module
+from esper.kasmina.identity import find_zeroed
+from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What one slot's module hands down."""
+
+    problem: str | None = None
+    """why it cannot be copied; None if it can"""
+    zero_problem: str | None = "it was not looked for"
+    """why no copy of it is the identity; None if one is"""
+    zeroed: Mapping[str, float] = field(default_factory=dict)
+    """layers to zero for that, with the value of their weights"""
+    flops: int = 0
+    """of one example forward through the copy"""
+    deviation: float = 0.0
+    """how far it moves its own output"""
+    is_native: bool = False
+    """whether a copy can stand behind it in the list that both are in"""
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any], Tensor]
+"""Positional and keyword arguments, output."""
+
+
+def study_copies(
+    host: nn.Module, modules: Mapping[str, str], example: Example, names: Collection[str]
+) -> dict[str, Inheritance]:
+    """What the module of each slot (slot id -> name) hands down; `names` are the blueprints asked for."""
+    sources = {slot_id: source_name(host, name) for slot_id, name in modules.items()}
+    calls = _record_calls(host, example, {*modules.values(), *sources.values()})
+    count, known = max(batch_size(example), 1), dict[Any, dict[str, float]]()
+    found: dict[str, Inheritance] = {}
+    with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
+        for slot_id, name in modules.items():
+            given, features = calls[sources[slot_id]][0][0], calls[name][2]
+            problem = refuse_copy(host, sources[slot_id], given, features) or _refuse_nested(name, modules)
+            if problem is None:
+                found[slot_id] = _study(host, sources[slot_id], calls[name], count)
+                if COPY_ZERO in names and found[slot_id].problem is None:
+                    found[slot_id] = _study_zero(host, sources[slot_id], calls[name], found[slot_id], known)
+            else:
+                found[slot_id] = Inheritance(problem)
+    return found
+
+
+def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> dict[str, Call]:
+    calls: dict[str, Call] = {}
+
+    def note(name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls[name] = (args or (next(iter(kwargs.values()), None),), kwargs, output)
+
+    with ExitStack() as stack, undisturbed(host):
+        for name in names:
+            handle = host.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True)
+            stack.callback(handle.remove)
+        call_with(host, example)
+    return calls
+
+
+def _refuse_nested(name: str, modules: Mapping[str, str]) -> str | None:
+    inner = next((other for other in modules.values() if other.startswith(f"{name}.")), None)
+    return None if inner is None else f"{inner} inside it carries a slot of its own"
+
+
+def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
+    """Run the module on its own output, as a copy would be."""
+    args, kwargs, features = call
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            grown = Copy(host.get_submodule(source))(features, *args[1:], **kwargs)
+    except Exception as problem:  # whatever a user's module does with features that it never saw
+        return Inheritance(f"it does not run on its own output: {type(problem).__name__}: {problem}")
+    deviation = float((grown - features).abs().max())
+    if grown.shape != features.shape or not math.isfinite(deviation):
+        return Inheritance(f"run on its own output it gives shape {tuple(grown.shape)}, largest change {deviation}")
+    return Inheritance(flops=int(counter.get_total_flops()) // count, deviation=deviation)
+
+
+def _study_zero(
+    host: nn.Module, source: str, call: Call, so_far: Inheritance, known: dict[Any, dict[str, float]]
+) -> Inheritance:
+    """Look for the layers to zero, once for all modules that are built alike."""
+    args, kwargs, features = call
+    module = host.get_submodule(source)
+    build = type(module), tuple((name, type(part), *part._parameters) for name, part in module.named_modules())
+    try:
+        if build not in known:
+            body, _ = copy_module(module, host)
+            known[build] = find_zeroed(body, lambda copied: Copy(copied)(features, *args[1:], **kwargs), features)
+    except ValueError as problem:
+        return replace(so_far, zero_problem=str(problem))
+    return replace(so_far, zero_problem=None, zeroed=known[build])
+
+
+def read_inheritance(saved: Mapping[str, Any] | None) -> Inheritance | None:
+    return None if saved is None else Inheritance(**saved)
