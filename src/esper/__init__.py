@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOMES = {
+    "deepen": "esper.deepening",
     "grow": "esper.garden",
     "inspect": "esper.garden",
     "load": "esper.garden",
@@ -28,12 +29,14 @@ __all__ = [
     "blueprint",
     "check_blueprint",
     "check_host",
+    "deepen",
     "grow",
     "inspect",
     "load",
 ]
 
 if TYPE_CHECKING:
+    from esper.deepening import deepen
     from esper.garden import Garden, grow, inspect, load
     from esper.kasmina import GrowthSettings, MorphogeneticModel, blueprint, check_blueprint, check_host
     from esper.leyline import EsperError, StageLengths

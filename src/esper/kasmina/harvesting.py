@@ -4,6 +4,9 @@ import ast
 import copy
 import inspect
 import textwrap
+import warnings
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from esper.kasmina import seeds
+from esper.kasmina import copies, natives, seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.copies import Copy
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot, has_gate
+from esper.kasmina.probing import source_name
+from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.files import sweep, write_files
 
@@ -23,25 +28,52 @@ SOURCE = "grown.py"
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
-    """A copy of the host with its fossils grafted in and every unfinished seed left out."""
+    """A copy of the host with its fossils built in and every unfinished seed left out.
+
+    Copies become members of the list that their originals stand in; where that is impossible, and for all other
+    fossils, the module before them runs them from a hook.
+    """
     grown = copy.deepcopy(model)
-    for slot_id in grown.slot_config.slot_ids:
-        site = grown.host.get_submodule(grown.slot_config.modules[slot_id])
+    sites = [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]
+    for slot, site in sites:
         hooks = site._forward_hooks
         own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
-        fossils, earlier = grown.slot(slot_id).fossils, getattr(site, seeds.CHILD, None)
-        if isinstance(earlier, seeds.Fossils):  # a harvested network that grew again
-            earlier.extend(fossils)
-            del hooks[own]
-        elif not len(fossils):
-            del hooks[own]
-        elif earlier is not None:
-            place = f"{type(site).__name__} already has an attribute {seeds.CHILD!r}"
-            raise HostError(f"slot {slot_id} cannot be harvested: {place}; rename it.")
-        else:
-            site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
-            hooks[own] = seeds.run_grown  # in the slot's place among the hooks
+        try:
+            fossils = [(fossil, _becomes_member(slot, fossil)) for fossil in slot.fossils]
+            natives.place_fossils(grown.host, site, fossils, partial(_graft, site, own))
+        except ValueError as problem:
+            raise HostError(f"slot {slot.slot_id} cannot be harvested: {problem}.") from problem
+        if isinstance(getattr(hooks[own], "__self__", None), SeedSlot):
+            del hooks[own], site._forward_hooks_with_kwargs[own]
+    _warn_of_grafts(grown.host)
     return grown.host
+
+
+def _becomes_member(slot: SeedSlot, fossil: nn.Module) -> bool:
+    """Whether a fossil can stand in the list of the slot's module: it is a copy, and nothing blends it."""
+    is_copy = isinstance(fossil, Copy) and not has_gate(fossil)
+    return is_copy and slot.inheritance is not None and slot.inheritance.is_native
+
+
+def _graft(site: nn.Module, own: int, carrier: nn.Module, fossils: Sequence[nn.Module]) -> None:
+    earlier = getattr(carrier, seeds.CHILD, None)
+    if isinstance(earlier, seeds.Fossils):  # a harvested network that grew again
+        earlier.extend(fossils)
+    elif earlier is not None or carrier is not site:
+        seeds.graft_fossils(carrier, seeds.Fossils(*fossils))
+    else:
+        site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
+        site._forward_hooks[own] = seeds.run_grown  # in the slot's place among the hooks
+
+
+def _warn_of_grafts(host: nn.Module) -> None:
+    grafted = [name for name, module in host.named_modules() if isinstance(module, seeds.Fossils)]
+    if grafted and any(hasattr(module, "save_pretrained") for module in host.modules()):
+        warnings.warn(
+            f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them. "
+            "Keep this network with garden.export(folder) or torch.save.",
+            stacklevel=4,
+        )
 
 
 def export_network(model: MorphogeneticModel, folder: Path) -> Path:
@@ -50,7 +82,7 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
         way_out = "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
         raise HostError(f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}")
     plain, source = harvest(model), render_source(model)
-    _prove(source, model)
+    _prove(source, model, plain)
     sweep(folder, {SOURCE, WEIGHTS}.__contains__)
     write_files(folder, {SOURCE: source.encode(), WEIGHTS: lambda path: save_model(plain, str(path))})
     return folder
@@ -58,28 +90,32 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
 
 def render_source(model: MorphogeneticModel) -> str:
     """A module that holds the sources of all fossils and a `graft` function; every name goes through `repr`."""
-    table: list[tuple[str, list[tuple[str, str, int, bool, bool]]]] = []
+    table: list[tuple[str, str, list[tuple[Any, ...]]]] = []
     own: dict[tuple[str, str], str] = {}
     for slot_id in model.slot_config.slot_ids:
-        slot = model.slot(slot_id)
-        stack = []
+        slot, module = model.slot(slot_id), model.slot_config.modules[slot_id]
+        stack: list[tuple[Any, ...]] = []
         for fossil, name in zip(slot.fossils, slot.fossil_names, strict=True):
             if name != SHAM:
                 own.setdefault((slot.kind, name), _builder_source(slot.kind, name))
-            stack.append((slot.kind, name, slot.channels, slot.kind == "image", has_gate(fossil)))
+            inherits, is_member = REGISTRY.get(slot.kind, name).inherits, _becomes_member(slot, fossil)
+            is_image = slot.kind == "image"
+            stack.append((slot.kind, name, slot.channels, is_image, has_gate(fossil), inherits, is_member))
         if stack:
-            table.append((model.slot_config.modules[slot_id], stack))
+            table.append((module, source_name(model.host, module), stack))
+    parts = [seeds, *([copies, natives] if any(entry[5] for *_, stack in table for entry in stack) else [])]
     builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())
-    return _TEMPLATE.format(
-        parts=inspect.getsource(seeds).split('"""', 2)[2].strip(), builders=builders, table=table, weights=WEIGHTS
-    )
+    sources = [inspect.getsource(part).split('"""', 2)[2].strip() for part in parts]
+    place = _PLACE if len(parts) > 1 else _GRAFT
+    return _TEMPLATE.format(parts="\n\n\n".join(sources), builders=builders, table=table, weights=WEIGHTS, place=place)
 
 
 def _builder_source(kind: str, name: str) -> str:
     """Code that enters one blueprint into BUILDERS: by name if it is built in, with its source if it is the user's."""
     build = REGISTRY.get(kind, name).build
-    if getattr(seeds, getattr(build, "__name__", ""), None) is build:
-        return build.__name__
+    name_of = getattr(build, "__name__", "")
+    if build in (getattr(seeds, name_of, None), getattr(copies, name_of, None)):
+        return name_of
     try:
         function = ast.parse(textwrap.dedent(inspect.getsource(build))).body[0]
         if not isinstance(function, ast.FunctionDef):
@@ -93,14 +129,28 @@ def _builder_source(kind: str, name: str) -> str:
     return f"def {wrapper}():\n{body}\n    return {function.name}\n\n\nBUILDERS[{(kind, name)!r}] = {wrapper}()"
 
 
-def _prove(source: str, model: MorphogeneticModel) -> None:
-    """Run the generated code here and compare its fossils with ours: a file that cannot work is never written."""
+def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
+    """Run the generated code here and compare what it builds with ours: a file that cannot work is never written.
+
+    Fossils are compared by what they compute. A copy runs with its original's arguments, which nobody has here: the
+    rebuilt network has the same modules, and takes the harvested weights.
+    """
     scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
+    slots = {model.slot_config.modules[slot_id]: model.slot(slot_id) for slot_id in model.slot_config.slot_ids}
     try:
         exec(compile(source, SOURCE, "exec"), scope)
-        stacks = {name: scope["build_fossils"](stack) for name, stack in scope["FOSSILS"]}
-        slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids if len(model.slot(slot_id).fossils)]
-        equal = {slot.slot_id: _are_equal(stacks[model.slot_config.modules[slot.slot_id]], slot) for slot in slots}
+        fresh = copy.deepcopy(model).host
+        remove_slots(fresh)
+        built = scope["build"](fresh)
+        alone = [
+            (slots[name], stack)
+            for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True)
+            if not any(entry[5] for entry in entries)
+        ]
+        equal = {slot.slot_id: _are_equal(seeds.Fossils(*stack), slot) for slot, stack in alone}
+        scope["place"](fresh, built)
+        fresh.load_state_dict(plain.state_dict())
+        shapes = [[(name, type(module).__name__) for name, module in each.named_modules()] for each in (fresh, plain)]
     except Exception as problem:
         raise BlueprintError(
             f"the exported source does not run by itself: {type(problem).__name__}: {problem}. A blueprint of your own "
@@ -109,6 +159,8 @@ def _prove(source: str, model: MorphogeneticModel) -> None:
     for slot_id, is_equal in equal.items():
         if not is_equal:
             raise BlueprintError(f"the exported fossils of slot {slot_id} do not compute what the grown ones do.")
+    if shapes[0] != shapes[1]:
+        raise BlueprintError("the exported source builds other modules than the harvested network has.")
 
 
 def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
@@ -120,6 +172,10 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
         return torch.equal(rebuilt.grow(features), nn.Sequential(*slot.fossils)(features))
 
 
+_GRAFT = """graft_fossils(site, Fossils(*fossils))"""
+_PLACE = """are_members = [entry[6] for entry in entries]
+        add = lambda carrier, group: graft_fossils(carrier, Fossils(*group))
+        place_fossils(model, site, list(zip(fossils, are_members)), add)"""
 _TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
 
 from pathlib import Path
@@ -133,26 +189,46 @@ BUILDERS = {{}}
 {builders}
 
 FOSSILS = {table!r}
-"""(module name, [(kind, blueprint, channels, channels first, gated), ...])"""
+"""(module name, name of what its copies copy, [(kind, blueprint, channels, channels first, gated, takes after the
+module, becomes a member of its list), ...])"""
 
 
-def build_fossils(stack):
-    """The seeds of one module, without their weights."""
+def build(model):
+    """The fossils of every module, without their weights; nothing is grafted."""
+    like = next(model.parameters())
+    return [build_fossils(model, like, model.get_submodule(source), entries) for _, source, entries in FOSSILS]
+
+
+def build_fossils(model, like, source, entries):
     grown = []
-    for kind, name, channels, channels_first, gated in stack:
+    for kind, name, channels, channels_first, gated, inherits, _ in entries:
         if name == "sham":
             grown.append(Sham())
             continue
-        gate = Gate(channels, channels_first) if gated else None
-        grown.append(Seed(BUILDERS[kind, name](channels), scale_of(channels, channels_first), gate))
-    return Fossils(*grown)
+        gate = Gate(channels, channels_first).to(like) if gated else None
+        if inherits:
+            last = grown[-1] if grown and isinstance(grown[-1], Copy) else None
+            body = BUILDERS[kind, name](channels, site=Site(source if last is None else last.body, model))
+        else:
+            body = BUILDERS[kind, name](channels)
+        if inherits and isinstance(body, Copy):
+            body.gate = gate
+            grown.append(body)
+        else:
+            grown.append(Seed(body, scale_of(channels, channels_first), gate).to(like))
+    return grown
+
+
+def place(model, built):
+    """Put the fossils where they belong."""
+    sites = [model.get_submodule(name) for name, *_ in FOSSILS]
+    for site, fossils, (*_, entries) in zip(sites, built, FOSSILS):
+        {place}
 
 
 def graft(model, weights=None):
     """Graft the fossils onto a fresh host and load the grown weights, by default those next to this file."""
-    reference = next(model.parameters())
-    for name, stack in FOSSILS:
-        graft_fossils(model.get_submodule(name), build_fossils(stack).to(reference))
+    place(model, build(model))
     load_model(model, str(weights or Path(__file__).with_name({weights!r})))
     return model
 '''

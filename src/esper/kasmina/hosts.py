@@ -26,12 +26,13 @@ class SegmentedHost(Protocol):
 
 
 class ChainHost(nn.Module):
-    """Blocks, then a head. After each block comes a site: an identity whose output a slot may take over."""
+    """A stem, blocks, a head. After each block comes a site: an identity whose output a slot may take over."""
 
-    def __init__(self, blocks: Sequence[nn.Module], head: nn.Module, example: Tensor):
+    def __init__(self, blocks: Sequence[nn.Module], head: nn.Module, example: Tensor, stem: nn.Module | None = None):
         super().__init__()
         if not blocks:
             raise SettingError("a host needs at least one block, got none.")
+        self.stem = stem
         self.blocks = nn.ModuleList(blocks)
         self.sites = nn.ModuleList(nn.Identity() for _ in blocks)
         self.head = head
@@ -44,18 +45,23 @@ class ChainHost(nn.Module):
         """What a copy at a site copies: the block before it."""
         return name.replace("sites.", "blocks.", 1)
 
+    def insert_block(self, place: int, block: nn.Module) -> None:
+        """Make a block the one at `place`, with a site after it."""
+        self.blocks.insert(place, block)
+        self.sites.insert(place, nn.Identity())
+
     def example(self) -> Tensor:
         """A batch of the right shape and type, for probing."""
         return self._example.to(next(self.parameters()).device)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._finish(self.blocks[0](inputs), 0)
+        return self._finish(self._enter(inputs), 0)
 
     def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor:
         """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
         end = self._index(slot_id)
         if from_segment is None:
-            features, start = self.blocks[0](inputs), 0
+            features, start = self._enter(inputs), 0
         else:
             features, start = inputs, self._index(from_segment)
         if start > end:
@@ -65,6 +71,10 @@ class ChainHost(nn.Module):
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
         """The output for features that arrive at `slot_id`; that slot and all after it are applied."""
         return self._finish(features, self._index(slot_id))
+
+    def _enter(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.blocks[0](inputs if self.stem is None else self.stem(inputs))
+        return features
 
     def _finish(self, features: Tensor, start: int) -> Tensor:
         return self.head(self.sites[-1](self._advance(features, start, len(self.blocks) - 1)))
@@ -150,9 +160,9 @@ def build_transformer_host(
     groups = [
         nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end))) for start, end in pairwise(bounds)
     ]
-    groups[0].insert(0, TokenEmbedding(vocabulary, width, context))
+    stem = TokenEmbedding(vocabulary, width, context)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
-    return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long))
+    return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long), stem)
 
 
 def _require_positive(**sizes: int) -> None:

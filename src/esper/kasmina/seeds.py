@@ -181,15 +181,18 @@ class Fossils(nn.Sequential):
     def forward(self, features: Tensor) -> Tensor:
         return features
 
-    def grow(self, features: Tensor) -> Tensor:
-        return super().forward(features)
+    def grow(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """`args` and `kwargs` are what else the module was called with: a copy of it needs them."""
+        for fossil in self:
+            features = fossil(features, *args, **kwargs)
+        return features
 
 
-def run_grown(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+def run_grown(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
     """Forward hook of a module that carries fossils: its output goes through them."""
     fossils = module.get_submodule(CHILD)
     assert isinstance(fossils, Fossils)
-    return fossils.grow(output)
+    return fossils.grow(output, *args[1:], **kwargs)
 
 
 def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
@@ -197,4 +200,4 @@ def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
     if hasattr(site, CHILD):
         raise ValueError(f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting")
     site.add_module(CHILD, fossils)
-    site.register_forward_hook(run_grown)
+    site.register_forward_hook(run_grown, with_kwargs=True)

@@ -1,0 +1,83 @@
+"""Whether a network runs the members of a list one after the other, so that one more can stand among them."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from esper.kasmina.natives import locate, restack
+from esper.kasmina.probing import Example, call_with, undisturbed
+
+
+class Tap(nn.Module):
+    """Stands where a copy would stand: gives back its first argument, and is in all else what its original is."""
+
+    def __init__(self, original: nn.Module):
+        super().__init__()
+        vars(self)["stands_for"] = original  # not a child: the network must not count it twice
+        self.seen: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append((*args, *kwargs.values())[0])
+        return self.seen[-1]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["stands_for"].state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["stands_for"], name)
+
+
+def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> dict[str, str | None]:
+    """Why a copy of each named module cannot stand behind it in its list; None if it can. The host is as before."""
+    reasons: dict[str, str | None] = {}
+    lists: dict[str, dict[int, str]] = {}
+    for name in names:
+        try:
+            path, place = locate(host, name)
+            lists.setdefault(path, {})[place] = name
+        except ValueError as problem:
+            reasons[name] = str(problem)
+    if lists:
+        with undisturbed(host):
+            plain = _first_tensor(call_with(host, example))
+            for path, places in lists.items():
+                reasons |= _try_taps(host, example, path, places, plain)
+    return {name: reasons[name] for name in names}
+
+
+def _try_taps(
+    host: nn.Module, example: Example, path: str, places: dict[int, str], plain: Tensor | None
+) -> dict[str, str | None]:
+    taps = {place: Tap(module) for place, module in enumerate(host.get_submodule(path).children()) if place in places}
+    outputs: dict[int, list[Any]] = {place: [] for place in places}
+    layout: list[tuple[int, nn.Module]] = []
+    with ExitStack() as stack:
+        for place, module in enumerate(host.get_submodule(path).children()):
+            layout += [(place, module), *([(place, taps[place])] if place in taps else [])]
+        for place, name in places.items():
+            note = outputs[place].append
+            handle = host.get_submodule(name).register_forward_hook(lambda _m, _i, output, note=note: note(output))
+            stack.callback(handle.remove)
+        try:
+            stack.enter_context(restack(host, path, layout))
+            with torch.no_grad():
+                output = _first_tensor(call_with(host.eval(), example))
+        except Exception as problem:  # whatever a user's network does with a longer list
+            return dict.fromkeys(places.values(), f"one more member does not work: {type(problem).__name__}: {problem}")
+    if plain is None or output is None or not torch.equal(plain, output):
+        return dict.fromkeys(places.values(), f"what the network does with {path} depends on how long it is")
+    return {name: _judge(outputs[place], taps[place].seen) for place, name in places.items()}
+
+
+def _judge(outputs: list[Any], seen: list[Any]) -> str | None:
+    if len(seen) != 1 or len(outputs) != 1:
+        return f"it runs {len(outputs)} times, and a member behind it would run {len(seen)} times"
+    return None if seen[0] is outputs[0] else "a member behind it would not get its output as it is"
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    return next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
