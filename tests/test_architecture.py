@@ -13,7 +13,7 @@ PACKAGE = Path(esper.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = SOURCES + sorted(TESTS.rglob("*.py"))
 PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
-MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 14_800
+MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 17_000
 
 MUST_NOT_EXIST = [
     r"\bmax_seeds_per_slot\b",
@@ -68,7 +68,7 @@ def test_no_function_is_over_60_lines(path):
             assert node.end_lineno - node.lineno < MOST_LINES_PER_FUNCTION, node.name
 
 
-def test_the_sources_stay_under_14800_raw_lines():
+def test_the_sources_stay_under_17000_raw_lines():
     """As `wc -l` counts them: explaining is paid for too, so that it stays short."""
     assert sum(path.read_text().count("\n") for path in SOURCES) <= MOST_LINES
 

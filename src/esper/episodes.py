@@ -112,19 +112,18 @@ def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
 
 
 def act(
-    carry_out: Callable[[Choice], SlotChange | None], space: ActionSpace, choice: Choice, host: int, epoch: int
+    carry_out: Callable[[Choice], list[SlotChange]], space: ActionSpace, choice: Choice, host: int, epoch: int
 ) -> list[Event]:
     """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
     op, (name, slot, *planted) = choice[0], look_up(space, *choice)
     if op == OP_WAIT:
         return []
     try:
-        change = carry_out(choice)
+        changes = carry_out(choice)
     except IllegalActionError as problem:
         return [events.ActionRefused(host, epoch, name, slot, str(problem))]
     blueprint, blend = planted if op == OP_GERMINATE else (None, None)
-    assert change is not None  # every op but WAIT moves a slot
-    return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, [change])]
+    return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, changes)]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:

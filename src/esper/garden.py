@@ -26,7 +26,7 @@ from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import count_parameters
 from esper.kasmina.surgery import LOW_RATE
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_GERMINATE
+from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES, OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
@@ -306,14 +306,20 @@ class Garden:
 
     def _decide(self, epoch: int) -> list[Event]:
         started = time.perf_counter()
-        view = self.model.view()
-        actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
-        op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
-        events = act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
-        self.memory = memory
+        events: list[Event] = []
+        while True:
+            view = self.model.view()
+            actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
+            op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
+            events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
+            self.memory = memory
+            if op == OP_WAIT or not getattr(self.policy, "is_plan", False):
+                break
+            self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        link, is_done = self.model.link, any(isinstance(event, ActionTaken) for event in events)
-        if op == OP_GERMINATE and is_done and link is not None and link.is_rate_low:
+        link, planted = self.model.link, OP_NAMES[OP_GERMINATE]
+        is_planted = any(isinstance(event, ActionTaken) and event.op == planted for event in events)
+        if is_planted and link is not None and link.is_rate_low:
             text = (
                 f"a seed was planted at a learning rate of {link.rate:.2g}, under {LOW_RATE:.0%} of the peak "
                 f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."

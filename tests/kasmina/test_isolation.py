@@ -244,6 +244,8 @@ def test_a_shadow_pass_restores_buffers_that_a_layer_replaces():
 
 def test_every_image_blueprint_wakes_in_shadow_passes():
     for name in REGISTRY.names("image"):
+        if REGISTRY.get("image", name).inherits:
+            continue  # the blocks of this host have no equal shapes
         model = grow_cnn(noisy_host(), lengths=LONG)
         model.germinate_seed("r0c0", name)
         model.tick()

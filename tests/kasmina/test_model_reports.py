@@ -166,7 +166,7 @@ def test_evidence_about_a_slot_with_nothing_in_the_output_is_refused(is_planted)
 
 def test_a_decision_is_carried_out_where_it_says():
     model = grow_cnn()
-    change = model.act((1, 1, model.space.blueprint_index("norm"), 2))
+    (change,) = model.act((1, 1, model.space.blueprint_index("norm"), 2))
     assert (change.slot_id, change.before.stage, change.after.stage) == (
         "r0c1",
         SeedStage.DORMANT,
@@ -178,7 +178,7 @@ def test_a_decision_is_carried_out_where_it_says():
 
 def test_waiting_changes_nothing():
     model = grow_cnn()
-    assert model.act((0, 0, 0, 0)) is None
+    assert model.act((0, 0, 0, 0)) == []
     assert model.active_seeds == 0
 
 

@@ -27,7 +27,7 @@ every_scheduler = pytest.mark.parametrize("build", SCHEDULERS.values(), ids=[cls
 
 
 def seed_rate(model):
-    return model.link.optimizer.param_groups[model.link.groups["r0c0"]]["lr"]
+    return model.link.optimizer.param_groups[model.link.groups["r0c0"][model.link.home]]["lr"]
 
 
 def host_rate(model):

@@ -220,7 +220,7 @@ def test_after_a_refused_optimizer_the_right_one_gets_its_state(save):
 def test_an_optimizer_with_other_groups_is_refused(save):
     garden = esper.load(save, CNN(), policy=script({}))
     first, *rest = garden.parameters()
-    with pytest.raises(OptimizerError, match=r"SGD with 3 .*SGD with 4"):
+    with pytest.raises(OptimizerError, match=r"SGD with 3 .*SGD with 5"):
         garden.attach(torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1))
 
 

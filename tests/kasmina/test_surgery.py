@@ -76,7 +76,7 @@ def planted(build):
 
 
 def group_of(model, slot_id):
-    return model.link.optimizer.param_groups[model.link.groups[slot_id]]
+    return model.link.optimizer.param_groups[model.link.groups[slot_id][model.link.home]]
 
 
 def parameters_in(optimizer):

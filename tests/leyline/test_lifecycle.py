@@ -184,7 +184,7 @@ def test_newer_evidence_replaces_older_of_the_same_gate():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"training": -1}, {"ramp": 0}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}]
+    "wrong", [{"training": -1}, {"ramp": -1}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}]
 )
 def test_an_impossible_length_is_refused_by_name(wrong):
     with pytest.raises(SettingError, match=f"StageLengths.{next(iter(wrong))} "):

@@ -124,7 +124,7 @@ def test_a_seed_learns_at_the_hosts_rate_of_the_epoch():
         assert {group["lr"] for group in run.optimizer.param_groups} == {task.rate(epoch)}
         population.evaluate()
         population.tick()
-    assert run.link.groups["r0c0"] > 0
+    assert run.link.groups["r0c0"][0] > 0
 
 
 def test_an_illegal_action_raises_its_refusal_and_changes_nothing():

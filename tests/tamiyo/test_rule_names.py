@@ -96,17 +96,34 @@ def plays(rule, changes):
 
 
 def test_a_plan_is_followed_in_order_one_planting_at_a_time():
-    assert plays(PLAN, {}) == {1: "r0c1.conv_light", 3: "r0c0.conv_light", 4: "r0c0.norm"}
+    assert plays(PLAN, {}) == {1: "r0c1.conv_light", 3: "r0c0.norm", 4: "r0c0.conv_light"}
 
 
 def test_a_plan_waits_until_its_slot_is_open():
     taken = {2: {"r0c0": {"stage": SeedStage.BLENDING}}, 6: {}}
-    assert plays(PLAN, taken) == {1: "r0c1.conv_light", 6: "r0c0.conv_light", 7: "r0c0.norm"}
+    assert plays(PLAN, taken) == {1: "r0c1.conv_light", 6: "r0c0.norm", 7: "r0c0.conv_light"}
 
 
 def test_a_plan_keeps_what_has_proven_itself_before_it_plants():
     proven = {3: {"r0c1": {"stage": SeedStage.PROBATIONARY, "mean": 0.3}}, 4: {}}
-    assert plays(PLAN, proven) == {1: "r0c1.conv_light", 3: "keep r0c1", 4: "r0c0.conv_light", 5: "r0c0.norm"}
+    assert plays(PLAN, proven) == {1: "r0c1.conv_light", 3: "keep r0c1", 4: "r0c0.norm", 5: "r0c0.conv_light"}
+
+
+def test_a_plan_that_is_asked_again_has_several_ops_for_one_decision():
+    plan, reports = RulePolicy(Schedule(FACTS, epochs=(0, 0), places=("r0c1.norm", "r0c0.norm"))), reports_of()
+    masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
+    first, memory = plan.decide(None, masks, [reports], None)
+    second, memory = plan.decide(None, masks, [reports], plan.ask_again(memory))
+    third, memory = plan.decide(None, masks, [reports], plan.ask_again(memory))
+    assert [actions[0, 1] for actions in (first, second)] == [1, 0]
+    assert third[0].tolist() == list(WAIT)
+    assert memory[0]["epoch"] == 1
+
+
+def test_a_slots_queue_does_not_hold_up_another_slot():
+    plan = Schedule(FACTS, epochs=(0, 0, 0), places=("r0c0.norm", "r0c0.norm", "r0c1.norm"))
+    taken = {1: {"r0c0": {"stage": SeedStage.BLENDING}}, 4: {}}
+    assert plays(plan, taken) == {0: "r0c0.norm", 1: "r0c1.norm", 4: "r0c0.norm"}
 
 
 def test_a_file_is_no_rule():

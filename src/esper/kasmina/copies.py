@@ -28,12 +28,12 @@ class Copy(nn.Module):
         self.first = next(iter(inspect.signature(body.forward).parameters), "")
         """name under which the original may get its features"""
 
-    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """The copy at full strength."""
         grown = self._grown(features, args, kwargs)
         return grown if self.gate is None else torch.lerp(features, grown, self.gate(features).to(features.dtype))
 
-    def blend(self, features: Tensor, alpha: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def blend(self, features: Tensor, alpha: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """A share `alpha` of the copy; exactly the input at 0 and exactly `forward` at 1."""
         weight = alpha if self.gate is None else alpha * self.gate(features)
         return torch.lerp(features, self._grown(features, args, kwargs), weight.to(features.dtype))

@@ -151,14 +151,20 @@ class MorphogeneticModel(nn.Module):
         self._settle(self.slot(slot_id), SeedState(SeedStage.FOSSILIZED))
         self.slot(slot_id).assign(SeedState())
 
-    def act(self, choice: Choice) -> SlotChange | None:
+    def act(self, choice: Choice) -> list[SlotChange]:
         """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
         op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)
-        if op == OP_GERMINATE:
-            return self.germinate_seed(slot_id, blueprint_id, blend_id)
         if op == OP_CULL:
-            return self.cull_seed(slot_id)
-        return self.fossilize_seed(slot_id) if op == OP_FOSSILIZE else None
+            return [self.cull_seed(slot_id)]
+        if op == OP_FOSSILIZE:
+            return [self.fossilize_seed(slot_id)]
+        if op != OP_GERMINATE:
+            return []
+        changes, slot = [self.germinate_seed(slot_id, blueprint_id, blend_id)], self.slot(slot_id)
+        if not self.settings.lengths.ramp:  # kept at once, and the slot is open for the next one
+            for stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT):
+                changes.append(self._settle(slot, slot.state.advance(stage)))
+        return changes
 
     def tick(self) -> list[SlotChange]:
         """Between two epochs: stages that are over end, ramps take a step. Returns what changed stage."""

@@ -18,12 +18,12 @@ class Seed(nn.Module):
         self.scale = nn.Parameter(scale)
         self.gate = gate
 
-    def forward(self, features: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """The seed at full strength; what else the module before it was called with is not looked at."""
         grown = self._grown(features)
         return grown if self.gate is None else torch.lerp(features, grown, self.gate(features).to(features.dtype))
 
-    def blend(self, features: Tensor, alpha: Tensor, *_: Any, **__: Any) -> Tensor:
+    def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """A share `alpha` of the seed; exactly the input at 0 and exactly `forward` at 1."""
         weight = alpha if self.gate is None else alpha * self.gate(features)
         return torch.lerp(features, self._grown(features), weight.to(features.dtype))
@@ -156,10 +156,10 @@ def attention(channels: int) -> nn.Module:
 class Sham(nn.Module):
     """A seed without parameters or effect: it goes through every event of growing and adds nothing."""
 
-    def forward(self, features: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         return features
 
-    def blend(self, features: Tensor, alpha: Tensor, *_: Any, **__: Any) -> Tensor:
+    def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
         return features
 
 

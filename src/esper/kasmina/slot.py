@@ -46,7 +46,7 @@ class SeedSlot(nn.Module):
     def channels(self) -> int:
         return channels_of(self.kind, self.feature_shape)
 
-    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """`args` and `kwargs` are what else the host's module was called with: a copy of it needs them."""
         for fossil in self.fossils:
             features = fossil(features, *args, **kwargs)

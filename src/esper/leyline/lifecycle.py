@@ -22,7 +22,7 @@ class StageLengths:
     training: int = 0
     """closed-loop incubation before blending; 0 starts to blend at once, which did better in our measurements"""
     ramp: int = 1
-    """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch"""
+    """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch, 0 kept at once, unmeasured"""
     probation: int = 3
     """epochs of measured contribution before a seed is kept or culled by its evidence"""
     embargo: int = 3
@@ -31,10 +31,12 @@ class StageLengths:
     """epochs between embargo and the next chance"""
 
     def __post_init__(self) -> None:
-        for name, least in (("training", 0), ("ramp", 1), ("probation", 1), ("embargo", 0), ("resetting", 0)):
+        for name, least in (("training", 0), ("ramp", 0), ("probation", 1), ("embargo", 0), ("resetting", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise SettingError(f"StageLengths.{name} must be a whole number of at least {least}, got {value!r}.")
+        if self.training and not self.ramp:
+            raise SettingError(f"ramp 0 keeps a seed at once, but training is {self.training}; raise ramp to 1.")
 
 
 def ramp_alpha(blend_id: str, progress: float) -> float:
@@ -73,7 +75,7 @@ class SeedState:
             raise IllegalTransitionError(f"{self.stage.name} -> {to.name} is not allowed; from here: {allowed}.")
         if to in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING):
             return type(self)(stage=to)
-        alpha = self.alpha if to in (SeedStage.PROBATIONARY, SeedStage.FOSSILIZED) else 0.0
+        alpha = self.alpha if to is SeedStage.PROBATIONARY else float(to is SeedStage.FOSSILIZED)
         return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
 
     def judged(self, evidence: GateEvidence) -> Self:
@@ -115,7 +117,7 @@ def _natural_end(state: SeedState, lengths: StageLengths) -> tuple[SeedStage, Ga
     """Where a stage goes when its time is over, with the evidence that decided; None while it lasts."""
     match state.stage:
         case SeedStage.GERMINATED:
-            return SeedStage.TRAINING, None
+            return (SeedStage.TRAINING if lengths.ramp else SeedStage.FOSSILIZED), None
         case SeedStage.TRAINING if state.epochs_in_stage >= lengths.training:
             gate = shadow_gate(state.shadow_gain, lengths.training)
             return (SeedStage.BLENDING if gate.passed else SeedStage.CULLED), gate

@@ -19,7 +19,7 @@ class SeedStage(IntEnum):
 
 TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
     SeedStage.DORMANT: frozenset({SeedStage.GERMINATED}),
-    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.CULLED}),
+    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.CULLED, SeedStage.FOSSILIZED}),  # last: no ramp
     SeedStage.TRAINING: frozenset({SeedStage.BLENDING, SeedStage.CULLED}),
     SeedStage.BLENDING: frozenset({SeedStage.PROBATIONARY, SeedStage.CULLED}),
     SeedStage.PROBATIONARY: frozenset({SeedStage.FOSSILIZED, SeedStage.CULLED}),

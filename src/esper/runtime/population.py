@@ -145,13 +145,13 @@ class Population:
         charges += [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
         run.ledger.settle(charges, seconds)
 
-    def apply(self, host: int, choice: Choice) -> SlotChange | None:
+    def apply(self, host: int, choice: Choice) -> list[SlotChange]:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""
         self._require_episode()
         run = self.runs[host]
-        change = run.model.act(choice)
+        changes = run.model.act(choice)
         run.prime()
-        return change
+        return changes
 
     def tick(self) -> list[list[SlotChange]]:
         """Stages and ramps of every host take their step."""

@@ -45,6 +45,11 @@ class RulePolicy:
         """Whether it needs greedy scores in the reports; a rule that does says so, the others need not mention it."""
         return getattr(self.rule, "reads_scores", False)
 
+    @property
+    def is_plan(self) -> bool:
+        """Whether it may want several ops in one decision: after each, `ask_again` until it waits."""
+        return getattr(self.rule, "is_plan", False)
+
     def decide(
         self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: list[dict[str, Any]] | None
     ) -> tuple[Actions, list[dict[str, Any]]]:
@@ -54,8 +59,14 @@ class RulePolicy:
         for host, (own_reports, own_memory) in enumerate(zip(reports, memory, strict=True)):
             own_masks = {head: mask[host] for head, mask in masks.items()}
             actions[host], kept = self.rule.choose(own_masks, own_reports, own_memory)
+            kept = {key: value for key, value in kept.items() if key != "is_again"}
             after.append({**kept, "epoch": own_memory["epoch"] + 1, "host": own_memory["host"]})
         return actions, after
+
+    @staticmethod
+    def ask_again(memory: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The memory with which to ask about the same decision once more."""
+        return [{**own, "epoch": own["epoch"] - 1, "is_again": True} for own in memory]
 
 
 class NetworkPolicy:

@@ -71,6 +71,7 @@ class Schedule:
     """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does.
 
     With `places` it is a whole plan: to each epoch its slot and blueprint, planted then or as soon as that is possible.
+    Several may have the same epoch. Those of one slot form a queue: the next is planted when the one before is kept.
     """
 
     facts: HostFacts
@@ -85,6 +86,10 @@ class Schedule:
             raise SettingError(f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many.")
         list(map(self._look_up, self.places or ()))
 
+    @property
+    def is_plan(self) -> bool:
+        return self.places is not None
+
     def _look_up(self, place: str) -> Place:
         slot, blueprint = place.split(".")
         return self.facts.space.slots.index_for_slot_id(slot), self.facts.space.blueprint_index(blueprint)
@@ -92,12 +97,8 @@ class Schedule:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
-            kept, done = _keep_surest(self.facts, masks, reports), memory.get("done", 0)
-            plan = sorted(zip(self.epochs, self.places, strict=True))[done:]
-            is_time = plan and memory["epoch"] - memory["idle"] >= plan[0][0]
-            if kept or not is_time or (place := self._look_up(plan[0][1])) not in legal:
-                return kept or WAIT, memory
-            return self.facts.plant(*place), {**memory, "done": done + 1}
+            kept = _keep_surest(self.facts, masks, reports)
+            return (kept, memory) if kept else self._go_on(self.places, legal, memory)
         names = self.facts.space.blueprint_ids
         places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
         if not places or memory["epoch"] - memory["idle"] not in self.epochs:
@@ -105,6 +106,17 @@ class Schedule:
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
+
+    def _go_on(self, places: Places, legal: Sequence[Place], memory: Memory) -> tuple[Choice, Memory]:
+        """The first planting of the plan whose time has come and whose slot is open; each slot keeps its order."""
+        done, waiting = list(memory.get("done", [])), set[int]()
+        for number, epoch in sorted(enumerate(self.epochs), key=lambda entry: (entry[1], entry[0])):
+            slot, blueprint = self._look_up(places[number])
+            is_next = number not in done and slot not in waiting and epoch <= memory["epoch"] - memory["idle"]
+            if is_next and (slot, blueprint) in legal:
+                return self.facts.plant(slot, blueprint), {**memory, "done": [*done, number]}
+            waiting |= set() if number in done else {slot}
+        return WAIT, memory
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,8 @@ class Random:
 
 
 def _count_idle(masks: Masks, memory: Memory) -> Memory:
-    return {**memory, "idle": memory.get("idle", 0) + (not masks["op"][1:].any())}
+    is_idle = not masks["op"][1:].any() and not memory.get("is_again")
+    return {**memory, "idle": memory.get("idle", 0) + is_idle}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.episodes import Episodes, decision_flops
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
-from esper.leyline.factored_actions import Choice
+from esper.leyline.factored_actions import OP_WAIT, Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
@@ -137,10 +137,14 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
         self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
         self.memory: Any = None
+        self.is_plan = getattr(policy, "is_plan", False)
+        """whether it may want several ops in one decision"""
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
-    def decide(self, view: GrowthView, may_act: bool) -> Choice:
-        """The raw indices of this host's next action; WAIT where it may not act."""
+    def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
+        """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and nothing is left."""
+        if is_again:
+            self.memory = self.policy.ask_again(self.memory)  # type: ignore[attr-defined]  # plans have it
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
@@ -175,7 +179,11 @@ def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list
         may_act = not any(isinstance(event, HostRolledBack) for event in happened[host])
         started = time.perf_counter()
         choice = decider.decide(view, may_act)
+        while may_act and choice[0] != OP_WAIT:
+            happened[host] += episodes.act(host, choice)
+            if not decider.is_plan:
+                break
+            choice = decider.decide(episodes.population.runs[host].model.view(), may_act, is_again=True)
         episodes.charge_policy([host], decider.flops, time.perf_counter() - started)
-        happened[host] += episodes.act(host, choice) if may_act else []
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked
