@@ -42,8 +42,9 @@ class ChainHost(nn.Module):
         return SlotConfig.for_modules(f"sites.{index}" for index in range(len(self.blocks)))
 
     def copied_module(self, name: str) -> str:
-        """What a copy at a site copies: the block before it."""
-        return name.replace("sites.", "blocks.", 1)
+        """What a copy at a site copies: the block before it. Every other module copies itself."""
+        path, _, place = name.partition(".")
+        return f"blocks.{place}" if path == "sites" and place.isdecimal() else name
 
     def insert_block(self, place: int, block: nn.Module) -> None:
         """Make a block the one at `place`, with a site after it."""

@@ -34,17 +34,17 @@ class Tap(nn.Module):
 def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> dict[str, str | None]:
     """Why a copy of each named module cannot stand behind it in its list; None if it can. The host is as before."""
     reasons: dict[str, str | None] = {}
-    lists: dict[str, dict[int, str]] = {}
+    lists: dict[tuple[str, str], dict[int, str]] = {}  # a site and its block are two ways to the same place
     for name in names:
         try:
             path, place = locate(host, name)
-            lists.setdefault(path, {})[place] = name
+            lists.setdefault((path, name.rpartition(".")[0]), {})[place] = name
         except ValueError as problem:
             reasons[name] = str(problem)
     if lists:
         with undisturbed(host):
             plain = _first_tensor(call_with(host, example))
-            for path, places in lists.items():
+            for (path, _), places in lists.items():
                 reasons |= _try_taps(host, example, path, places, plain)
     return {name: reasons[name] for name in names}
 
