@@ -216,8 +216,8 @@ FAULTS = [
     Fault(
         "sham growth replays another rate",
         "trials/comparing.py",
-        "self.done[final_of, rate].events",
-        "self.best(final_of).events",
+        "replayed = self.done[config.followed[0], rate]",
+        "replayed = self.best(config.followed[0])",
         "trials/test_comparing.py::test_sham_growth_replays_its_own_rate",
     ),
     Fault(
