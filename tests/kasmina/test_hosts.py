@@ -12,6 +12,7 @@ from esper.kasmina import (
     MorphogeneticModel,
     build_cnn_host,
     build_mlp_host,
+    build_resnet_host,
     build_transformer_host,
     check_host,
 )
@@ -32,7 +33,11 @@ def mlp():
     return build_mlp_host(inputs=5, widths=(8, 4, 8)), torch.randn(3, 5)
 
 
-HOSTS = {"cnn": cnn, "transformer": transformer, "mlp": mlp}
+def resnet():
+    return build_resnet_host(width=4, stages=2), torch.randn(3, 3, 16, 16)
+
+
+HOSTS = {"cnn": cnn, "transformer": transformer, "mlp": mlp, "resnet": resnet}
 every_host = pytest.mark.parametrize("build", HOSTS.values(), ids=HOSTS)
 PLANTED = {"image": "conv_light", "sequence": "attention", "vector": "mlp"}
 
@@ -74,6 +79,10 @@ def test_transformer_segment_consistency():
 
 def test_mlp_segment_consistency():
     assert_segments_agree(*mlp())
+
+
+def test_resnet_segment_consistency():
+    assert_segments_agree(*resnet())
 
 
 @every_host
@@ -169,11 +178,25 @@ def test_an_mlp_has_a_slot_after_each_hidden_layer():
     assert [slot.feature_shape for slot in model.slots.values()] == [(8,), (4,)]
 
 
+def test_a_resnet_halves_the_image_and_doubles_the_width_at_each_later_stage():
+    model = MorphogeneticModel(build_resnet_host(width=4, blocks=2, stages=3))
+    shapes = [slot.feature_shape for slot in model.slots.values()]
+    assert shapes == [(4, 32, 32)] * 2 + [(8, 16, 16)] * 2 + [(16, 8, 8)] * 2
+
+
+def test_copies_fit_behind_the_blocks_of_a_resnet_that_keep_their_shape():
+    model = MorphogeneticModel(build_resnet_host(width=4, blocks=3, stages=2), blueprints=("copy", "copy_zero"))
+    for name in ("copy", "copy_zero"):
+        assert [slot for slot, *of in model.costs if of == [name, "linear"]] == [f"r0c{n}" for n in (0, 1, 2, 4, 5)]
+
+
 BAD = {
     "no blocks": lambda: build_cnn_host(blocks=0),
     "no channels": lambda: build_cnn_host(base_channels=0),
     "half a class": lambda: build_cnn_host(classes=2.5),
     "no pixels": lambda: build_cnn_host(image_size=-1),
+    "no blocks in a stage": lambda: build_resnet_host(blocks=0),
+    "no stages": lambda: build_resnet_host(stages=0),
     "no inputs": lambda: build_mlp_host(inputs=0),
     "no widths": lambda: build_mlp_host(inputs=3, widths=()),
     "a width of zero": lambda: build_mlp_host(inputs=3, widths=(4, 0)),

@@ -16,6 +16,7 @@ from esper.runtime.tasks import get_task
 FROM_DISK = {
     "cifar10": "cifar-10-batches-py/data_batch_1",
     "cifar10_deep": "cifar-10-batches-py/data_batch_1",
+    "cifar10_resnet": "cifar-10-batches-py/data_batch_1",
     "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte.gz",
     "shakespeare": "shakespeare/input.txt",
     "tinystories": "TinyStories/TinyStories-train.txt",

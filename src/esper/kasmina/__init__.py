@@ -2,7 +2,7 @@
 
 from esper.kasmina.blueprints import REGISTRY, Blueprint, BlueprintRegistry, blueprint
 from esper.kasmina.checks import check_blueprint, check_host
-from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
+from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot
@@ -19,6 +19,7 @@ __all__ = [
     "blueprint",
     "build_cnn_host",
     "build_mlp_host",
+    "build_resnet_host",
     "build_transformer_host",
     "check_blueprint",
     "check_host",

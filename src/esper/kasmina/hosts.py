@@ -108,6 +108,44 @@ def build_cnn_host(
     return ChainHost(layers, head, torch.zeros(2, in_channels, image_size, image_size))
 
 
+class BasicBlock(nn.Module):
+    """Two convolutions with batch norm around a residual, and a ReLU behind it; the first may halve the image."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1):
+        super().__init__()
+        self.branch = nn.Sequential(
+            *_conv_norm(inputs, outputs, 3, stride), nn.ReLU(), *_conv_norm(outputs, outputs, 3)
+        )
+        is_same = stride == 1 and inputs == outputs
+        self.skip = nn.Identity() if is_same else nn.Sequential(*_conv_norm(inputs, outputs, 1, stride))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return nn.functional.relu(self.skip(features) + self.branch(features))
+
+
+def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    padded = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return padded, nn.BatchNorm2d(outputs)
+
+
+def build_resnet_host(
+    *, width: int = 16, blocks: int = 2, stages: int = 3, in_channels: int = 3, classes: int = 10
+) -> ChainHost:
+    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block.
+
+    A copy fits behind every block that keeps its shape: all but the first of a later stage.
+    """
+    _require_positive(width=width, blocks=blocks, stages=stages, in_channels=in_channels, classes=classes)
+    layers = []
+    for stage in range(stages):
+        own = width * 2**stage
+        layers.append(BasicBlock(own // 2, own, stride=2) if stage else BasicBlock(own, own))
+        layers += [BasicBlock(own, own) for _ in range(blocks - 1)]
+    stem = nn.Sequential(*_conv_norm(in_channels, width, 3), nn.ReLU())
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 2 ** (stages - 1), classes))
+    return ChainHost(layers, head, torch.zeros(2, in_channels, 32, 32), stem)
+
+
 def build_mlp_host(*, inputs: int, widths: Sequence[int] = (32, 32), classes: int = 10) -> ChainHost:
     """Linear-ReLU blocks and a linear head."""
     _require_positive(inputs=inputs, classes=classes, **{f"widths_{i}": width for i, width in enumerate(widths)})

@@ -52,6 +52,7 @@ _SHAKESPEARE = RemoteFile(
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
     "cifar10": (_CIFAR10,),
     "cifar10_deep": (_CIFAR10,),
+    "cifar10_resnet": (_CIFAR10,),
     "fashion_mnist": tuple(
         RemoteFile(f"{_FASHION}{name}-ubyte.gz", f"FashionMNIST/raw/{name}-ubyte.gz", f"md5:{md5}")
         for name, md5 in (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_transformer_host
+from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
@@ -223,5 +223,12 @@ for _task in (
     ),
     Task("cifar10", "32 x 32 photographs, 3-block CNN", build_host=build_cnn_host, **_PHOTO),
     Task("cifar10_deep", "32 x 32 photographs, 5-block CNN", build_host=partial(build_cnn_host, blocks=5), **_PHOTO),
+    Task(
+        "cifar10_resnet",
+        "32 x 32 photographs, ResNet of 3 x 2 blocks that may grow to 3 x 6",
+        build_host=build_resnet_host,
+        slots=("r0c1", "r0c3", "r0c5"),  # the last block of each stage
+        **{**_PHOTO, "lr": 0.4, "budget": 3.3},
+    ),
 ):
     register(_task)
