@@ -265,6 +265,23 @@ def test_a_block_that_normalises_last_has_no_identity():
         find_zeroed(layer, lambda module: module(features), features)
 
 
+def test_a_block_costs_the_same_by_whichever_blueprint_it_is_copied(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "_known", dict(REGISTRY._known))
+    blueprint("sequence", "block")(lambda channels, site: site.copy())
+    host = build_transformer_host(vocabulary=16, width=WIDTH, layers=2, heads=2, context=5)
+    prices = MorphogeneticModel(host, blueprints=("copy", "block")).slot("r0c0").prices
+    assert prices["block", False].flops == prices["copy", False].flops
+
+
+def test_pricing_leaves_what_a_copy_shares_with_the_network_as_it_is(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "_known", dict(REGISTRY._known))
+    blueprint("vector", "tied")(lambda channels, site: site.copy())
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)).double()
+    net[0][0].weight = net[1].weight
+    MorphogeneticModel(net, SlotConfig.for_modules(["0"]), example=torch.zeros(2, 4).double(), blueprints=("tied",))
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float64}
+
+
 def test_a_blueprint_of_ones_own_may_ask_for_the_site(monkeypatch):
     monkeypatch.setattr(REGISTRY, "_known", dict(REGISTRY._known))
 
