@@ -289,7 +289,7 @@ def test_a_configuration_that_cannot_follow_any_more_is_told_at_the_harvest():
     assert torch.equal(garden.harvest()(TOKENS), garden.model(TOKENS))
     slot = garden.model.slot("r0c0")
     slot.inheritance = dataclasses.replace(slot.inheritance, is_native=True)
-    with pytest.raises(HostError, match="r0c0.*dict"):
+    with pytest.raises(HostError, match=r"r0c0.*dict"):
         garden.harvest()
 
 
