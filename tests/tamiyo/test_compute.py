@@ -78,8 +78,10 @@ def test_one_large_seed_at_a_time():
 
 def test_when_no_large_one_fits_small_ones_go_to_each_slot_once():
     facts = facts_of(budget=2000)
-    reports = {slot: replace(report, metrics=replace(report.metrics, host_param_count=1700)) for slot, report in
-               reports_of().items()}
+    reports = {
+        slot: replace(report, metrics=replace(report.metrics, host_param_count=1700))
+        for slot, report in reports_of().items()
+    }
     memory, found = {"epoch": 0, "host": 0}, []
     for _ in range(8):
         place, memory = planted(Compute(facts), facts, reports, memory)

@@ -1,4 +1,4 @@
-"""A search for plans: within its episodes and its room, on hosts of its own, chosen by validation, stopped and resumed."""
+"""A search for plans: within its episodes and its room, on its own hosts, chosen by validation, stopped and resumed."""
 
 from dataclasses import replace
 
@@ -140,7 +140,7 @@ def test_its_hosts_are_not_those_of_the_comparison(found):
 
 
 def test_its_plan_is_a_policy_that_does_the_same(found, tmp_path):
-    config, done, _ = found
+    _, done, _ = found
     plan = done[ARM, 1.0].plan
     assert plan != "never"
     (alone,) = compare(configured(tmp_path, policies=[plan], seeds=2)).values()
@@ -158,7 +158,7 @@ def test_what_it_was_given_and_found_is_in_the_results(found):
 
 def test_validation_chooses(found, tmp_path, monkeypatch):
     """Test scores that say the opposite change nothing."""
-    config, done, _ = found
+    _, done, _ = found
     play = comparing.run_entries
 
     def opposite(*given, **options):

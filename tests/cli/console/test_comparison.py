@@ -51,7 +51,17 @@ def rows_of(table, width=200):
 @pytest.mark.parametrize("width", [80, 200])
 def test_an_arm_shows_what_it_reached_and_what_it_cost(width):
     text = printed(arms_compared(results(heuristic=arm(estimate(0.9123, 0.89, 0.93)))), width)
-    for part in ("heuristic", "91.23%", "89.00 to 93.00", "0.4567", "1,402", "peak 3,128", "1.23e+12", "12.3 s", "2,560"):
+    for part in (
+        "heuristic",
+        "91.23%",
+        "89.00 to 93.00",
+        "0.4567",
+        "1,402",
+        "peak 3,128",
+        "1.23e+12",
+        "12.3 s",
+        "2,560",
+    ):
         assert part in text
     assert "2.2" in text
     assert "1.5, 0.8" in text
@@ -59,7 +69,9 @@ def test_an_arm_shows_what_it_reached_and_what_it_cost(width):
 
 def test_at_80_columns_not_a_digit_is_missing():
     costs = {"final_params": 12345678, "peak_params": 12345678, "seconds": 12345.6, "fossilized": 10.0, "culled": 10.0}
-    text = printed(arms_compared(results(**{"final-equal-flops of heuristic": arm(estimate(1.0, 1.0, 1.0), **costs)})), 80)
+    text = printed(
+        arms_compared(results(**{"final-equal-flops of heuristic": arm(estimate(1.0, 1.0, 1.0), **costs)})), 80
+    )
     for part in ("100.00%", "0.4567", "12345.6 s", "10.0, 10.0", "1.23e+12", "2.2", "2,560"):
         assert part in text
     assert (text.count("12,345,678"), text.count("100.00")) == (2, 3)

@@ -10,7 +10,18 @@ from rich.text import Text
 
 from esper.cli.console.figure import Row, interval_figure
 
-CONTROLS = ("never", "sham", "random", "schedule", "search", "start", "final", "final-equal-flops", "final-whole", "oracle")
+CONTROLS = (
+    "never",
+    "sham",
+    "random",
+    "schedule",
+    "search",
+    "start",
+    "final",
+    "final-equal-flops",
+    "final-whole",
+    "oracle",
+)
 """What every other arm is measured against, where it is there, with whatever settings."""
 
 
