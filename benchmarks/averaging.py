@@ -16,7 +16,7 @@ from esper.runtime.splits import Split
 
 WINDOWS = (0.5, 2.0)
 """Epochs over which weights are averaged: the time constants of exponential averages."""
-_CHUNK = 2048
+_CHUNK = {"cpu": 256, "cuda": 2048}
 
 
 @dataclass
@@ -132,12 +132,37 @@ def losses_of(run: HostRun, network: nn.Module, split: Split) -> tuple[Tensor, T
     was_training = network.training
     network.eval()
     scored = []
-    for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
+    for rows in torch.arange(len(split), device=run.device).split(_CHUNK[run.device.type]):
         inputs, targets = split.gather(rows)
         scored.append(run.task.score(network(inputs).float(), targets))
     network.train(was_training)
     losses, correct = (torch.cat(parts).double() for parts in zip(*scored, strict=True))
     return losses, correct
+
+
+@contextmanager
+def fresh_statistics(run: HostRun, count: int = 1024) -> Iterator[None]:
+    """Batch-norm statistics of the network as it is inside, from training examples; as before afterwards."""
+    norms = [module for module in run.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    before = [(value, value.clone()) for norm in norms for value in norm.buffers()]
+    momenta = [norm.momentum for norm in norms]
+    was_training = run.model.training
+    run.model.eval()
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean
+    try:
+        with torch.no_grad():
+            for drawn in run.plan.placed[:, :count].split(256, 1):
+                run.model(run.splits.train.gather(drawn[0], drawn[1:])[0])
+        run.model.train(was_training)
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for value, kept in before:
+            value.copy_(kept)
 
 
 def gains_of(run: HostRun, slot: SeedSlot, module: nn.Module, split: Split) -> Tensor:

@@ -3,7 +3,7 @@
 import copy
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,6 +89,18 @@ def final_losses(run: HostRun, whole: Split) -> dict[str, float]:
     return found
 
 
+def find_module(
+    run: HostRun, slot_id: str, birth: int, fossils: Mapping[str, list[int]], live: Mapping[str, int]
+) -> nn.Module:
+    """The live seed or fossil of this birth."""
+    slot = run.model.slot(slot_id)
+    if birth in fossils[slot_id]:
+        return slot.fossils[fossils[slot_id].index(birth)]
+    assert live[slot_id] == birth
+    assert slot.seed is not None
+    return slot.seed
+
+
 class _Finisher:
     """One branch in its host: knows which seed is which, and what is still to happen."""
 
@@ -146,14 +158,9 @@ class _Finisher:
         rates = [run.task.rate(epoch) <= LOW_RATE * run.task.lr for epoch in (run.epoch - 2, run.epoch - 1)]
         if rates == [False, True] and not branch.rolled_back:
             for slot_id, birth in branch.asked:
-                slot = run.model.slot(slot_id)
-                if birth in self.fossils[slot_id]:
-                    module: nn.Module | None = slot.fossils[self.fossils[slot_id].index(birth)]
-                else:
-                    module = slot.seed if self.live.get(slot_id) == birth else None
-                if module is not None:
-                    gains = gains_of(run, slot, module, run.splits.validation)
-                    branch.later[slot_id, birth] = float(gains.mean()), t_value(gains)
+                module = find_module(run, slot_id, birth, self.fossils, self.live)
+                gains = gains_of(run, run.model.slot(slot_id), module, run.splits.validation)
+                branch.later[slot_id, birth] = float(gains.mean()), t_value(gains)
         if self.is_over:
             self.act()
             branch.final = final_losses(run, whole)

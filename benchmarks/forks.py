@@ -1,14 +1,14 @@
 """Episodes that are forked: one branch keeps a seed for good, the other culls it, both finish with the same data."""
 
-import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from averaging import WINDOWS, AveragedRun, gains_of, gradients_of
-from branches import CULL, KEEP, PLANT, Branch, Moment, Step, copied_slots, final_losses, t_value
-from torch import nn
+from averaging import WINDOWS, AveragedRun, fresh_statistics, gradients_of, losses_of, without
+from branches import CULL, KEEP, PLANT, Branch, Moment, Step, copied_slots, final_losses, find_module, t_value
+from torch import Tensor, nn
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import REGISTRY
@@ -39,7 +39,7 @@ class Fork:
     slot: str
     birth: int
     facts: dict[str, Any]
-    predictors: dict[str, float | None]
+    predictors: dict[str, float | None] = field(default_factory=dict)
     keep: tuple[Step, ...] = ()
     cull: tuple[Step, ...] = ()
     orders: list[tuple[Branch, Branch]] = field(default_factory=list)
@@ -112,6 +112,8 @@ class Recorder:
         """hosts that were rolled back: their recorded ops cannot be replayed"""
         self.policies = ["plan" if number % 2 else "heuristic" for number in range(len(seeds))]
         self.finals: list[dict[str, float]] = []
+        self.measured_apart = 0.0
+        """largest difference between a live seed's contribution as measured here and as the episode measured it"""
 
     def play(self) -> list[Fork]:
         """Whole episodes; returns every fork that could be made."""
@@ -172,8 +174,7 @@ class Recorder:
         fossils_now = {slot_id: list(births) for slot_id, births in self.fossils[host].items()}
         moment = Moment(host, run.seed, run.epoch, snapshot, fossils_now, dict(self.live[host]))
         return [
-            Fork(moment, point, slot.slot_id, birth, self._facts(run, slot, module), self._predict(run, slot, module))
-            for slot, module, birth in found
+            Fork(moment, point, slot.slot_id, birth, self._facts(run, slot, module)) for slot, module, birth in found
         ]
 
     def _facts(self, run: HostRun, slot: SeedSlot, module: nn.Module) -> dict[str, Any]:
@@ -191,30 +192,44 @@ class Recorder:
             "rate_share": self.task.rate(run.epoch - 1) / self.task.lr,
         }
 
-    def _predict(self, run: AveragedRun, slot: SeedSlot, module: nn.Module) -> dict[str, float | None]:
-        """Each predictor as a number, higher = keep."""
-        count = len(run.splits.validation)
-        moment = gains_of(run, slot, module, self.whole)
-        told = slot.state.contribution
-        if module is slot.seed and told is not None:  # this must be the measurement of today's code
-            assert math.isclose(told.mean, float(moment[:count].mean()), rel_tol=1e-2, abs_tol=1e-3)
-        gradient, ratio = gradients_of(run, module)
-        found: dict[str, float | None] = {"moment": float(moment[:count].mean()), "moment_t": t_value(moment[:count])}
-        found["moment_whole"] = float(moment.mean())
-        for number, window in enumerate(WINDOWS):
-            with run.averaged(number):
-                averaged = gains_of(run, slot, module, self.whole)
-            found |= {f"average_{window:g}": float(averaged[:count].mean())}
-            found |= {f"average_{window:g}_t": t_value(averaged[:count])}
-            found |= {f"average_{window:g}_whole": float(averaged.mean())}
-        is_live = module is slot.seed
-        return found | {
-            "greedy": slot.greedy_score,
-            "gradient": gradient,
-            "gradient_ratio": ratio,
-            "gradient_reading": slot.gradient_norm if is_live else None,
-            "params": float(count_parameters(module)),
-        }
+    def predict(self, forks: Sequence[Fork]) -> None:
+        """Let every predictor say of each fork what it would have said then; the hosts go back to those moments."""
+        for moment in {id(fork.moment): fork.moment for fork in forks}.values():
+            run = self.population.runs[moment.host]
+            assert isinstance(run, AveragedRun)
+            run.restore({**moment.state, "slots": copied_slots(moment.state["slots"])})
+            own = [fork for fork in forks if fork.moment is moment]
+            modules = [find_module(run, fork.slot, fork.birth, moment.fossils, moment.live) for fork in own]
+            for fork, module in zip(own, modules, strict=True):
+                fork.predictors |= _readings(run, fork, module)
+            has_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.model.modules())
+            for name, number in {"moment": None, **{f"average_{w:g}": n for n, w in enumerate(WINDOWS)}}.items():
+                with nullcontext() if number is None else run.averaged(number):
+                    self._contribute(run, own, modules, name, is_fresh=False)
+                    if has_statistics:
+                        self._contribute(run, own, modules, f"{name}_fresh", is_fresh=True)
+
+    def _contribute(
+        self, run: HostRun, forks: Sequence[Fork], modules: Sequence[nn.Module], name: str, *, is_fresh: bool
+    ) -> None:
+        """Contributions at the weights of now; fresh ones have batch-norm statistics of their own, seed on and off."""
+
+        def losses() -> Tensor:
+            with fresh_statistics(run) if is_fresh else nullcontext():
+                return losses_of(run, run.model, self.whole)[0]
+
+        count, with_all = len(run.splits.validation), losses()
+        for fork, module in zip(forks, modules, strict=True):
+            slot = run.model.slot(fork.slot)
+            with without(slot, module):
+                gains = losses() - with_all
+            found = {name: float(gains[:count].mean()), f"{name}_t": t_value(gains[:count])}
+            if count < len(gains):
+                found[f"{name}_whole"] = float(gains.mean())
+            told = slot.state.contribution
+            if name == "moment" and module is slot.seed and told is not None:
+                self.measured_apart = max(self.measured_apart, abs(told.mean - found[name]))
+            fork.predictors |= found
 
     def _scripts(self, fork: Fork) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """What happens from the fork on where the seed is kept, and where it is culled."""
@@ -229,3 +244,16 @@ class Recorder:
             return tuple(after), cull
         place = sum(step.epoch < keep.epoch for step in others)
         return (*others[:place], keep, *others[place:]), cull
+
+
+def _readings(run: HostRun, fork: Fork, module: nn.Module) -> dict[str, float | None]:
+    """What is known without switching anything off."""
+    slot = run.model.slot(fork.slot)
+    gradient, ratio = gradients_of(run, module)
+    return {
+        "greedy": slot.greedy_score,
+        "gradient": gradient,
+        "gradient_ratio": ratio,
+        "gradient_reading": slot.gradient_norm if module is slot.seed else None,
+        "params": float(count_parameters(module)),
+    }
