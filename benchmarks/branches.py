@@ -47,6 +47,8 @@ class Moment:
     fossils: dict[str, list[int]]
     """births of each slot's fossils, in order"""
     live: dict[str, int]
+    placed: Tensor
+    """rows of the epoch that it has just trained on"""
 
 
 @dataclass

@@ -37,7 +37,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "digits": {"name": "digits", "epoch_examples": 512, "epochs": 16},
     "python_text": {"name": "python_text", "epoch_examples": 512, "epochs": 16, "held_out": 512},
 }
-HOSTS = {"cifar10_preset": 24, "cifar10_full": 16, "digits": 32, "python_text": 24}
+HOSTS = {"cifar10_preset": 24, "cifar10_full": 16, "digits": 48, "python_text": 24}
 FORKS = {"cifar10_preset": 3, "cifar10_full": 2, "digits": 3, "python_text": 3}
 PART = {"cifar10_preset": 6, "cifar10_full": 4, "digits": 2, "python_text": 6}
 """Hosts of one part, whose branches run side by side."""

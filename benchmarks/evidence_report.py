@@ -37,8 +37,10 @@ def write_report(parts: Path, results: Path | None, points: Sequence[str]) -> No
         tasks[name] = summarise(own, points)
         print_task(name, tasks[name])
     total = sum(task["forks"] for task in tasks.values())
-    print_summary(tasks, "spearman", "rank correlation with the realised gain", 1)
-    print_summary(tasks, "over_keeping_all", "1e-3 nats gained over keeping every seed", 1000)
+    # predictors have seen validation examples, so the test split is the fair judge
+    for measure in ("validation_loss", "test_loss"):
+        print_summary(tasks, measure, "spearman", "rank correlation with the realised gain", 1)
+        print_summary(tasks, measure, "over_keeping_all", "1e-3 nats gained over keeping every seed", 1000)
     print(f"{total} forks in all")
     report = {"command": "python benchmarks/evidence.py", "forks": total, "tasks": tasks}
     where = results or ROOT / "benchmarks" / "results"
@@ -172,15 +174,25 @@ def noise_of(gains: Sequence[Sequence[float]]) -> dict[str, Any]:
     """What other orders of data do to a realised gain, and the rank correlation left for a perfect predictor."""
     repeated = [own for own in gains if len(own) > 1]
     if len(repeated) < 3:
-        return {"repeated": len(repeated), "standard_deviation": None, "repeat_correlation": None, "ceiling": None}
+        nothing = ("standard_deviation", "repeat_correlation", "ceiling", "ceiling_interval", "ceiling_by_variance")
+        return {"repeated": len(repeated), **dict.fromkeys(nothing)}
     table = np.array(repeated)
     pairs = [(a, b) for a in range(table.shape[1]) for b in range(a)]
-    agreement = float(np.mean([spearman(table[:, a], table[:, b]) for a, b in pairs]))
+
+    def agree(rows: NDArray[np.int64]) -> float:
+        return float(np.mean([spearman(table[rows, a], table[rows, b]) for a, b in pairs]))
+
+    agreement = agree(np.arange(len(table)))
+    interval = bootstrap(agree, np.arange(len(table)))
+    first = np.array([own[0] for own in gains])
+    variance = float(table.var(1, ddof=1).mean())
     return {
         "repeated": len(repeated),
-        "standard_deviation": float(np.sqrt(table.var(1, ddof=1).mean())),
+        "standard_deviation": math.sqrt(variance),
         "repeat_correlation": agreement,
         "ceiling": math.sqrt(max(0.0, agreement)),
+        "ceiling_interval": [math.sqrt(max(0.0, end)) for end in interval],
+        "ceiling_by_variance": math.sqrt(max(0.0, 1 - variance / float(first.var(ddof=1)))),
     }
 
 
@@ -225,7 +237,7 @@ def print_task(name: str, task: dict[str, Any]) -> None:
             f"\n### {title}: {table['forks']} forks of {table['hosts']} hosts, gain "
             f"{1000 * table['mean_gain']:+.1f} in the mean, "
             f"{table['share_positive']:.0%} positive; noise {_show(noise['standard_deviation'], 1000)} "
-            f"({noise['repeated']} repeated), ceiling {_show(noise['ceiling'])}; {table['sure']} signs are sure\n"
+            f"({noise['repeated']} repeated), ceiling {_ceiling(noise)}; {table['sure']} signs are sure\n"
             f"regret in 1e-3 nats: always keep {1000 * table['regret_keep']:.2f}, "
             f"always cull {1000 * table['regret_cull']:.2f}"
         )
@@ -240,15 +252,15 @@ def print_task(name: str, task: dict[str, Any]) -> None:
             )
 
 
-def print_summary(tasks: dict[str, Any], key: str, what: str, times: float) -> None:
+def print_summary(tasks: dict[str, Any], measure: str, key: str, what: str, times: float) -> None:
     """One line for each predictor, one column for each task and point."""
     tables = {
         (name, title.split()[2]): table
         for name, task in tasks.items()
         for title, table in task["tables"].items()
-        if title.startswith("validation_loss all")
+        if title.startswith(f"{measure} all")
     }
-    print(f"\n## {what}\n{'':18s}" + "".join(f"{name[:12]:>13s}" for name, _ in tables))
+    print(f"\n## {what}, {measure}\n{'':18s}" + "".join(f"{name[:12]:>13s}" for name, _ in tables))
     print(f"{'':18s}" + "".join(f"{point:>13s}" for _, point in tables))
     for predictor in dict.fromkeys(name for table in tables.values() for name in table["predictors"]):
         rows = [table["predictors"].get(predictor, {}) for table in tables.values()]
@@ -257,6 +269,13 @@ def print_summary(tasks: dict[str, Any], key: str, what: str, times: float) -> N
 
 def _show(value: float | None, times: float = 1, digits: int = 2) -> str:
     return "-" if value is None else f"{times * value:.{digits}f}"
+
+
+def _ceiling(noise: dict[str, Any]) -> str:
+    if noise["ceiling"] is None:
+        return "unknown"
+    low, high = noise["ceiling_interval"]
+    return f"{noise['ceiling']:.2f} [{low:.2f}, {high:.2f}] (by variance {noise['ceiling_by_variance']:.2f})"
 
 
 def _interval(row: dict[str, Any], key: str, times: float = 1) -> str:

@@ -172,7 +172,9 @@ class Recorder:
         snapshot = {**run.snapshot(), "governor": self.population.governors[host].state()}
         snapshot["slots"] = copied_slots(snapshot["slots"])
         fossils_now = {slot_id: list(births) for slot_id, births in self.fossils[host].items()}
-        moment = Moment(host, run.seed, run.epoch, snapshot, fossils_now, dict(self.live[host]))
+        moment = Moment(
+            host, run.seed, run.epoch, snapshot, fossils_now, dict(self.live[host]), run.plan.placed.clone()
+        )
         return [
             Fork(moment, point, slot.slot_id, birth, self._facts(run, slot, module)) for slot, module, birth in found
         ]
@@ -198,6 +200,7 @@ class Recorder:
             run = self.population.runs[moment.host]
             assert isinstance(run, AveragedRun)
             run.restore({**moment.state, "slots": copied_slots(moment.state["slots"])})
+            run.plan.placed.copy_(moment.placed)
             own = [fork for fork in forks if fork.moment is moment]
             modules = [find_module(run, fork.slot, fork.birth, moment.fossils, moment.live) for fork in own]
             for fork, module in zip(own, modules, strict=True):
