@@ -48,8 +48,10 @@ SMOKE: dict[str, dict[str, Any]] = {
     "digits": {"epoch_examples": 256, "epochs": 10},
     "python_text": {"epoch_examples": 64, "epochs": 8, "batch": 32, "held_out": 64},
 }
-REPEATED, ORDERS = 4, 3
-"""One fork in so many is repeated, with so many other orders of data."""
+REPEATED = {"cifar10_preset": 4, "cifar10_full": 4, "digits": 1, "python_text": 4}
+"""One fork in so many is repeated with other orders of data."""
+ORDERS = 3
+"""Other orders of data of a fork that is repeated."""
 
 
 def main() -> None:
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--hosts", type=int, help="episodes to fork; two in turn, heuristic and a plan")
     parser.add_argument("--forks", type=int, help="most forks of one host at one point")
+    parser.add_argument("--repeated", type=int, help="one fork in so many is repeated with other orders of data")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of the parts")
@@ -112,7 +115,7 @@ def run_part(options: argparse.Namespace, seeds: Sequence[int]) -> None:
     tell(f"{len(forks)} forks")
     recorder.predict(forks)
     tell("predictors")
-    branches = plan_branches(forks)
+    branches = plan_branches(forks, options.repeated or REPEATED[options.task])
     at_once = options.at_once or (64 if options.device.startswith("cuda") else 16)
     del recorder.population  # its graphs take memory that branches need
     gc.collect()
@@ -158,13 +161,13 @@ def choose_forks(forks: Sequence[Fork], most: int, epochs: int) -> list[Fork]:
     return chosen
 
 
-def plan_branches(forks: Sequence[Fork]) -> list[Branch]:
+def plan_branches(forks: Sequence[Fork], repeated: int) -> list[Branch]:
     """Two branches for every fork and order of data, equal ones once."""
     known: dict[Any, Branch] = {}
     counts: dict[str, int] = {}
     for fork in forks:
         number = counts[fork.point] = counts.get(fork.point, -1) + 1
-        orders = range(1 + ORDERS) if number % REPEATED == 0 else range(1)
+        orders = range(1 + ORDERS) if number % repeated == 0 else range(1)
         for order in orders:
             pair = []
             for script in (fork.keep, fork.cull):

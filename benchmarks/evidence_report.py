@@ -92,12 +92,11 @@ def rounded(value: float | None) -> float | None:
 def judge(forks: Sequence[dict[str, Any]], measure: str, *, with_intervals: bool) -> dict[str, Any]:
     """Noise, the two rules that need no evidence, and every predictor."""
     seeds = np.array([fork["seed"] for fork in forks])
-    gains = np.array([fork["gains"][measure][0] for fork in forks])
     noise = noise_of([fork["gains"][measure] for fork in forks])
-    means = np.array([np.mean(fork["gains"][measure]) for fork in forks])
+    gains = np.array([np.mean(fork["gains"][measure]) for fork in forks])  # over all orders of data that there are
     orders = np.array([len(fork["gains"][measure]) for fork in forks])
     spread = noise["standard_deviation"]
-    sure = np.zeros(len(forks), bool) if spread is None else np.abs(means) > 2 * spread / np.sqrt(orders)
+    sure = np.zeros(len(forks), bool) if spread is None else np.abs(gains) > 2 * spread / np.sqrt(orders)
     found: dict[str, Any] = {
         "forks": len(forks),
         "hosts": len(set(seeds.tolist())),
@@ -116,7 +115,7 @@ def judge(forks: Sequence[dict[str, Any]], measure: str, *, with_intervals: bool
         has = np.array([value is not None and math.isfinite(value) for value in told])
         if has.sum() >= FEWEST:
             values = np.array([value for value, ok in zip(told, has, strict=True) if ok], float)
-            picked = values, gains[has], means[has], sure[has], seeds[has]
+            picked = values, gains[has], sure[has], seeds[has]
             found["predictors"][name] = judge_one(name, *picked, with_intervals=with_intervals)
     return found
 
@@ -125,7 +124,6 @@ def judge_one(
     name: str,
     values: Numbers,
     gains: Numbers,
-    means: Numbers,
     sure: NDArray[np.bool_],
     seeds: Any,
     *,
@@ -137,7 +135,7 @@ def judge_one(
         found["spearman_interval"] = bootstrap(lambda rows: spearman(values[rows], gains[rows]), seeds)
     learnt = learn_threshold(values, gains, seeds)
     found["regret_learnt"] = float(regrets(learnt, gains).mean())
-    keeps = learnt
+    keeps = learnt  # where the predictor has no natural zero
     if name not in NO_ZERO:
         keeps = values > ZERO.get(name, 0.0)
         found["regret"] = float(regrets(keeps, gains).mean())
@@ -147,7 +145,7 @@ def judge_one(
         found["over_keeping_all"] = float(better.mean())
         found["over_keeping_all_interval"] = bootstrap(lambda rows: float(better[rows].mean()), seeds)
     found["signs"] = int(sure.sum())
-    found["right_signs"] = float((keeps == (means > 0))[sure].mean()) if sure.any() else None
+    found["right_signs"] = float((keeps == (gains > 0))[sure].mean()) if sure.any() else None
     return found
 
 
@@ -182,17 +180,24 @@ def noise_of(gains: Sequence[Sequence[float]]) -> dict[str, Any]:
     def agree(rows: NDArray[np.int64]) -> float:
         return float(np.mean([spearman(table[rows, a], table[rows, b]) for a, b in pairs]))
 
+    share = float(np.mean([1 / len(own) for own in gains]))
+
+    def ceiling(agreement: float) -> float:
+        """Of gains that are means over 1 / share orders (Spearman and Brown)."""
+        agreement = max(0.0, agreement)
+        return math.sqrt(agreement / (share + (1 - share) * agreement)) if agreement else 0.0
+
     agreement = agree(np.arange(len(table)))
     interval = bootstrap(agree, np.arange(len(table)))
-    first = np.array([own[0] for own in gains])
     variance = float(table.var(1, ddof=1).mean())
+    spread = float(np.var([np.mean(own) for own in gains], ddof=1))
     return {
         "repeated": len(repeated),
         "standard_deviation": math.sqrt(variance),
         "repeat_correlation": agreement,
-        "ceiling": math.sqrt(max(0.0, agreement)),
-        "ceiling_interval": [math.sqrt(max(0.0, end)) for end in interval],
-        "ceiling_by_variance": math.sqrt(max(0.0, 1 - variance / float(first.var(ddof=1)))),
+        "ceiling": ceiling(agreement),
+        "ceiling_interval": [ceiling(end) for end in interval],
+        "ceiling_by_variance": math.sqrt(max(0.0, 1 - variance * share / spread)),
     }
 
 
@@ -330,7 +335,7 @@ def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
 
 
 def _panel(x: float, y: float, rows: Sequence[dict[str, Any]], table: dict[str, Any]) -> str:
-    gains = np.array([row["gains"]["validation_loss"][0] for row in rows])
+    gains = np.array([np.mean(row["gains"]["validation_loss"]) for row in rows])
     told = {name: np.array([row["predictors"][name] for row in rows]) for name in SHOWN}
     bend = max(1e-4, float(np.median(np.abs(gains))))
     reach = max(float(np.abs(np.arcsinh(values / bend)).max()) for values in (gains, *told.values())) * 1.05
