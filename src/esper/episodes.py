@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import nn
 
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
@@ -13,9 +14,10 @@ from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, C
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.host import EpochReading
-from esper.runtime.ledger import Ledger
+from esper.runtime.ledger import Ledger, flop_prices
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
+from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 from esper.telemetry import events
 from esper.telemetry.events import Event, LedgerClosed, finite
@@ -175,6 +177,12 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
         params_share=view.params_used / budget,
         seeds_share=view.seeds_used / seeds,
     )
+
+
+def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> HostFacts:
+    """What a rule may know of a network; `epochs` is the length of its episode, if known."""
+    prices = flop_prices(model)
+    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number, prices)
 
 
 def decision_flops(network: nn.Module | None) -> int:

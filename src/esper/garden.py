@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, distributed, nn
 
-from esper.episodes import act, close_ledger, tell_changes, tell_seeds
+from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
@@ -137,7 +137,7 @@ class Garden:
     ):
         """`flops` are of one example forward through the bare host; None where they cannot be counted."""
         self.model = model
-        facts = HostFacts(model.space, model.costs, model.host_params, model.budget, model.settings.epochs)
+        facts = facts_of(model, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         if not isinstance(policy, str) and not callable(policy):
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
-from esper.simic.checkpoints import History, describe_agent, load_agent, read_checkpoint, require_layout
+from esper.simic.checkpoints import History, describe_agent, episodes_of, load_agent, read_checkpoint, require_layout
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
@@ -98,6 +98,17 @@ def test_the_file_is_plain_tensors_and_json(saved, learned):
     names = set(load_file(saved))
     assert {"draws", "shuffles", "network.observation_stats.mean", "network.return_stats.var"} <= names
     assert any(name.startswith("optimizer.0.") for name in names)
+
+
+def test_a_checkpoint_says_how_many_episodes_it_learned_from_whatever_hosts_a_resume_had(tmp_path):
+    for rounds, hosts in ((2, 2), (3, 3)):
+        train(tiny(tmp_path, rounds=rounds, hosts=hosts, keep_checkpoints=5), resume=rounds == 3)
+    folder = tmp_path / runfolder.CHECKPOINTS
+    assert [episodes_of(folder / name) for name in checkpoints_in(tmp_path)] == [2, 4, 7]
+
+
+def test_a_checkpoint_that_does_not_say_so_is_not_guessed_at(saved):
+    assert episodes_of(saved) is None
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

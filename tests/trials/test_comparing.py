@@ -24,6 +24,7 @@ from trials.test_running import trained
 TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
 POLICIES = ("never", "sham", "random", "heuristic")
 STATIC = ("start", "final", "final-equal-flops")
+STATIC_ARMS = ("start", "final of heuristic", "final-equal-flops of heuristic")
 LR = get_task("blobs").lr
 
 
@@ -91,7 +92,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A comparison that nobody disturbed."""
-    config = configured(tmp_path_factory.mktemp("whole"), policies=POLICIES, static=STATIC)
+    config = configured(tmp_path_factory.mktemp("whole"), policies=POLICIES, static=STATIC, final_of=["heuristic"])
     with logged() as log:
         done = compare(config)
     return SimpleNamespace(config=config, done=done, log=log)
@@ -103,13 +104,13 @@ def whole(tmp_path_factory):
 def test_every_arm_of_a_seed_sees_the_same_data_at_the_same_rates(whole):
     plans = {seed: whole.log.epochs["never", LR, seed] for seed in range(3)}
     assert len({str(plan) for plan in plans.values()}) == 3, "seeds have orders of their own"
-    for arm, seed in ((arm, seed) for arm in (*POLICIES, "start", "final") for seed in plans):
+    for arm, seed in ((arm, seed) for arm in (*POLICIES, *STATIC_ARMS[:2]) for seed in plans):
         assert whole.log.epochs[arm, LR, seed] == plans[seed], (arm, seed)
 
 
 def test_a_longer_or_shorter_episode_begins_with_the_same_data(whole):
     for seed in range(3):
-        mine, others = (whole.log.epochs[arm, LR, seed] for arm in ("final-equal-flops", "never"))
+        mine, others = (whole.log.epochs[arm, LR, seed] for arm in (STATIC_ARMS[2], "never"))
         assert len(mine) != len(others)
         for (rows, _), (other, _) in zip(mine, others, strict=False):
             assert rows == other
@@ -120,7 +121,9 @@ def test_the_host_alone_as_policy_as_sham_and_as_static_net_is_one_network_to_th
         never, sham, start = (whole.log.left[arm, LR, seed] for arm in ("never", "sham", "start"))
         assert same(never, sham)
         assert same(never, start)
-    scores = [[(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] for arm in STATIC]
+    scores = [
+        [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] for arm in STATIC_ARMS
+    ]
     for arm in ("never", "sham"):
         assert [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] == scores[0]
 
@@ -158,12 +161,12 @@ def test_an_arm_is_the_same_however_many_hosts_live_side_by_side(most, sizes, wh
 
 def test_the_network_of_equal_flops_brings_its_yardstick_along(whole, tmp_path):
     done = compare(configured(tmp_path, policies=["heuristic"], static=["final-equal-flops"]))
-    assert list(done) == [("heuristic", 1.0), ("final", 1.0), ("final-equal-flops", 1.0)]
+    assert [arm for arm, _ in done] == ["heuristic", *STATIC_ARMS[1:]]
     assert all(timeless(trials) == timeless(whole.done[key]) for key, trials in done.items())
 
 
 def test_more_seeds_change_nothing_for_the_others(whole, tmp_path):
-    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, seeds=2, seed=1))
+    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, final_of=["heuristic"], seeds=2, seed=1))
     for key, trials in done.items():
         expected = [part[1:] for part in timeless(whole.done[key])]
         assert [list(part) for part in timeless(trials)] == [list(part) for part in expected]
@@ -182,6 +185,7 @@ def rated(tmp_path_factory):
     """Every kind of arm at two rates, at one of which nothing can be learned."""
     few = {"task__slots": ["r0c1"], "task__blueprints": ["mlp"], "seeds": 2, "oracle": True}
     folder = tmp_path_factory.mktemp("rated")
+    few |= {"final_of": ["heuristic"]}
     config = configured(folder, policies=POLICIES, static=STATIC, rates=[1e-6, 1.0], **few)
     with logged() as log:
         comparison = Comparison(config, lambda line: None, lambda: False)
@@ -191,7 +195,7 @@ def rated(tmp_path_factory):
 
 def test_every_arm_is_tried_at_every_rate(rated):
     names = {arm for arm, _ in rated.done}
-    assert {*POLICIES, *STATIC} < names
+    assert {*POLICIES, *STATIC_ARMS} < names
     assert any(name.startswith("oracle ") for name in names)
     assert set(rated.done) == {(name, rate) for name in names for rate in (1e-6, 1.0)}
 
@@ -217,7 +221,7 @@ def test_final_networks_are_those_of_the_rate_that_validation_chose(rated):
     idle, chosen = (rated.done["heuristic", rate].architectures for rate in (1e-6, 1.0))
     assert rated.comparison.best("heuristic").rate == 1.0
     assert idle != chosen
-    for arm in ("final", "final-equal-flops"):
+    for arm in STATIC_ARMS[1:]:
         assert all(rated.done[arm, rate].architectures == chosen for rate in (1e-6, 1.0))
 
 
@@ -288,7 +292,7 @@ def changed_times(folder):
 
 
 def test_stopped_in_the_middle_and_gone_on_it_ends_the_same_and_no_arm_runs_twice(whole, tmp_path):
-    config = configured(tmp_path, policies=POLICIES, static=STATIC)
+    config = configured(tmp_path, policies=POLICIES, static=STATIC, final_of=["heuristic"])
     kept = {}
     for calls in (1, 10, 13, 22):
         with pytest.raises(StoppedComparing):
@@ -354,11 +358,16 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
         ({"policies": ["greedy:share=2"]}, "share of greedy is '2'.* 1"),
         ({"policies": ["no/such.safetensors"]}, "no/such.safetensors.*`esper ppo`"),
         ({"static": ["finel"]}, "'final', 'final-equal-flops' or 'final-whole'"),
-        ({"policies": ["never", "sham"]}, "sham .*'heuristic'"),
-        ({"policies": ["sham", "heuristic"], "final_of": "sham"}, "arm 'sham'"),
-        ({"policies": ["never"], "static": ["final"], "final_of": "never"}, "final .*'never'"),
-        ({"policies": ["random"], "static": ["final"]}, r"\(random\).*--final-of"),
-        ({"policies": ["random"], "final_of": "greedy"}, "final .*'greedy'"),
+        ({"policies": ["never", "sham"]}, "sham .*'all'.*none"),
+        ({"policies": ["sham", "heuristic"], "final_of": ["sham"]}, "arm 'sham'"),
+        ({"policies": ["never"], "static": ["final"], "final_of": ["never"]}, "final .*'never'"),
+        ({"policies": ["random"], "static": ["final"], "final_of": ["heuristic"]}, r"\(random\).*--final-of"),
+        ({"policies": ["random", "greedy"], "final_of": ["random", "heuristic"]}, "final .*'heuristic'"),
+        ({"final_of": []}, r"final_of is \[\]"),
+        ({"policies": ["search:episodes=1"]}, "episodes of search is '1'.* 2"),
+        ({"policies": ["search:episode=9"]}, "search 'episode'.*'episodes'"),
+        ({"policies": ["search:seed=2"]}, "search:seed=2 .*host seed 2,.*--seed"),
+        ({"policies": ["search:hosts=5"], "seed": 1000004}, "host seed 1000004,"),
         ({"static": ["final-whole"]}, "final-whole .*--pretrain"),
         ({"rates": []}, r"rates is \[\]"),
         ({"rates": [1, 0]}, "rates .*1.* 0"),

@@ -48,7 +48,7 @@ OF_COMPARE = {
     "policies": ["random", "never"],
     "static": ["final"],
     "seeds": 2,
-    "final_of": "random",
+    "final_of": ["random"],
     "rates": [0.5],
     "pretrain": 1,
     "oracle": True,
@@ -88,7 +88,7 @@ def compare_facets(config):
 BASE = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "out": "run"}
 CASES = {
     "run": (run_facets, RunConfig, {**BASE, "policy": "random", "hosts": 2}),
-    "compare": (compare_facets, CompareConfig, {**BASE, "policies": ["random"], "final_of": "random", "seeds": 1}),
+    "compare": (compare_facets, CompareConfig, {**BASE, "policies": ["random"], "seeds": 1}),
 }
 
 
@@ -96,7 +96,7 @@ def changed(command, key, value):
     """Facets without and with one leaf changed."""
     play, model, base = CASES[command]
     if key == "final_of":
-        base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": "greedy"}
+        base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": ["greedy"]}
     if key.startswith("task.lengths"):  # episodes in which slots open again
         base = {**base, "task": {**base["task"], "epochs": 16}}
     config = model.of(base)
@@ -157,11 +157,11 @@ def test_ways_to_blend_reach_policies_static_networks_and_the_oracle(blends):
     task = {**BASE["task"], "blends": blends, "epochs": 12}
     asked = {"policies": ["heuristic"], "static": ["final"], "oracle": True, "seeds": 2}
     found = compare.run_compare(CompareConfig.of({**BASE, **asked, "task": task}), False, QUIET)
-    assert {"heuristic", "final", "oracle"} == found["arms"].keys()
+    assert {"heuristic", "final of heuristic", "oracle"} == found["arms"].keys()
     rows = {(row["arm"], row["seed"]): row for row in found["rows"]}
     assert sum(rows["heuristic", seed]["fossilized"] for seed in (0, 1))
     for seed in (0, 1):
-        assert rows["heuristic", seed]["final_params"] == rows["final", seed]["final_params"]
+        assert rows["heuristic", seed]["final_params"] == rows["final of heuristic", seed]["final_params"]
 
 
 def test_an_unknown_way_to_blend_is_refused():

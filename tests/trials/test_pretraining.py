@@ -84,14 +84,14 @@ def test_every_policy_goes_on_from_the_seeds_own_trained_host(found):
 def test_networks_of_fixed_size_begin_from_scratch(found, scratch):
     for seed in range(2):
         fresh = Population(found.config.task.build(), [seed]).runs[0].model.host.state_dict()
-        for arm in ("start", "final", "final-whole"):
+        for arm in ("start", "final of heuristic", "final-whole of heuristic"):
             assert equal(found.begun[arm, seed], fresh), arm
     assert timeless(found.done["start", 1.0]) == timeless(scratch["start", 1.0])
 
 
 def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
     assert {row["epochs"] for row in found.done["never", 1.0].rows} == {8}
-    assert {row["epochs"] for row in found.done["final-whole", 1.0].rows} == {8 + EPOCHS}
+    assert {row["epochs"] for row in found.done["final-whole of heuristic", 1.0].rows} == {8 + EPOCHS}
     ours, theirs = found.done["never", 1.0], scratch["never", 1.0]
     assert [row["flops"] for row in ours.rows] == [row["flops"] for row in theirs.rows]
     assert [row["test_loss"] for row in ours.rows] != [row["test_loss"] for row in theirs.rows]

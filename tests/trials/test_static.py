@@ -24,6 +24,7 @@ BUILT = (
 )
 """Two in one slot, one with a gate, batch norm in the host."""
 SEEDS = range(3)
+FINALS = ("final of heuristic", "final-equal-flops of heuristic", "final-whole of heuristic")
 
 
 def prepared(task=IMAGES, seed=4, **entry):
@@ -126,13 +127,13 @@ def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
     grown = found.done["heuristic"].architectures
     assert len(set(grown)) > 1, "chosen so that seeds grow different networks"
     assert all(grown)
-    for arm in ("final", "final-equal-flops", "final-whole"):
+    for arm in FINALS:
         assert found.done[arm].architectures == grown
         for row, other in zip(found.done[arm].rows, found.done["heuristic"].rows, strict=True):
             assert row["start_params"] == row["peak_params"] == row["final_params"] == other["final_params"]
             assert (row["germinated"], row["fossilized"], row["culled"]) == (0, 0, 0)
     for seed in SEEDS:
-        mine, other = (found.log.left[arm, LR, seed].network.state_dict() for arm in ("final", "heuristic"))
+        mine, other = (found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], "heuristic"))
         assert {name: value.shape for name, value in mine.items()} == {k: v.shape for k, v in other.items()}
 
 
@@ -143,13 +144,13 @@ def test_the_start_is_the_bare_host_of_each_seed(found):
 
 
 def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
-    for row, grown in zip(found.done["final-equal-flops"].rows, found.done["heuristic"].rows, strict=True):
+    for row, grown in zip(found.done[FINALS[1]].rows, found.done["heuristic"].rows, strict=True):
         assert abs(row["flops"] - grown["flops"]) <= 0.5 * row["flops"] / row["epochs"]
-    assert len({row["epochs"] for row in found.done["final-equal-flops"].rows}) > 1, "chosen so that episodes differ"
+    assert len({row["epochs"] for row in found.done[FINALS[1]].rows}) > 1, "chosen so that episodes differ"
 
 
 def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
-    for arm in ("final", "final-equal-flops", "final-whole"):
+    for arm in FINALS:
         for row in found.done[arm].rows:
             rates = [rate for _, rate in found.log.epochs[arm, LR, row["seed"]]]
             plan = replace(found.task, epochs=row["epochs"])
@@ -158,8 +159,8 @@ def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
 
 def test_the_other_episodes_are_as_long_as_they_say(found):
     lengths = {arm: {row["epochs"] for row in found.done[arm].rows} for arm in found.done}
-    assert (lengths["heuristic"], lengths["start"], lengths["final"]) == ({8}, {8}, {8})
-    assert lengths["final-whole"] == {8 + 3}
+    assert (lengths["heuristic"], lengths["start"], lengths[FINALS[0]]) == ({8}, {8}, {8})
+    assert lengths[FINALS[2]] == {8 + 3}
 
 
 def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
@@ -167,28 +168,33 @@ def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
     with logged() as log:
         done = compare(configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__epochs=2))
     assert done["heuristic", 1.0].architectures == ((), (), ())
-    assert all(same(log.left["start", LR, seed], log.left["final", LR, seed]) for seed in SEEDS)
-    start, final = (timeless(done[arm, 1.0]) for arm in ("start", "final"))
-    assert [{**row, "arm": "final"} for row in start[0]] == final[0]
+    assert all(same(log.left["start", LR, seed], log.left[FINALS[0], LR, seed]) for seed in SEEDS)
+    start, final = (timeless(done[arm, 1.0]) for arm in ("start", FINALS[0]))
+    assert [{**row, "arm": FINALS[0]} for row in start[0]] == final[0]
 
 
-def test_the_named_arm_is_the_one_that_is_named(tmp_path):
-    config = configured(tmp_path, policies=["heuristic", "schedule"], static=["final"], final_of="schedule", seeds=1)
-    done = compare(config)
-    assert done["final", 1.0].architectures == done["schedule", 1.0].architectures
-    assert done["final", 1.0].architectures != done["heuristic", 1.0].architectures
+@pytest.mark.parametrize(
+    ("final_of", "followed"), [(["schedule"], ["schedule"]), (["all"], ["heuristic", "schedule"])], ids=["one", "all"]
+)
+def test_every_arm_that_is_named_has_a_final_network_of_its_own(final_of, followed, tmp_path):
+    policies = ["never", "heuristic", "schedule"]
+    done = compare(configured(tmp_path, policies=policies, static=["final"], final_of=final_of, seeds=1), most=3)
+    assert [arm for arm, _ in done] == [*policies, *(f"final of {arm}" for arm in followed)]
+    for arm in followed:
+        assert done[f"final of {arm}", 1.0].architectures == done[arm, 1.0].architectures
+    assert done["schedule", 1.0].architectures != done["heuristic", 1.0].architectures
 
 
 def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
     early, late = "schedule:epochs=0", "schedule:epochs=1+2"
     done = compare(
-        configured(tmp_path, policies=["sham", early, late], final_of=late, static=["final"], task__epochs=4)
+        configured(tmp_path, policies=["sham", early, late], final_of=[late], static=["final"], task__epochs=4)
     )
     assert {arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()} == {
         early: {1},
         late: {2},
         "sham": {2},
-        "final": {0},
+        f"final of {late}": {0},
     }
 
 

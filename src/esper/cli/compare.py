@@ -13,7 +13,6 @@ from esper.cli.session import assemble, claimed, read_started, stop_on_signals, 
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
 from esper.simic.team import code_digest
-from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, StoppedComparing
 from esper.trials.config import CompareConfig
@@ -40,7 +39,7 @@ def play(asked: Asked) -> None:
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
-    files = [Path(name) for name in config.policies if not is_rule(name)]
+    files = map(Path, config.checkpoints)
     values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
     values["code"] = code_digest()
     tell = teller(console)

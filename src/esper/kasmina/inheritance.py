@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Copy, copy_module
 from esper.kasmina.identity import find_zeroed
+from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
 
 
@@ -57,7 +58,9 @@ def study_copies(
                     found[slot_id] = _study_zero(host, sources[slot_id], calls[name], found[slot_id], known)
             else:
                 found[slot_id] = Inheritance(problem)
-    return found
+    copied = {slot_id: modules[slot_id] for slot_id, handed in found.items() if handed.problem is None}
+    reasons = runs_in_order(host, example, list(copied.values()))
+    return found | {s: replace(found[s], is_native=reasons[name] is None) for s, name in copied.items()}
 
 
 def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> dict[str, Call]:
@@ -103,8 +106,11 @@ def _study_zero(
     build = type(module), tuple((name, type(part), *part._parameters) for name, part in module.named_modules())
     try:
         if build not in known:
-            body, _ = copy_module(module, host)
+            body, _ = copy_module(module, module)  # nothing of it is the host's, so that it may be changed
             known[build] = find_zeroed(body, lambda copied: Copy(copied)(features, *args[1:], **kwargs), features)
+        shared = copy_module(module, host)[1]
+        if any(name.startswith(f"{layer}.") for name in shared for layer in known[build]):
+            raise ValueError(f"layers to zero share weights with the rest of the network: {', '.join(shared)}")
     except ValueError as problem:
         return replace(so_far, zero_problem=str(problem))
     return replace(so_far, zero_problem=None, zeroed=known[build])

@@ -136,6 +136,14 @@ def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
     return NetworkPolicy(network), layout
 
 
+def episodes_of(path: Path) -> int | None:
+    """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
+    facts = read_checkpoint(path)[1]["facts"]
+    if "deal" in facts:  # before 0.2: hosts of each rank
+        return int(facts["rounds"] * sum(facts["deal"]))
+    return facts.get("episodes")
+
+
 # -- a run's checkpoints -----------------------------------------------------------------------------------------------
 
 
@@ -155,6 +163,7 @@ class History:
     def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None):
         self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
         self.layout, self.sink, self.team = layout, sink, team or Team()
+        self.hosts, self.episodes = config.hosts, 0
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
         """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
@@ -162,13 +171,14 @@ class History:
         Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
         """
         name = f"round-{rounds:06d}.safetensors"
+        self.episodes += self.hosts
         if self.team.rank == 0:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
         events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
-            facts = {"rounds": rounds, "events": events}
+            facts = {"rounds": rounds, "episodes": self.episodes, "events": events}
             content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
             self.store.save({"rounds": rounds, "return": mean_return}, {"policy": (name, content)})
 
@@ -182,6 +192,7 @@ class History:
             self._rewind({})
             return 0
         facts = load_agent(self.store.path(newest, "policy"), agent, self.layout)
+        self.episodes = int(facts["episodes"])
         self._rewind(facts["events"])
         self.sink.telemetry.load(facts["telemetry"])
         self.sink.telemetry.end_round()

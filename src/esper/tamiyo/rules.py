@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -33,11 +33,24 @@ class HostFacts:
     """decisions in this episode, if known"""
     number: int = 0
     """tells hosts apart where a rule draws lots"""
+    flops: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    """what each seed of `costs` computes forward on one example; empty where nobody counted"""
+
+    @property
+    def most_room(self) -> int:
+        """Parameters that may be added to the bare host; without a budget as many as it has itself."""
+        return self.host_params if self.budget is None else self.budget - self.host_params
 
     def cheapest_blend(self, slot: int, blueprint: int) -> tuple[int, int]:
         """Price and number of the blend that adds least; ties go to the first in the space."""
         key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
         return min((self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends))
+
+    def work(self, slot: int, blueprint: int) -> int:
+        """FLOPs of the seed that `plant` plants; its parameters where FLOPs are not known."""
+        price, blend = self.cheapest_blend(slot, blueprint)
+        ids, names, blends = self.space.slots.slot_ids, self.space.blueprint_ids, self.space.blends
+        return self.flops.get((ids[slot], str(names[blueprint]), blends[blend]), price)
 
     def plant(self, slot: int, blueprint: int) -> Choice:
         return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)[1]
@@ -63,12 +76,16 @@ Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 """Decisions at which to plant, from 0 on; those at which nothing can be done, as after a rollback, do not count."""
 Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Field(min_length=1)]
 """Slot and blueprint of each planting, as in r0c1.norm."""
+Names = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+$")], ...], Field(min_length=1)]
+"""Blueprints, as in norm+attention."""
 Part = Annotated[float, Field(gt=0, le=1)]
+Keep = Literal["evidence", "always"]
+"""What is fossilized: the surest seed of those whose contribution is positive, or every seed as soon as it may be."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits; keeps as `Heuristic` does.
+    """Plants at fixed epochs, slots in turn, the named blueprint or the first that fits.
 
     With `places` it is a whole plan: to each epoch its slot and blueprint, planted then or as soon as that is possible.
     Several may have the same epoch. Those of one slot form a queue: the next is planted when the one before is kept.
@@ -78,6 +95,7 @@ class Schedule:
     epochs: Epochs = (1, 2, 3)
     blueprint_id: str | None = None
     places: Places | None = None
+    keep: Keep = "evidence"
 
     def __post_init__(self) -> None:
         if self.blueprint_id is not None:
@@ -97,12 +115,12 @@ class Schedule:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
-            kept = _keep_surest(self.facts, masks, reports)
+            kept = _keep(self.keep, self.facts, masks, reports)
             return (kept, memory) if kept else self._go_on(self.places, legal, memory)
         names = self.facts.space.blueprint_ids
         places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
         if not places or memory["epoch"] - memory["idle"] not in self.epochs:
-            return _keep_surest(self.facts, masks, reports) or WAIT, memory
+            return _keep(self.keep, self.facts, masks, reports) or WAIT, memory
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
@@ -202,10 +220,12 @@ class Heuristic:
     attempts: Annotated[int, Field(ge=1)] = 2
     planting_part: Part = 0.4
     """part of a known episode in which to plant"""
+    keep: Keep = "evidence"
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory = self._count_losses(reports, memory)
-        kept, ids, lost = _keep_surest(self.facts, masks, reports), self.facts.space.slots.slot_ids, memory["lost"]
+        kept, ids = _keep(self.keep, self.facts, masks, reports), self.facts.space.slots.slot_ids
+        lost = memory["lost"]
         places = _places_in_time(self.facts, masks, self.planting_part, memory)
         places = [(s, b) for s, b in places if lost.get(ids[s], 0) < self.attempts]
         if kept or not places:
@@ -254,6 +274,53 @@ class Greedy:
         return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
 
+@dataclass(frozen=True)
+class Compute:
+    """Compute first: large seeds one at a time, then small ones slot by slot, each kept as soon as it may be.
+
+    Plant: while no large seed is live, the one of most FLOPs among those that cost at least `least` of the host's
+    parameters and at most `share` of the room left; ties go to more parameters, then to the first place. Where no seed
+    is between the two at the start, every size counts as large. If none fits, each of `small` once per slot: the slot
+    with the fewest of them first, earlier slots first. Only in the first part of an episode of known length.
+    """
+
+    facts: HostFacts
+    least: Annotated[float, Field(ge=0, le=1)] = 0.25
+    share: Part = 0.6
+    small: Names = ("norm", "attention")
+    planting_part: Part = 0.5
+    keep: Keep = "always"
+
+    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+        facts, least = self.facts, self.least * self.facts.host_params
+        if not any(least <= price <= self.share * facts.most_room for price in facts.costs.values()):
+            least = 0.0
+        kept, places = (
+            _keep(self.keep, facts, masks, reports),
+            _places_in_time(facts, masks, self.planting_part, memory),
+        )
+        waits = any(report.is_live and report.metrics.seed_param_count >= least for report in reports.values())
+        if kept or waits or not places:
+            return kept or WAIT, memory
+        prices, most = {place: facts.cheapest_blend(*place)[0] for place in places}, self.share * _room(facts, reports)
+        if large := [place for place in places if least <= prices[place] <= most]:
+            return facts.plant(*max(large, key=lambda place: (facts.work(*place), prices[place]))), memory
+        names, planted = facts.space.blueprint_ids, [tuple(place) for place in memory.get("small", [])]
+        left = [(s, b) for s, b in places if names[b] in self.small and (s, b) not in planted]
+        if not left:
+            return WAIT, memory
+        slots = [s for s, _ in planted]
+        place = min(left, key=lambda p: (slots.count(p[0]), p[0], self.small.index(str(names[p[1]]))))
+        return facts.plant(*place), {**memory, "small": [*planted, place]}
+
+
+def _keep(keep: Keep, facts: HostFacts, masks: Masks, reports: Reports) -> Choice | None:
+    """Fossilize a seed that is to be kept, if there is any; among equals the first slot."""
+    if keep == "evidence" or not masks["op"][OP_FOSSILIZE]:
+        return _keep_surest(facts, masks, reports)
+    return OP_FOSSILIZE, int(np.flatnonzero(masks["slot"][OP_FOSSILIZE])[0]), 0, 0
+
+
 def _keep_surest(facts: HostFacts, masks: Masks, reports: Reports) -> Choice | None:
     """Fossilize the seed whose contribution is surest to be positive, if there is any; ties go to the first slot."""
     if not masks["op"][OP_FOSSILIZE]:
@@ -275,16 +342,18 @@ def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory)
 
 
 def _plant_largest(facts: HostFacts, slot: int, places: Sequence[Place], share: float, reports: Reports) -> Choice:
-    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first.
-
-    Without a budget there is room for as many parameters as the host itself has.
-    """
-    metrics = [report.metrics for report in reports.values()]
-    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
-    room = facts.host_params if facts.budget is None else facts.budget - used
+    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first."""
+    room = _room(facts, reports)
     prices = sorted((facts.cheapest_blend(s, b)[0], b) for s, b in places if s == slot)
     cost = max((price for price, _ in prices if price <= share * room), default=prices[0][0])
     return facts.plant(slot, min(b for price, b in prices if price == cost))
+
+
+def _room(facts: HostFacts, reports: Reports) -> int:
+    """Parameters that may be added now; without a budget as many as the host itself has."""
+    metrics = [report.metrics for report in reports.values()]
+    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
+    return facts.most_room if facts.budget is None else facts.budget - used
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -293,6 +362,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "random": Random,
     "heuristic": Heuristic,
     "greedy": Greedy,
+    "compute": Compute,
     "sham": lambda facts: Sham(facts, plain_script(facts.space.slots.num_slots)),
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
@@ -308,8 +378,13 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
     rule, *parts = name.split(":")
     if rule not in RULES:
         raise UnknownNameError("policy", name, RULES)
-    hints = get_type_hints(RULES[rule], include_extras=True)
-    known = {key: hints[key] for key in signature(RULES[rule]).parameters if key != "facts"}
+    return rule, read_settings(rule, parts, RULES[rule])
+
+
+def read_settings(rule: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
+    """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
+    hints = get_type_hints(build, include_extras=True)
+    known = {key: hints[key] for key in signature(build).parameters if key != "facts"}
     found: dict[str, Any] = {}
     for part in parts:
         key, _, text = part.partition("=")
@@ -317,12 +392,12 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
             raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
         try:
             found[key] = TypeAdapter(known[key]).validate_python(
-                text.split("+") if known[key] in (Epochs, Places | None) else text
+                text.split("+") if known[key] in (Epochs, Places | None, Names) else text
             )
         except ValidationError as problem:
             said = problem.errors()[0]["msg"]
             raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None
-    return rule, found
+    return found
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:

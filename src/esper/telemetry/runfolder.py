@@ -17,6 +17,8 @@ from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
+PLANS = "plans"
+"""Folder of a comparison that holds what its searches have tried."""
 NETWORKS = "networks"
 """Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
 POLICY = "policy.safetensors"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from esper.episodes import Episodes, decision_flops
+from esper.episodes import Episodes, decision_flops, facts_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
 from esper.leyline.factored_actions import OP_WAIT, Choice
@@ -159,8 +159,7 @@ def make_decider(
 ) -> Decider:
     """The policy of one host, by name or built for its facts, with nothing remembered yet."""
     run = episodes.population.runs[host]
-    model = run.model
-    facts = HostFacts(model.space, model.costs, model.host_params, model.budget, run.task.epochs, run.seed)
+    facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
     return Decider(policy, episodes.trackers[host], use_telemetry)
 

@@ -12,19 +12,21 @@ from zlib import crc32
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from esper.episodes import Episodes
+from esper.episodes import Episodes, facts_of
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
+from esper.simic.checkpoints import episodes_of
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
-from esper.telemetry.runfolder import ARMS, PRETRAINED
+from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.store import Generation, Store
 from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.oracle import placements_of
 from esper.trials.running import load_fitting
+from esper.trials.searching import Searching, is_search, read_search
 
 ORACLE = "oracle"
 _ON_A_GPU = 64
@@ -45,6 +47,10 @@ class Trials:
     architectures: tuple[tuple[Planting, ...], ...]
     events: tuple[tuple[dict[str, Any], ...], ...]
     """what sham growth replays"""
+    episodes: int | None = 0
+    """episodes that were played before to find what decides here; None where a checkpoint does not say"""
+    plan: str | None = None
+    """what a search found, as a policy"""
 
     def column(self, name: str) -> list[float]:
         return [float(row[name]) for row in self.rows]
@@ -69,12 +75,13 @@ class Comparison:
             if is_rule(policy) and policy != SHAM:
                 make_decider(Episodes(probe), 0, policy)  # settings that do not fit are refused at once
         self.most = _ON_A_GPU if config.devices[0].startswith("cuda") else config.seeds
-        trained = [policy for policy in config.policies if not is_rule(policy)]
-        self.trained = {policy: load_fitting(Path(policy), model.space) for policy in trained}
+        self.facts = facts_of(model, self.task.epochs)
+        self.trained = {policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints}
         placements = placements_of(model, self.task.epochs)
         self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, Tensor]] = {}
+        self.plans: dict[tuple[str, float], str] = {}
 
     def run(self) -> dict[tuple[str, float], Trials]:
         """Every arm at every rate."""
@@ -82,10 +89,12 @@ class Comparison:
         grown = [arm for arm in config.policies if arm != SHAM]
         replayed = [SHAM] if SHAM in config.policies else []
         tried = list(self.placements) if config.oracle else []  # which was best is decided by validation
-        stages: list[list[list[str]]] = [[grown], [replayed], [[arm] for arm in config.static], [tried]]
+        kinds = {"start": ("start", ""), **config.finals}
+        static = [[arm for arm, (kind, _) in kinds.items() if kind == wanted] for wanted in config.static]
+        stages: list[list[list[str]]] = [[grown], [replayed], static, [tried]]
         with repeatable_kernels(config.deterministic), limited_threads(config.threads):
             if config.pretrain:
-                self._pretrain()
+                self._pretrain(config.host_seeds)
             for stage, rate in product(stages, config.rates):
                 for arms in stage:
                     self._live(arms, rate)
@@ -100,6 +109,8 @@ class Comparison:
         """Play the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
         missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
         for group in _batches(missing, max(1, self.most // self.config.seeds)):
+            for arm in filter(is_search, group):
+                self.plans[arm, rate] = self._search(arm, rate)
             entries = [entry for arm in group for entry in self._entries(arm, rate)]
             lengths = [length for arm in group for length in self._lengths(arm, rate)]
             self.tell(f"{', '.join(group)}: {len(entries)} hosts, learning rate x {rate:g}")
@@ -119,21 +130,24 @@ class Comparison:
                         f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds "
                         f"{', '.join(broken)}). Start anew with lower --rates or without it."
                     )
-                self._keep(Trials(arm, rate, *zip(*map(_plain, runs), strict=True)))
+                rows, built, told = zip(*map(_plain, runs), strict=True)
+                given = self._episodes(arm), self.plans.get((arm, rate))
+                self._keep(Trials(arm, rate, rows, built, told, *given))
 
     def _entries(self, arm: str, rate: float) -> list[Entry]:
-        """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what the named arm grew."""
-        seeds, final_of = self.config.host_seeds, self.config.final_of
-        policies: list[Any] = [self.placements.get(arm, arm)] * len(seeds)
+        """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
+        seeds, config = self.config.host_seeds, self.config
+        if arm == "start" or arm in config.finals:
+            built = [()] * len(seeds) if arm == "start" else self.best(config.finals[arm][1]).architectures
+            return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
+        policies: list[Any] = [self.plans.get((arm, rate), self.placements.get(arm, arm))] * len(seeds)
         reads_telemetry = True
         if arm == SHAM:
-            policies = [replay([from_record(dict(one)) for one in own]) for own in self.done[final_of, rate].events]
+            replayed = self.done[config.followed[0], rate]
+            policies = [replay([from_record(dict(one)) for one in own]) for own in replayed.events]
         elif arm in self.trained:
             network, reads_telemetry = self.trained[arm]
             policies = [lambda facts: network] * len(seeds)
-        elif not is_rule(arm) and arm not in self.placements:
-            built = [()] * len(seeds) if arm == "start" else self.best(final_of).architectures
-            return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         return [
             Entry(arm, seed, policy, reads_telemetry, weights=self.weights.get(seed))
             for seed, policy in zip(seeds, policies, strict=True)
@@ -141,20 +155,56 @@ class Comparison:
 
     def _lengths(self, arm: str, rate: float) -> list[int]:
         """Epochs of each of an arm's episodes."""
-        if arm == "final-equal-flops":
-            self._live(["final"], rate)
-            rows = zip(self.best(self.config.final_of).rows, self.done["final", rate].rows, strict=True)
+        kind, followed = self.config.finals.get(arm, (arm, ""))
+        if kind == "final-equal-flops":
+            yardstick = f"final of {followed}"
+            self._live([yardstick], rate)
+            rows = zip(self.best(followed).rows, self.done[yardstick, rate].rows, strict=True)
             return [max(2, round(grown["flops"] * final["epochs"] / final["flops"])) for grown, final in rows]
-        more = self.config.pretrain if arm == "final-whole" else 0
+        more = self.config.pretrain if kind == "final-whole" else 0
         return [self.task.epochs + more] * self.config.seeds
 
-    def _pretrain(self) -> None:
+    def _episodes(self, arm: str) -> int | None:
+        """What an arm was given before: a final network as much as the arm that it follows, a rule nothing."""
+        _, arm = self.config.finals.get(arm, ("", arm))
+        if arm in self.trained:
+            return episodes_of(Path(arm))
+        if arm in self.placements:  # validation chooses among all of them
+            return len(self.placements) * self.config.seeds
+        return read_search(arm).episodes if is_search(arm) else 0
+
+    def _search(self, arm: str, rate: float) -> str:
+        """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
+        search, store = read_search(arm), Store(self._path(PLANS, arm, rate), "search for a plan")
+        save = _newest(store, "its search starts anew")
+        known: dict[str, float] = {} if save is None else save.facts["known"]
+        task = replace(self.task, lr=self.task.lr * rate)
+        if self.config.pretrain:
+            self._pretrain(search.host_seeds)
+
+        def play(wanted: Sequence[tuple[str, int]]) -> list[float]:
+            seeds = {f"{plan} @{host}": (plan, search.seed + host) for plan, host in wanted}
+            missing = [(key, *seeds[key]) for key in seeds if key not in known]
+            for part in _batches(missing, self.most):
+                entries = [Entry(arm, seed, plan, weights=self.weights.get(seed)) for _, plan, seed in part]
+                for (key, *_), run in zip(
+                    part, run_entries(task, entries, self.populate, watch=self._watch), strict=True
+                ):
+                    score = run.result.validation_accuracy
+                    known[key] = score if math.isfinite(score) else 0.0
+                store.save({"known": known})
+            return [known[key] for key in seeds]
+
+        self.tell(f"{arm}: looks for a plan, learning rate x {rate:g}")
+        plan, scores = Searching(search, self.facts, play).find()
+        mean = 100 * sum(scores) / len(scores)
+        self.tell(f"{arm}: {plan} (validation accuracy {mean:.2f}% on {len(scores)} hosts of its own)")
+        return plan
+
+    def _pretrain(self, seeds: Sequence[int]) -> None:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
-        stores = {
-            seed: Store(folder / f"seed-{seed}.json", "trained host", names=f"seed-{seed}")
-            for seed in self.config.host_seeds
-        }
+        stores = {seed: Store(folder / f"seed-{seed}.json", "trained host", names=f"seed-{seed}") for seed in seeds}
         for seed, store in stores.items():
             if (save := _newest(store, "its host is trained again")) is not None:
                 self.weights[seed] = load(store.path(save, "host").read_bytes())
@@ -174,11 +224,14 @@ class Comparison:
         if self.should_stop():
             raise StoppedComparing
 
-    def _store(self, arm: str, rate: float) -> Store:
+    def _path(self, folder: str, arm: str, rate: float) -> Path:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return Store(self.config.out / ARMS / f"{slug}-{rate:g}.json", "arm of a comparison")
+        return self.config.out / folder / f"{slug}-{rate:g}.json"
+
+    def _store(self, arm: str, rate: float) -> Store:
+        return Store(self._path(ARMS, arm, rate), "arm of a comparison")
 
     def _keep(self, trials: Trials) -> None:
         self.done[trials.arm, trials.rate] = trials
@@ -189,7 +242,8 @@ class Comparison:
             found = save.facts
             built = tuple(tuple(map(tuple, one)) for one in found["architectures"])
             rows, events = tuple(found["rows"]), tuple(map(tuple, found["events"]))
-            self.done[arm, rate] = Trials(found["arm"], found["rate"], rows, built, events)
+            given = found["episodes"], found["plan"]
+            self.done[arm, rate] = Trials(found["arm"], found["rate"], rows, built, events, *given)
         return (arm, rate) in self.done
 
 

@@ -12,6 +12,10 @@ from esper.runtime.devices import refuse_idle, split_names
 from esper.simic.config import TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.runfolder import POLICY
+from esper.trials.searching import is_search, read_search
+
+ALL = "all"
+"""Stands for every arm that grows."""
 
 
 class TrialConfig(HostsConfig):
@@ -50,14 +54,14 @@ class RunConfig(TrialConfig):
 class CompareConfig(TrialConfig):
     """One comparison."""
 
-    policies: tuple[str, ...] = ("never", "sham", "random", "heuristic")
-    """rules, as greedy:share=0.5, or checkpoints"""
+    policies: tuple[str, ...] = ("never", "sham", "heuristic", "random")
+    """rules, as greedy:share=0.5, search:episodes=250, or checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(10, ge=1)
     """how many hosts each arm has, the same for all"""
-    final_of: str = "heuristic"
-    """arm whose networks are final, and that sham replays"""
+    final_of: tuple[str, ...] = Field((ALL,), min_length=1)
+    """arms whose networks are final, the first of which sham replays; all are those that grow"""
     rates: tuple[float, ...] = Field((1.0,), min_length=1)
     """learning rates to try, as multiples: 0.5 1 2"""
     pretrain: int = Field(0, ge=0)
@@ -72,19 +76,44 @@ class CompareConfig(TrialConfig):
         if len(split_names(self.devices)) > 1:
             raise SettingError(f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one.")
         for policy in self.policies:
-            _require_policy("arm", policy)
-        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
+            if not is_search(policy):
+                _require_policy("arm", policy)
+            elif shared := set(read_search(policy).host_seeds) & set(self.host_seeds):
+                raise SettingError(
+                    f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's. Give it "
+                    f"others: {policy}:seed=N, or choose another --seed."
+                )
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
-        is_named = self.final_of != type(self).model_fields["final_of"].default
-        if (needs or is_named) and self.final_of not in grown:
+        grown, followed = self._grown, self.followed or ((ALL,) if needs else ())
+        if unknown := [arm for arm in followed if arm not in grown]:
             raise SettingError(
-                f"{', '.join(needs) or 'final networks'} follow the arm {self.final_of!r}, which is not among the "
-                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name another with --final-of."
+                f"{', '.join(needs) or 'final networks'} follow the arm {unknown[0]!r}, which is not among the "
+                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name others with --final-of."
             )
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
         if any(rate <= 0 for rate in self.rates):
             raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """Arms that have final networks; sham replays the first."""
+        return self._grown if self.final_of == (ALL,) else tuple(dict.fromkeys(self.final_of))
+
+    @property
+    def _grown(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(policy for policy in self.policies if policy not in ("never", SHAM)))
+
+    @property
+    def finals(self) -> dict[str, tuple[str, str]]:
+        """Every network of fixed size that can follow an arm: its name -> what it is and the arm."""
+        kinds = ("final", "final-equal-flops", "final-whole")
+        return {f"{kind} of {arm}": (kind, arm) for kind in kinds for arm in self.followed}
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Policies that are files."""
+        return [policy for policy in self.policies if not is_rule(policy) and not is_search(policy)]
 
     @property
     def host_seeds(self) -> list[int]:

@@ -35,6 +35,7 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
 
 def _describe(trials: Trials) -> dict[str, Any]:
     found: dict[str, Any] = {"arm": trials.arm, "rate": trials.rate, "seeds": [row["seed"] for row in trials.rows]}
+    found |= {"episodes": trials.episodes} | ({} if trials.plan is None else {"plan": trials.plan})
     found |= {name: asdict(estimate_mean(trials.column(name))) for name in (*METRICS, "validation_accuracy")}
     return found | {name: trials.mean(name) for name in _COSTS}
 

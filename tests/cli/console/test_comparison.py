@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from esper.cli.console.comparison import arms_compared, compared_figure, differences
+from esper.cli.console.comparison import arms_compared, compared_figure, differences, pairs_of
 from esper.cli.console.figure import interval_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,7 +18,7 @@ def estimate(mean, low=None, high=None, count=6):
 
 
 def arm(accuracy, *, rate=1.0, minus=(), **changes):
-    found = {"arm": "x", "rate": rate, "seeds": [0, 1, 2, 3, 4, 5]}
+    found = {"arm": "x", "rate": rate, "seeds": [0, 1, 2, 3, 4, 5], "episodes": 2560}
     found |= {"test_accuracy": accuracy, "test_loss": estimate(0.4567, 0.4, 0.5), "validation_accuracy": accuracy}
     found |= {"final_params": 1402.0, "peak_params": 3127.5, "flops": 1.234e12, "seconds": 12.34}
     found |= {"germinated": 2.25, "fossilized": 1.5, "culled": 0.75, "epochs": 20.0}
@@ -51,7 +51,17 @@ def rows_of(table, width=200):
 @pytest.mark.parametrize("width", [80, 200])
 def test_an_arm_shows_what_it_reached_and_what_it_cost(width):
     text = printed(arms_compared(results(heuristic=arm(estimate(0.9123, 0.89, 0.93)))), width)
-    for part in ("heuristic", "91.23%", "89.00 to 93.00", "0.4567", "1,402", "peak 3,128", "1.23e+12", "12.3 s"):
+    for part in (
+        "heuristic",
+        "91.23%",
+        "89.00 to 93.00",
+        "0.4567",
+        "1,402",
+        "peak 3,128",
+        "1.23e+12",
+        "12.3 s",
+        "2,560",
+    ):
         assert part in text
     assert "2.2" in text
     assert "1.5, 0.8" in text
@@ -59,8 +69,10 @@ def test_an_arm_shows_what_it_reached_and_what_it_cost(width):
 
 def test_at_80_columns_not_a_digit_is_missing():
     costs = {"final_params": 12345678, "peak_params": 12345678, "seconds": 12345.6, "fossilized": 10.0, "culled": 10.0}
-    text = printed(arms_compared(results(**{"final-equal-flops": arm(estimate(1.0, 1.0, 1.0), **costs)})), 80)
-    for part in ("100.00%", "0.4567", "12345.6 s", "10.0, 10.0", "1.23e+12", "2.2"):
+    text = printed(
+        arms_compared(results(**{"final-equal-flops of heuristic": arm(estimate(1.0, 1.0, 1.0), **costs)})), 80
+    )
+    for part in ("100.00%", "0.4567", "12345.6 s", "10.0, 10.0", "1.23e+12", "2.2", "2,560"):
         assert part in text
     assert (text.count("12,345,678"), text.count("100.00")) == (2, 3)
     assert max(map(len, text.splitlines())) <= 80
@@ -100,7 +112,8 @@ def test_a_name_is_never_markup(table):
 @pytest.mark.parametrize(
     ("arms", "pairs"),
     [
-        ("never heuristic sham final", ["heuristic never", "heuristic sham", "heuristic final"]),
+        ("never heuristic sham start", ["heuristic never", "heuristic sham", "heuristic start"]),
+        ("never search:seed=9 p.st", ["p.st never", "p.st search:seed=9"]),
         ("heuristic p.st", ["p.st heuristic"]),
         ("never heuristic p.st", ["heuristic never", "p.st never", "p.st heuristic"]),
         (
@@ -116,6 +129,22 @@ def test_a_policy_is_held_against_all_controls_and_the_policies_before_it(arms, 
     found = results(**{name: arm(estimate(0.5, 0.4, 0.6), minus=[o for o in names if o != name]) for name in names})
     lines = [line for line in rows_of(differences(found)) if line and line[0] in names]
     assert lines == [[*pair.split(), "+1.23", "+0.10", "to", "+2.00", "ahead"] for pair in pairs]
+
+
+def test_a_final_network_is_held_against_the_arm_that_it_follows_and_no_other():
+    names = ["never", "random", "a of b.st", "final of random", "final of a of b.st", "final-whole of a of b.st"]
+    assert pairs_of(names) == [
+        ("random", "final of random"),
+        ("a of b.st", "never"),
+        ("a of b.st", "random"),
+        ("a of b.st", "final of a of b.st"),
+        ("a of b.st", "final-whole of a of b.st"),
+    ]
+
+
+def test_a_checkpoint_that_does_not_say_its_episodes_is_not_one_that_had_none():
+    shown = [rows_of(arms_compared(results(x=arm(estimate(0.5), episodes=given)))) for given in (None, 0)]
+    assert [next(line[-1] for line in lines if line[:1] == ["x"]) for lines in shown] == ["?", "0"]
 
 
 def test_what_is_unsupported_is_printed_as_that():

@@ -10,21 +10,38 @@ from rich.text import Text
 
 from esper.cli.console.figure import Row, interval_figure
 
-CONTROLS = ("never", "sham", "random", "schedule", "start", "final", "final-equal-flops", "final-whole", "oracle")
+CONTROLS = (
+    "never",
+    "sham",
+    "random",
+    "schedule",
+    "search",
+    "start",
+    "final",
+    "final-equal-flops",
+    "final-whole",
+    "oracle",
+)
 """What every other arm is measured against, where it is there, with whatever settings."""
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
     """(arm, other) to be held against each other: every policy with the controls and with the policies before it.
 
-    Where all arms are controls, each with those before it.
+    Where all arms are controls, each with those before it. A network that follows an arm is held against that one only.
     """
     names = list(arms)
-    controls = [name for name in names if name.partition(":")[0] in CONTROLS]
-    tried = [name for name in names if name not in controls]
+    finals = {f"{kind} of {arm}": arm for kind in CONTROLS for arm in names}
+    others = [name for name in names if name not in finals]
+    controls = [name for name in others if name.partition(":")[0] in CONTROLS]
+    tried = [name for name in others if name not in controls]
     if not tried:
-        controls, tried = [], names
-    return [(name, other) for place, name in enumerate(tried) for other in (*controls, *tried[:place])]
+        controls, tried = [], others
+    pairs = []
+    for name in others:
+        before = [*controls, *tried[: tried.index(name)]] if name in tried else []
+        pairs += [(name, other) for other in (*before, *(one for one in names if finals.get(one) == name))]
+    return pairs
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
@@ -32,7 +49,8 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", overflow="fold")
     gap = ["to the\noracle"] if "oracle" in results["arms"] else []
-    for column in ("test accuracy", *gap, "test\nloss", "parameters", "FLOPs\nseconds", "planted\nkept,\nculled"):
+    costs = "parameters", "FLOPs\nseconds", "planted\nkept,\nculled", "epi-\nsodes\nbefore"
+    for column in ("test accuracy", *gap, "test\nloss", *costs):
         table.add_column(column, justify="right", overflow="fold")
     for name, arm in results["arms"].items():
         found = arm["minus"].get("oracle")  # the best single placement has no gap to itself
@@ -45,6 +63,7 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
             f"{arm['final_params']:,.0f}\npeak {arm['peak_params']:,.0f}",
             f"{arm['flops']:.3g}\n{arm['seconds']:.1f} s",
             f"{arm['germinated']:.1f}\n{arm['fossilized']:.1f}, {arm['culled']:.1f}",
+            "?" if arm["episodes"] is None else f"{arm['episodes']:,}",
         )
     return table
 
