@@ -101,6 +101,7 @@ def points(estimate: dict[str, Any], sign: str = "") -> str:
 def arms_of(found: dict[str, Any]) -> list[str]:
     is_tuning = found["question"].startswith("tuning")
     chosen_by = ["validation accuracy, %"] if is_tuning else []
+    has_episodes = all("episodes" in arm for arm in found["arms"].values())
     columns = [
         "arm",
         *chosen_by,
@@ -111,6 +112,7 @@ def arms_of(found: dict[str, Any]) -> list[str]:
         "FLOPs",
         "s",
         "planted, kept, culled",
+        *(["episodes before"] if has_episodes else []),
     ]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for name, arm in found["arms"].items():
@@ -121,6 +123,7 @@ def arms_of(found: dict[str, Any]) -> list[str]:
             f"| {label} | {chosen_by}{points(arm['test_accuracy'])} | {arm['test_loss']['mean']:.4f} | "
             f"{arm['final_params']:,.0f} | {arm['peak_params']:,.0f} | {arm['flops']:.3g} | "
             f"{arm['seconds']:.1f} | {seeds} |"
+            + (f" {'?' if arm['episodes'] is None else arm['episodes']} |" if has_episodes else "")
         )
     return lines
 

@@ -241,3 +241,28 @@ def test_gradient_checkpointing_on_a_layer_with_a_slot_gives_the_same_gradients(
     assert any(name.startswith("slots.") for name in plain)
     assert plain.keys() == saving.keys()
     assert all(torch.equal(gradient, saving[name]) for name, gradient in plain.items())
+
+
+def test_a_compiled_network_follows_the_ramp_of_a_copy_without_being_built_again():
+    torch._dynamo.reset()
+    builds = []
+
+    def backend(graph, inputs):
+        builds.append(graph)
+        return graph.forward
+
+    torch.manual_seed(0)
+    net, features = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))), torch.randn(5, 4)
+    settings = esper.GrowthSettings(lengths=SLOW_RAMP)
+    garden = esper.grow(net, slots="1", example=features, blueprints=["copy"], policy="never", settings=settings)
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    compiled = torch.compile(garden.model, backend=backend, fullgraph=True)
+    garden.model.germinate_seed("r0c0", "copy")
+    outputs = []
+    for _ in range(3):
+        garden.model.tick()
+        with torch.no_grad():
+            outputs.append(compiled(features))
+            assert torch.allclose(outputs[-1], garden.model(features), atol=1e-6)
+    assert len(builds) == 1
+    assert not torch.equal(outputs[0], outputs[-1])

@@ -1,23 +1,23 @@
 """A deeper network from a trained one, at once: copies of its layers among them. No garden, no policy."""
 
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esper.kasmina.copies import Copy, copy_module
-from esper.kasmina.identity import find_zeroed
+from esper.kasmina.blueprints import COPY_ZERO
+from esper.kasmina.copies import Site, zeroed_copy
+from esper.kasmina.inheritance import study_copies
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.natives import follow_flags, restack
 from esper.kasmina.order import runs_in_order
-from esper.kasmina.probing import Example, call_with, undisturbed
+from esper.kasmina.probing import Example
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
 
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule")
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DTensor")
 
 
 def deepen(
@@ -47,44 +47,55 @@ def deepen(
         raise SettingError(
             f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger number."
         )
-    if example is not None:
-        for name, reason in runs_in_order(model, example, [f"{path}.{key}".lstrip(".") for key in members]).items():
-            if reason is not None:
-                raise HostError(f"{name} cannot be followed by a copy: {reason}.")
+    names = [f"{path}.{key}".lstrip(".") for key in members]
+    zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
     layout: list[tuple[int, nn.Module]] = []
     for place in range(to):
         source = place * len(old) // to
         is_first = not layout or layout[-1][0] != source
-        layout.append((source, old[source] if is_first else copy_module(old[source], model)[0]))
-    if identity:
-        _silence(model, layout, old, example)
-    for source, copied in layout:
-        for own, parameter in zip(copied.parameters(), old[source].parameters(), strict=True):
-            own.requires_grad_(parameter.requires_grad)
-        follow_flags(old[source], copied)
+        layout.append((source, old[source] if is_first else _copy(old[source], model, zeroed[source])))
     try:
-        undo = restack(model, path, layout)
+        restack(model, path, layout)
     except ValueError as problem:
         raise HostError(f"this model cannot have {to} layers: {problem}.") from problem
-    if example is not None:
-        _try_out(model, example, undo)
     if optimizer is not None:
         _extend(optimizer, layout, old)
     return model
 
 
+def _study(model: nn.Module, names: list[str], identity: bool, example: Example) -> list[Mapping[str, float]]:
+    """What to zero in a copy of each layer; a layer that no copy can follow is refused."""
+    reasons: dict[str, str | None] = runs_in_order(model, example, names)
+    if not any(reasons.values()):
+        found = study_copies(model, {name: name for name in names}, example, {COPY_ZERO} if identity else set())
+        reasons = {name: told.problem or (told.zero_problem if identity else None) for name, told in found.items()}
+    for name, reason in reasons.items():
+        if reason is not None:
+            raise HostError(f"no copy{' that changes nothing' if identity else ''} can follow {name}: {reason}.")
+    return [found[name].zeroed for name in names]
+
+
+def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) -> nn.Module:
+    """A copy in the mode of its original; what is frozen there is frozen here."""
+    copied = zeroed_copy(0, Site(original, model, zeroed=zeroed)).body
+    for own, parameter in zip(copied.parameters(), original.parameters(), strict=True):
+        own.requires_grad_(parameter.requires_grad)
+    follow_flags(original, copied)
+    return copied
+
+
 def _refuse_unfit(model: nn.Module, optimizer: Any, identity: bool, example: Example | None) -> None:
     if isinstance(model, MorphogeneticModel) or has_slots(model):
         raise HostError("this model is growing in a garden; deepen garden.harvest(), or the model before esper.grow.")
-    wrapper = next((type(m).__name__ for m in model.modules() if type(m).__name__ in _WRAPPERS), None)
-    parameter = next((p for p in model.parameters() if type(p) is not nn.Parameter or type(p.data) is not Tensor), 0)
-    if wrapper is not None or not isinstance(parameter, int):
-        what = wrapper or f"a {type(parameter.data).__name__}"  # type: ignore[union-attr]
-        raise HostError(f"this model holds {what}; deepen the plain model first, then wrap, shard or compile it.")
+    kinds = [
+        *(type(module).__name__ for module in model.modules()),
+        *(type(p.data).__name__ for p in model.parameters()),
+    ]
+    wrapper = next((kind for kind in kinds if kind in _WRAPPERS), None)
+    if wrapper is not None:
+        raise HostError(f"this model holds a {wrapper}; deepen the plain model, then wrap, shard or compile it.")
     if identity and example is None:
-        raise SettingError(
-            "identity=True finds by trying which layers to zero; pass example=, one batch for the model."
-        )
+        raise SettingError("identity=True finds by trying which layers to zero; pass example=, one batch.")
     makes_state_early = isinstance(optimizer, torch.optim.Adagrad | torch.optim.LBFGS)
     if optimizer is not None and (makes_state_early or not isinstance(optimizer, torch.optim.Optimizer)):
         way_out = "Use SGD, Adam, AdamW or another, or build it after esper.deepen."
@@ -114,43 +125,6 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
             "name an nn.ModuleList or nn.Sequential with layers='...'."
         )
     return found[0]
-
-
-def _silence(model: nn.Module, layout: list[tuple[int, nn.Module]], old: list[nn.Module], example: Any) -> None:
-    """Zero the last layer of each residual branch of every copy."""
-    calls: dict[nn.Module, Any] = {}
-    shared = {id(parameter) for parameter in model.parameters()}
-    with ExitStack() as stack, undisturbed(model):
-        for original in old:
-            handle = original.register_forward_hook(lambda m, *call: calls.update({m: call}), with_kwargs=True)
-            stack.callback(handle.remove)
-        call_with(model, example)
-        for source, copied in layout:
-            if copied is old[source]:
-                continue
-            try:
-                if any(id(parameter) in shared for parameter in copied.parameters()):
-                    raise ValueError("it shares weights with the rest of the network")
-                find_zeroed(copied.eval(), partial(_rerun, calls[old[source]]), calls[old[source]][2])
-            except ValueError as problem:
-                raise HostError(f"no copy of layer {source} can be the identity: {problem}.") from problem
-
-
-def _rerun(call: Any, body: nn.Module) -> Tensor:
-    args, kwargs, features = call
-    grown: Tensor = Copy(body)(features, *args[1:], **kwargs)
-    return grown
-
-
-def _try_out(model: nn.Module, example: Example, undo: ExitStack) -> None:
-    try:
-        with undisturbed(model):
-            call_with(model, example)
-    except Exception as problem:  # whatever a layer does with features that it never saw
-        undo.close()
-        raise HostError(
-            f"the deeper model does not run on the example: {type(problem).__name__}: {problem}"
-        ) from problem
 
 
 def _extend(optimizer: torch.optim.Optimizer, layout: list[tuple[int, nn.Module]], old: list[nn.Module]) -> None:

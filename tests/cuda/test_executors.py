@@ -13,7 +13,7 @@ from esper.runtime.executors import EagerExecutor, GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from runtime.episodes import CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
+from runtime.episodes import COPIES, CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -52,10 +52,12 @@ def text_splits(root=None):
 
 
 TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, epochs=12, lengths=RAMP)
+COPIED = replace(TEXT, blueprints=("copy", "copy_zero"), budget=5.0, lengths=replace(RAMP, ramp=2))
 EPISODES = {
     "sgd": (PHOTOS, GROWTH),
     "unequal": (replace(PHOTOS, epoch_examples=601), GROWTH),
     "adamw": (TEXT, TEXT_GROWTH),
+    "copies": (COPIED, COPIES),
 }
 
 

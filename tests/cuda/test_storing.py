@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cuda.test_executors import GROWTH, PHOTOS, TEXT, TEXT_GROWTH, _deterministic, build  # noqa: F401
-from runtime.episodes import act, differing, play, print_of
+from cuda.test_executors import COPIED, GROWTH, PHOTOS, TEXT, TEXT_GROWTH, _deterministic, build  # noqa: F401
+from runtime.episodes import COPIES, act, differing, play, print_of
 from runtime.stored import restore, store
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -13,7 +13,7 @@ EPOCHS = 7
 
 
 @pytest.mark.parametrize("executor", ["graphed", "eager"])
-@pytest.mark.parametrize(("task", "script"), [(PHOTOS, GROWTH), (TEXT, TEXT_GROWTH)], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(("task", "script"), [(PHOTOS, GROWTH), (TEXT, TEXT_GROWTH), (COPIED, COPIES)])
 def test_a_stored_host_has_the_same_episode(task, script, executor, tmp_path):
     straight, broken_up = (build(task, executor=executor) for _ in range(2))
     for epoch in range(EPOCHS):

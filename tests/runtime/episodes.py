@@ -50,6 +50,13 @@ GROWTH = {
 }
 """An episode with every kind of change: what is done after which epoch."""
 
+COPIES = {
+    0: [(GERMINATE, "r0c0", "copy", "linear"), (GERMINATE, "r0c1", "copy_zero", "linear")],
+    3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
+    4: [(GERMINATE, "r0c0", "copy", "gated")],
+}
+"""The same with copies of blocks, the last one a copy of a copy."""
+
 
 def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
     space = population.views()[host].space

@@ -92,6 +92,17 @@ def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint
     assert network_flops(run.model, population.flops) == forward_flops(run) >= population.flops.whole
 
 
+@pytest.mark.parametrize("blend", ["linear", "gated"])
+@pytest.mark.parametrize("blueprint", ["copy", "copy_zero"])
+def test_a_copys_flops_are_those_of_a_real_forward_pass(blueprint, blend):
+    population = population_of("python_text", budget=100.0, blueprints=("copy", "copy_zero"))
+    for slot in ("r0c0", "r0c1"):
+        act(population, 0, GERMINATE, slot, blueprint, blend)
+    population.tick()
+    run = population.runs[0]
+    assert network_flops(run.model, population.flops) == forward_flops(run) > 1.8 * population.flops.whole
+
+
 def test_fossils_are_counted():
     population = epochs(
         IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}}

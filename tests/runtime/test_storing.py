@@ -16,7 +16,20 @@ from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored
 from esper.runtime.tasks import get_task
-from runtime.episodes import BLOBS, CULL, FOSSILIZE, GERMINATE, GROWTH, IMAGES, QUICK, act, differing, play, print_of
+from runtime.episodes import (
+    BLOBS,
+    COPIES,
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    GROWTH,
+    IMAGES,
+    QUICK,
+    act,
+    differing,
+    play,
+    print_of,
+)
 from runtime.stored import restore, store
 
 SEEDS = [7, 8]
@@ -52,6 +65,7 @@ CASES = {
         TEXT,
         {0: [(GERMINATE, "r0c0", "attention", "gated")], 3: [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "norm")]},
     ),
+    "copies": (replace(TEXT, blueprints=("copy", "copy_zero"), budget=4.0), COPIES),
     "dropout": (
         replace(POINTS, build_host=Dropping, slots=("body",), budget=30.0),
         {0: [(GERMINATE, "r0c0", "mlp")], 3: [(FOSSILIZE, "r0c0")]},

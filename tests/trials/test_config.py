@@ -13,6 +13,7 @@ from esper.runtime import population
 from esper.runtime.config import TaskConfig
 from esper.trials.config import CompareConfig, RunConfig
 from simic.tiny_runs import events_of
+from trials.test_comparing import configured as comparison
 
 QUIET = Console(quiet=True)
 TASK = {
@@ -167,3 +168,42 @@ def test_ways_to_blend_reach_policies_static_networks_and_the_oracle(blends):
 def test_an_unknown_way_to_blend_is_refused():
     with pytest.raises(EsperError, match="sigmoid"):
         run.run_policy(RunConfig.of({**BASE, "task": {**BASE["task"], "blends": ["sigmod"]}}), False, QUIET)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 0}, "seeds is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"policies": ["heuristik"]}, "arm 'heuristik'.*'heuristic'"),
+        ({"policies": ["greedy:share=2"]}, "share of greedy is '2'.* 1"),
+        ({"policies": ["no/such.safetensors"]}, "no/such.safetensors.*`esper ppo`"),
+        ({"static": ["finel"]}, "'final', 'final-equal-flops' or 'final-whole'"),
+        ({"policies": ["never", "sham"]}, "sham .*'all'.*none"),
+        ({"policies": ["sham", "heuristic"], "final_of": ["sham"]}, "arm 'sham'"),
+        ({"policies": ["never"], "static": ["final"], "final_of": ["never"]}, "final .*'never'"),
+        ({"policies": ["random"], "static": ["final"], "final_of": ["heuristic"]}, r"\(random\).*--final-of"),
+        ({"policies": ["random", "greedy"], "final_of": ["random", "heuristic"]}, "final .*'heuristic'"),
+        ({"final_of": []}, r"final_of is \[\]"),
+        ({"policies": ["search:episodes=1"]}, "episodes of search is '1'.* 2"),
+        ({"policies": ["search:episode=9"]}, "search 'episode'.*'episodes'"),
+        ({"policies": ["search:seed=2"]}, "search:seed=2 .*host seed 2,.*--seed"),
+        ({"policies": ["search:hosts=5"], "seed": 1000004}, "host seed 1000004,"),
+        ({"static": ["final-whole"]}, "final-whole .*--pretrain"),
+        ({"rates": []}, r"rates is \[\]"),
+        ({"rates": [1, 0]}, "rates .*1.* 0"),
+        ({"rates": [-1]}, "rates .*-1.* 0"),
+        ({"rates": [float("nan")]}, "rates.* NaN"),
+        ({"task__name": "blob"}, "task 'blob'.*'blobs'"),
+        ({"task__epochs": 1}, "task.epochs is 1"),
+        ({"polices": ["never"]}, "'polices'.*'policies'"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_with_the_way_out(changes, words, tmp_path):
+    with pytest.raises(EsperError, match=words) as refusal:
+        comparison(tmp_path, **changes)
+    assert "\n" not in str(refusal.value)

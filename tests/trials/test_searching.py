@@ -1,4 +1,4 @@
-"""A search for plans: within its episodes and room, on hosts of its own, chosen by validation, stopped and resumed."""
+"""A search for plans: within its episodes and its room, on its own hosts, chosen by validation, stopped and resumed."""
 
 from dataclasses import replace
 

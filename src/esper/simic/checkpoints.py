@@ -138,10 +138,8 @@ def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
-    facts = read_checkpoint(path)[1]["facts"]
-    if "deal" in facts:  # before 0.2: hosts of each rank
-        return int(facts["rounds"] * sum(facts["deal"]))
-    return facts.get("episodes")
+    facts = read_checkpoint(path)[1]["facts"]  # before 0.2 they had the hosts of each rank instead
+    return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
 
 
 # -- a run's checkpoints -----------------------------------------------------------------------------------------------

@@ -176,29 +176,25 @@ class Comparison:
     def _search(self, arm: str, rate: float) -> str:
         """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
         search, store = read_search(arm), Store(self._path(PLANS, arm, rate), "search for a plan")
-        save = _newest(store, "its search starts anew")
-        known: dict[str, float] = {} if save is None else save.facts["known"]
+        known: dict[str, float] = save.facts["known"] if (save := _newest(store, "its search starts anew")) else {}
         task = replace(self.task, lr=self.task.lr * rate)
         if self.config.pretrain:
             self._pretrain(search.host_seeds)
 
         def play(wanted: Sequence[tuple[str, int]]) -> list[float]:
-            seeds = {f"{plan} @{host}": (plan, search.seed + host) for plan, host in wanted}
-            missing = [(key, *seeds[key]) for key in seeds if key not in known]
-            for part in _batches(missing, self.most):
-                entries = [Entry(arm, seed, plan, weights=self.weights.get(seed)) for _, plan, seed in part]
-                for (key, *_), run in zip(
-                    part, run_entries(task, entries, self.populate, watch=self._watch), strict=True
-                ):
+            hosts = {f"{plan} @{host}": (plan, search.seed + host) for plan, host in wanted}
+            for part in _batches([key for key in hosts if key not in known], self.most):
+                own = [hosts[key] for key in part]
+                entries = [Entry(arm, seed, plan, weights=self.weights.get(seed)) for plan, seed in own]
+                for key, run in zip(part, run_entries(task, entries, self.populate, watch=self._watch), strict=True):
                     score = run.result.validation_accuracy
                     known[key] = score if math.isfinite(score) else 0.0
                 store.save({"known": known})
-            return [known[key] for key in seeds]
+            return [known[key] for key in hosts]
 
         self.tell(f"{arm}: looks for a plan, learning rate x {rate:g}")
         plan, scores = Searching(search, self.facts, play).find()
-        mean = 100 * sum(scores) / len(scores)
-        self.tell(f"{arm}: {plan} (validation accuracy {mean:.2f}% on {len(scores)} hosts of its own)")
+        self.tell(f"{arm}: {plan} (validation {sum(scores) / len(scores):.2%} on {len(scores)} hosts of its own)")
         return plan
 
     def _pretrain(self, seeds: Sequence[int]) -> None:

@@ -84,8 +84,8 @@ class CompareConfig(TrialConfig):
                     f"others: {policy}:seed=N, or choose another --seed."
                 )
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
-        grown, followed = self._grown, self.followed or ((ALL,) if needs else ())
-        if unknown := [arm for arm in followed if arm not in grown]:
+        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
+        if unknown := [arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown]:
             raise SettingError(
                 f"{', '.join(needs) or 'final networks'} follow the arm {unknown[0]!r}, which is not among the "
                 f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name others with --final-of."
@@ -98,11 +98,8 @@ class CompareConfig(TrialConfig):
     @property
     def followed(self) -> tuple[str, ...]:
         """Arms that have final networks; sham replays the first."""
-        return self._grown if self.final_of == (ALL,) else tuple(dict.fromkeys(self.final_of))
-
-    @property
-    def _grown(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(policy for policy in self.policies if policy not in ("never", SHAM)))
+        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
+        return tuple(dict.fromkeys(grown if self.final_of == (ALL,) else self.final_of))
 
     @property
     def finals(self) -> dict[str, tuple[str, str]]:

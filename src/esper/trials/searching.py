@@ -23,13 +23,13 @@ class Search:
     fresh draws. All are played on one host, the better half on two, of these the better half on four, up to `hosts`.
     Plans are compared on the same hosts only, and no plan is played twice on one. Generations follow until `episodes`
     are spent. The plan with the best mean on the most hosts is the result; ties go to the one that was found first.
+    `seed` is the first host's; no host of the comparison may be among them.
     """
 
     episodes: Annotated[int, Field(ge=2)] = 250
     plans: Annotated[int, Field(ge=2)] = 32
     hosts: Annotated[int, Field(ge=1)] = 8
     seed: Annotated[int, Field(ge=0)] = 1_000_000
-    """the first host's; no host of the comparison may be among them"""
     keep: Keep = "always"
 
     @property
