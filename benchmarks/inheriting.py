@@ -7,10 +7,11 @@
     python benchmarks/inheriting.py --smoke --out WORK
 
 `--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps all of them. Beside
-the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last layers
-zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step. Validation
-chooses; the test split is not written down.
-`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own.
+the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last
+layers zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step.
+Validation chooses; the test split is not written down.
+`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own. Both
+rules prefer size, and conv_heavy is a copy's size plus a scale: a list with copies goes without it, or none is planted.
 
 Each arm's rows go to a file of their own in --out; arms that are there are not run again. `--part 2/3` is the second
 third of the populations, for processes side by side. `--list` says what would run.
@@ -65,6 +66,8 @@ class Setup:
     """ordinary random seeds to try"""
     ordinary: tuple[str, ...]
     """what a rule may plant without copies"""
+    rivals: tuple[str, ...]
+    """those of them that a rule would always prefer to a copy"""
     waves: int
     """seeds for each slot"""
     deep: Callable[[], nn.Module]
@@ -135,7 +138,7 @@ def setup_of(name: str, options: argparse.Namespace) -> Setup:
     waves = 3 if is_text else 4
     if options.smoke:
         size = {**size, "width": 16} if is_text else {"width": 4}
-        changed |= {"epochs": 16, "epoch_examples": 64, "held_out": 32, "batch": 32}
+        changed |= {"epochs": 12, "epoch_examples": 64, "held_out": 32, "batch": 32}
         waves = 1
         if not is_text:
             changed["load"] = lambda root: generated(256, 64)
@@ -148,6 +151,7 @@ def setup_of(name: str, options: argparse.Namespace) -> Setup:
         replace(task, build_host=partial(build, **size, **host), **changed),
         kinds=("mlp", "attention") if is_text else ("conv_heavy",),
         ordinary=task.blueprints or ORDINARY["image"],
+        rivals=() if is_text else ("conv_heavy",),
         waves=waves,
         deep=partial(build, **size, **deep),
     )
@@ -203,7 +207,8 @@ def rule_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
     """Rules with and without copies at the front of their list; the task's own budget, ramp and scale."""
     first = options.first_seed + 1000
     for front in ((), (COPY,), (COPY_ZERO,)):
-        task = replace(setup.task, blueprints=(*front, *setup.ordinary))
+        rest = [name for name in setup.ordinary if not front or name not in setup.rivals]
+        task = replace(setup.task, blueprints=(*front, *rest))
         name = front[0] if front else "without"
         arms = tuple((f"{rule} {name}", rule) for rule in ("heuristic", "compute"))
         yield Group(setup, task, "rules", arms, tuple(range(first, first + options.seeds)))
@@ -255,7 +260,8 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
     """What one host's episode came to; a plan that was not carried out is no arm of it."""
     result = run.result
     loss, accuracy = score(group.task, run.network, validation, device)
-    planted = [event.epoch - 1 for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    plantings = [event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    planted = [event.epoch - 1 for event in plantings]
     rolled_back = sum(isinstance(event, HostRolledBack) for event in run.events)
     rule, _, settings = dict(group.arms)[result.arm].partition(":epochs=")
     if rule == "schedule" and not rolled_back:  # a rollback culls what is alive and moves the rest
@@ -272,6 +278,7 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
         "seconds": result.seconds,
         "params": result.final_params,
         "planted": len(planted),
+        "copies": sum(event.blueprint in (COPY, COPY_ZERO) for event in plantings),
         "kept": result.fossilized,
         "rolled_back": rolled_back,
         "fossils": [f"{slot}.{name}" for slot, name, _ in run.architecture],
@@ -331,7 +338,7 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.validated = 64 if options.smoke else VALIDATED
     if options.smoke:
-        options.seeds, options.ramps, options.scales = min(options.seeds, 2), (0, LONGEST_RAMP), (0.0, 1.0)
+        options.seeds, options.ramps, options.scales = 1, (0, LONGEST_RAMP), (1.0,)
     return options
 
 

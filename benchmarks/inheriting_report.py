@@ -41,7 +41,7 @@ def summarise(arms: dict[str, dict], against: Callable[[str], Sequence[str]], ke
     table: dict[str, dict] = {}
     for name, record in arms.items():
         row = {key: asdict(estimate_mean(values(record, key))) for key in (*keys, "flops", "params")}
-        row |= {key: sum(values(record, key)) for key in ("planted", "kept", "rolled_back")}
+        row |= {key: sum(values(record, key)) for key in ("planted", "copies", "kept", "rolled_back")}
         known = [other for other in against(name) if other in arms and other != name]
         table[name] = row | {
             f"gain over {other}": {key: gain_over(record, arms[other], key) for key in keys} for other in known
@@ -68,14 +68,19 @@ def show(title: str, table: dict[str, dict], keys: Sequence[str]) -> None:
             low, high = (row[key][end] for end in ("low", "high"))
             interval = "" if low is None else f" [{times * low:.{digits}f}, {times * high:.{digits}f}]"
             cells.append(f"{key} {times * row[key]['mean']:.{digits}f}{interval}")
-        cells.append(f"compute {row['flops']['mean'] / compute:.2f}  kept {row['kept']}/{row['planted']}")
+        cells.append(f"compute {row['flops']['mean'] / compute:.2f}")
+        cells.append(f"kept {row['kept']}/{row['planted']}, copies {row['copies']}")
         cells += [f"rolled back {row['rolled_back']}"] if row["rolled_back"] else []
         print("  ".join(cells))
     for name, row in table.items():
         for label, gains in row.items():
-            for key, gain in gains.items() if label.startswith("gain over") else ():
-                low, high = (math.nan if gain[end] is None else gain[end] for end in ("low", "high"))
-                print(f"{name}: {label}: {key} {gain['mean']:+.4f} [{low:+.4f}, {high:+.4f}] {gain['verdict']}")
+            if row["copies"] and label.startswith("gain over"):
+                print(f"{name}: {label}: {'; '.join(f'{key} {_written(gains[key])}' for key in keys)}")
+
+
+def _written(gain: dict) -> str:
+    low, high = (math.nan if gain[end] is None else gain[end] for end in ("low", "high"))
+    return f"{gain['mean']:+.4f} [{low:+.4f}, {high:+.4f}] {gain['verdict']}"
 
 
 def report(asks: str, out: Path, path: Path) -> None:

@@ -7,17 +7,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from esper.kasmina.harvesting import harvest
-from esper.kasmina.hosts import build_resnet_host
 from esper.leyline.errors import DataError, EsperError, HostError, SettingError, UnknownNameError
-from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
 from esper.runtime import tasks
 from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
 from esper.simic.twins import fingerprint, twin_readings
-from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, image_splits, play
+from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
 # -- registry ----------------------------------------------------------------------------------------------------------
 
@@ -61,20 +58,6 @@ def test_an_impossible_task_is_refused_by_its_setting(changes, words):
 def test_the_cnn_hosts_have_about_the_size_they_are_known_for(name, parameters):
     size = sum(parameter.numel() for parameter in get_task(name).build_host().parameters())
     assert size == pytest.approx(parameters, rel=0.1)
-
-
-@torch.no_grad()
-def test_the_resnet_may_grow_from_two_to_six_blocks_in_every_stage():
-    task = replace(get_task("cifar10_resnet"), blueprints=("copy_zero",), batch=64, lengths=StageLengths(ramp=0))
-    population = Population(task, [1], splits=image_splits(120, 32, 3))
-    model, images = population.runs[0].model.eval(), torch.randn(2, 3, 32, 32)
-    before = model(images)
-    for slot_id in task.slots * 4:
-        act(population, 0, GERMINATE, slot_id, "copy_zero")
-    six = build_resnet_host(blocks=6)
-    assert model.total_params == sum(parameter.numel() for parameter in six.parameters())
-    assert torch.equal(model(images), before)
-    assert len(harvest(model).blocks) == len(six.blocks)
 
 
 def test_the_python_text_trains_a_language_model():
