@@ -9,7 +9,8 @@
 `--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps all of them. Beside
 the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last
 layers zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step.
-Validation chooses; the test split is not written down.
+Validation chooses; the test split is not written down. Where the governor rolled a host back, the table says so: what
+was kept since its last good epoch is gone, and the plan does not plant it again.
 `--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own. Both
 rules prefer size, and conv_heavy is a copy's size plus a scale: a list with copies goes without it, or none is planted.
 
@@ -264,12 +265,11 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
     planted = [event.epoch - 1 for event in plantings]
     rolled_back = sum(isinstance(event, HostRolledBack) for event in run.events)
     rule, _, settings = dict(group.arms)[result.arm].partition(":epochs=")
-    if rule == "schedule" and not rolled_back:  # a rollback culls what is alive and moves the rest
+    kept = len(run.architecture)  # not the times that a seed was kept: a rollback may take it out again
+    if rule == "schedule" and not rolled_back:
         planned = [int(epoch) for epoch in settings.partition(":")[0].split("+")]
-        if planted != planned or result.fossilized != len(planned):
-            raise SystemExit(
-                f"{result.arm}, seed {result.seed}: planned {planned}, planted {planted}, kept {result.fossilized}."
-            )
+        if planted != planned or kept != len(planned):
+            raise SystemExit(f"{result.arm}, seed {result.seed}: planned {planned}, planted {planted}, kept {kept}.")
     row = {
         "seed": result.seed,
         "loss": loss,
@@ -279,7 +279,7 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
         "params": result.final_params,
         "planted": len(planted),
         "copies": sum(event.blueprint in (COPY, COPY_ZERO) for event in plantings),
-        "kept": result.fossilized,
+        "kept": kept,
         "rolled_back": rolled_back,
         "fossils": [f"{slot}.{name}" for slot, name, _ in run.architecture],
     }
