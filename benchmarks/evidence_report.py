@@ -18,7 +18,7 @@ FEWEST = 8
 ZERO = {"gate": 1.0}
 """Where a predictor says keep: above 0, and for today's gate above one standard error. The others learn where."""
 NO_ZERO = ("greedy", "gradient", "gradient_ratio", "gradient_reading", "params")
-SHOWN = ("moment", "average_2")
+SHOWN = ("moment", "later")
 """Predictors in the figure."""
 Numbers = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def write_report(parts: Path, results: Path | None, points: Sequence[str]) -> No
     report = {"command": "python benchmarks/evidence.py", "forks": total, "tasks": tasks}
     where = results or ROOT / "benchmarks" / "results"
     where.mkdir(parents=True, exist_ok=True)
-    (where / "evidence.json").write_text(json.dumps(report, indent=1) + "\n")
+    (where / "evidence.json").write_text(json.dumps(report) + "\n")
     picture = (results or ROOT / "docs" / "pictures") / "evidence.svg"
     picture.write_text(draw_figure(tasks, points))
 
@@ -310,7 +310,7 @@ def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
         '<circle class="moment" cx="18" cy="42" r="4"/>',
         _text(28, 46, "weights of the moment", "note"),
         '<circle class="average" cx="178" cy="42" r="4"/>',
-        _text(188, 46, "weights averaged over two epochs; in brackets the rank correlations", "note"),
+        _text(188, 46, "the same when the rate has fallen to a tenth; in brackets the rank correlations", "note"),
         _text(
             _LEFT,
             height - 12,
