@@ -1,7 +1,12 @@
-"""Deepen your own GPT while it trains; what else would the same FLOPs have bought? (bytes of Python's own sources)"""
+"""Deepen your own GPT while it trains; what else would the same FLOPs have bought? (bytes of Python sources)
+
+A run of an arm takes about a minute on a CPU core with the defaults. The sizes that docs/deepening.md tells of take a GPU:
+--device cuda --width 256 --context 256 --batch 64 --lr 1e-3 --to 8 --at 0.4 --gflops 1200000 --mib 64 --held-out 4
+"""
 
 import argparse
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,72 +15,89 @@ from torch import nn
 import esper
 
 ARMS = ("left alone", "deep from the start", "random blocks", "copies")
-WIDTH, CONTEXT, BATCH = 64, 64, 16
 
 
 class GPT(nn.Module):
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, width: int, context: int):
         super().__init__()
-        self.token, self.place = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(new_block() for _ in range(depth))
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
+        self.token, self.place = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(new_block(width) for _ in range(depth))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(context))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x, mask = (
-            self.token(tokens[:, :-1]) + self.place.weight,
-            nn.Transformer.generate_square_subsequent_mask(CONTEXT),
-        )
+        x = self.token(tokens[:, :-1]) + self.place.weight
         for block in self.blocks:
-            x = block(x, src_mask=mask.to(x), is_causal=True)
+            x = block(x, src_mask=self.mask, is_causal=True)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
 
-    def step_flops(self) -> int:
+    def step_flops(self, batch: int) -> int:
         """Forward and backward of all matrix products, those of attention included."""
         weights = sum(weight.numel() for part in (self.blocks, self.head) for weight in part.parameters())
-        return 6 * BATCH * CONTEXT * (weights + 2 * len(self.blocks) * CONTEXT * WIDTH)
+        context, width = self.place.weight.shape
+        return 6 * batch * context * (weights + 2 * len(self.blocks) * context * width)
 
 
-def new_block() -> nn.Module:
-    return nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+def new_block(width: int) -> nn.Module:
+    block = nn.TransformerEncoderLayer(width, width // 16, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+    for name, weight in block.named_parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.02 if "out_proj" not in name and "linear2" not in name else 0.007)
+    return block
 
 
-def train(arm: str, seed: int, text: torch.Tensor, flops: float, start: int, to: int, at: float) -> GPT:
+def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) -> GPT:
     torch.manual_seed(seed)
-    model, order, used = GPT(to if arm == ARMS[1] else start).to(text.device), torch.Generator().manual_seed(seed), 0.0
+    order, used, batch, context = torch.Generator().manual_seed(seed), 0.0, options.batch, options.context
+    depth = options.to if arm == "deep from the start" else options.start
+    model = GPT(depth, options.width, context).to(text.device)
     optimizer = torch.optim.AdamW(model.parameters())
     while used < 1:  # the share of the FLOPs that is spent
-        if arm in ARMS[2:] and used >= at and len(model.blocks) == start:
+        if arm in ARMS[2:] and used >= options.at and len(model.blocks) == options.start:
             old = set(model.blocks)
-            esper.deepen(model, to, optimizer=optimizer)
+            esper.deepen(model, options.to, optimizer=optimizer)
             for block in set(model.blocks) - old if arm == "random blocks" else ():
-                block.load_state_dict(new_block().state_dict())
+                block.load_state_dict(new_block(options.width).state_dict())
                 nn.init.zeros_(block.self_attn.out_proj.weight), nn.init.zeros_(block.linear2.weight)
-        starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=order)
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, 0.02 + 30 * used, 5 * (1 - used))
+        starts = torch.randint(len(text) - context, (batch, 1), generator=order)
+        optimizer.param_groups[0]["lr"] = options.lr * min(1.0, 0.02 + 30 * used, 5 * (1 - used))
         optimizer.zero_grad()
-        model(text[(starts + torch.arange(CONTEXT + 1)).to(text.device)]).backward()
+        with torch.autocast(text.device.type, torch.bfloat16, enabled=text.device.type == "cuda"):
+            loss = model(text[(starts + torch.arange(context + 1)).to(text.device)].long())
+        loss.backward()
         optimizer.step()
-        used += model.step_flops() / flops
+        used += model.step_flops(batch) / options.gflops / 1e9
     return model.eval()
 
 
-def main(gflops: float, start: int, to: int, at: float, seeds: int, device: str) -> None:
-    files = [path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-    parts = [file for number, file in enumerate(files) if number % 10], files[::10]
-    text, rest = (torch.frombuffer(bytearray(b"".join(p)), dtype=torch.uint8).long().to(device) for p in parts)
-    held_out = rest[: 4096 * (CONTEXT + 1)].view(-1, CONTEXT + 1)
-    losses: dict[str, list[float]] = {arm: [] for arm in ARMS}
+def read_sources(mib: float, held_out: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes of Python sources; a tenth of the files is held out."""
+    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    paths = dict.fromkeys(path for folder in folders for path in sorted(folder.rglob("*.py")))
+    parts: tuple[bytearray, bytearray] = bytearray(), bytearray()
+    for number, path in enumerate(paths):
+        part, most = (parts[1], held_out) if number % 10 == 0 else (parts[0], mib)
+        part += path.read_bytes() if len(part) < most * 2**20 else b""
+    return torch.frombuffer(parts[0], dtype=torch.uint8), torch.frombuffer(parts[1], dtype=torch.uint8)
+
+
+def main(options: argparse.Namespace) -> None:
+    text, rest = (part.to(options.device) for part in read_sources(options.mib, options.held_out))
+    rest = rest[: len(rest) // (options.context + 1) * (options.context + 1)].view(-1, options.context + 1).long()
     for arm in ARMS:
-        for seed in range(seeds):
-            model = train(arm, seed, text, gflops * 1e9, start, to, at)
+        losses = []
+        for seed in range(options.first, options.first + options.seeds):
+            model = train(arm, seed, text, options)
             with torch.no_grad():
-                losses[arm].append(float(model(held_out)))
-        print(f"{arm:20} {sum(losses[arm]) / seeds:.4f} nats", *(f"{loss:.4f}" for loss in losses[arm]), flush=True)
+                losses.append(sum(float(model(part)) * len(part) for part in rest.split(128)) / len(rest))
+        print(f"{arm:20} {sum(losses) / len(losses):.4f} nats", *(f"{loss:.4f}" for loss in losses), flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    defaults = {"gflops": 1200.0, "start": 2, "to": 4, "at": 0.3, "seeds": 5, "device": "cpu"}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = partial(parser.add_argument)
+    defaults = {"gflops": 1200.0, "start": 2, "to": 4, "at": 0.3, "lr": 3e-3, "width": 32, "context": 64, "batch": 32}
+    defaults |= {"first": 0, "seeds": 1, "mib": 4.0, "held-out": 0.25, "device": "cpu"}
     for option, default in defaults.items():
-        parser.add_argument(f"--{option}", type=type(default), default=default)
-    main(**vars(parser.parse_args()))
+        add(f"--{option}", type=type(default), default=default)
+    main(parser.parse_args())

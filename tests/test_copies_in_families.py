@@ -149,15 +149,17 @@ def test_a_mask_reaches_the_copy():
 
 
 def test_a_mix_of_copies_and_other_seeds_is_harvested_in_order():
+    names = ["mlp_small", "copy", "norm", "copy"]
     garden = esper.grow(
         build("llama"),
         slots="model.layers.*",
         example=example_of("llama"),
+        blueprints=[*dict.fromkeys(names)],
         max_seeds=9,
         settings=LENGTHS,
         policy="never",
     )
-    for blueprint in ("mlp_small", "copy", "norm", "copy"):
+    for blueprint in names:
         keep(garden, blueprint)
     with pytest.warns(UserWarning, match="save_pretrained"):
         plain = garden.harvest()

@@ -90,7 +90,7 @@ def grow(
     if not patterns:
         raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
     places = choose_places(model, find_places(model, example, settings.kinds), patterns)
-    names = list(blueprints or REGISTRY.names_for(str(place.kind) for place in places))
+    names = list(blueprints or REGISTRY.defaults_for(str(place.kind) for place in places))
     if policy == SHAM and SHAM not in names:
         names.append(SHAM)
     grown = MorphogeneticModel(

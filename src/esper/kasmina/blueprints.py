@@ -172,6 +172,10 @@ class BlueprintRegistry:
         """The union over kinds, each name once."""
         return tuple(dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in self.names(kind)))
 
+    def defaults_for(self, kinds: Iterable[str]) -> tuple[str, ...]:
+        """What is planted where nobody says what: all but copies, each of which adds a whole block."""
+        return tuple(name for name in self.names_for(kinds) if name not in (COPY, COPY_ZERO))
+
 
 REGISTRY = BlueprintRegistry()
 blueprint = REGISTRY.register

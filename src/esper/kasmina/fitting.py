@@ -73,17 +73,11 @@ def build_slots(
             raise HostError(f"slot {slot_id} cannot sit on {name!r}: {problem}. Choose another module for it.")
         slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like)
         slots[slot_id].inheritance = Inheritance(place.copy_problem)
-    wanted = {COPY, COPY_ZERO} & set((COPY, COPY_ZERO) if blueprints is None else blueprints)
+    wanted = {COPY, COPY_ZERO} & set(blueprints or ())
     copied = {s: config.modules[s] for s, slot in slots.items() if slot.inheritance == Inheritance(None)}
     for slot_id, inheritance in study_copies(host, copied, example, wanted).items() if wanted and copied else ():
         slots[slot_id].inheritance = inheritance
     return slots
-
-
-def default_blueprints(slots: Sequence[SeedSlot]) -> tuple[str, ...]:
-    """Every blueprint for these kinds of features; copies only where at least one slot can have one."""
-    names = REGISTRY.names_for(slot.kind for slot in slots)
-    return tuple(n for n in names if n not in (COPY, COPY_ZERO) or not all(_refuse_inheriting(s, n) for s in slots))
 
 
 def _refuse_inheriting(slot: SeedSlot, name: str) -> str | None:

@@ -47,7 +47,7 @@ class MorphogeneticModel(nn.Module):
         self.slot_config = fitting.complete_slots(host, slots)
         slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints)
         self.slots = nn.ModuleDict(slots_of)
-        names = tuple(blueprints or fitting.default_blueprints(self._ordered()))
+        names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
         self.costs = fitting.price_list(self._ordered(), self.space, {s: self.site_of(s) for s in slots_of})
         self.max_seeds, self.budget = max_seeds, budget
