@@ -123,7 +123,7 @@ def test_pointing_at_a_seed_shows_what_its_gates_saw(page, address):
     panel = page.get_by_role("complementary", name="Gate evidence")
     page.get_by_role("option", name="conv_light in r0c0").hover()
     panel.get_by_text("G5 ✓ passed").wait_for()
-    assert "contribution above one standard error" in panel.inner_text()
+    assert "a paired counterfactual" in panel.inner_text()
     page.get_by_role("option", name="depthwise in r0c1").hover()
     panel.get_by_text("G5 ✗ failed").wait_for()
 
