@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,7 @@ class Recorder:
     """Plays one part's episodes and remembers what happened to which seed, and the moments at which to fork."""
 
     def __init__(self, task: Task, seeds: Sequence[int], device: str, splits: Splits):
+        task = replace(task, prunes=False)  # branches have their own ends
         self.task, self.device, self.splits = task, device, splits
         self.population = Population(task, seeds, (device,), splits=splits)
         AveragedRun.adopt(self.population)

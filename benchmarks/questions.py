@@ -99,7 +99,6 @@ QUESTIONS = {
             "heuristic:planting_part=0.8",
             "heuristic:share=0.25",
             "heuristic:share=0.5",
-            "heuristic:attempts=4",
             "heuristic:share=0.5:planting_part=0.6",
             TUNED,
             TRAINED,

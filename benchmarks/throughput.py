@@ -162,7 +162,7 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         synchronize(options.device)
         times.append(time.perf_counter() - started)
         for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:
-            slot.assign(replace(slot.state, epochs_in_stage=1))  # probation does not end while we measure
+            slot.assign(replace(slot.state, epochs_in_stage=0))  # probation does not end while we measure
     steady = statistics.median(times[2:])
     score = time_scores(population, options.device)
     return {

@@ -59,6 +59,9 @@ def in_garden(task, steps):
 
     for _ in range(task.epochs):
         population.train_epoch()
+        for group in run.optimizer.param_groups:  # as a scheduler would; this link does not watch the steps itself
+            group["lr"] = task.rate(run.epoch)
+        run.link.was_high = True
         garden.step(evaluate)
         run.prime()
     return garden.history
@@ -90,7 +93,7 @@ def test_environment_comparison_and_garden_tell_the_same_episode(name, tmp_path)
     environment = in_environment(task, steps, tmp_path)
     comparison, garden = in_comparison(task, steps), in_garden(task, steps)
     kinds = {type(event).__name__ for event in environment}
-    assert kinds >= {"HostEpoch", "SeedMeasured", "ActionTaken", "StageChanged", "GateJudged"}
+    assert kinds >= {"HostEpoch", "SeedMeasured", "ActionTaken", "StageChanged", "GateJudged", "FossilJudged"}
     assert of_an_episode(environment, task.epochs) == of_an_episode(comparison, task.epochs)
     assert of_an_episode(comparison, task.epochs) == of_an_episode(garden, task.epochs)
 

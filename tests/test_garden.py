@@ -15,7 +15,6 @@ from esper.leyline.errors import MeasurementError, OptimizerError, SettingError,
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
-    GateJudged,
     GrowthHint,
     HostEpoch,
     SeedMeasured,
@@ -176,12 +175,10 @@ def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(high
     assert (measured.held_out_score, measured.held_out_loss) == ((1.0, None) if sign > 0 else (None, 1.0))
 
 
-def test_a_seed_that_hurts_is_culled_by_its_evidence():
+def test_a_seed_that_hurts_is_kept_all_the_same():
     garden = walk_to(grow_cnn({0: PLANT_FIRST}), "PROBATIONARY")
-    walk_to(garden, "EMBARGOED", evaluate=made_up(garden, helps=-1.0))
-    (gate,) = [e for e in of(GateJudged, garden.history) if e.gate == "END"]
-    assert gate.verdict == "failed"
-    assert not garden.model.active_params
+    walk_to(garden, "FOSSILIZED", evaluate=made_up(garden, helps=-1.0))
+    assert garden.model.fossilized_seeds == 1
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

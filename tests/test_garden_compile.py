@@ -114,7 +114,7 @@ def test_fossilizing_builds_a_new_graph():
 
 
 def test_culling_goes_back_to_the_graph_without_the_seed():
-    subject = CompiledGarden({0: PLANT_FIRST, 3: CULL_FIRST})
+    subject = CompiledGarden({0: PLANT_FIRST, 3: CULL_FIRST}, lengths=StageLengths(probation=3))
     bare = subject.run()
     walk_to(subject.garden, "PROBATIONARY")
     subject.run()

@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.pruning import FossilVerdict
 from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
@@ -45,13 +46,15 @@ class Episodes:
         self.trackers[host] = self._tracker()
 
     def train(self) -> list[list[Event]]:
-        """Train every host for an epoch and measure it; a host that broke is rolled back."""
+        """Train every host for an epoch and measure it; one that broke is rolled back, one whose rate fell pruned."""
         self.population.train_epoch()
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
             number, epoch = self._place(rollback.host)
             happened[rollback.host].append(events.HostRolledBack(number, epoch, rollback.reason))
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
+        # of a host that was rolled back nothing was measured as it is now: it is pruned an epoch later
+        judged = [[] if told else self.population.prune(host) for host, told in enumerate(happened)]
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
             reading = run.reading
@@ -66,6 +69,7 @@ class Episodes:
                 flops=run.ledger.flops,
             )
             happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
+            happened[host] += tell_fossils(*self._place(host), judged[host])
         return happened
 
     def look_again(self) -> None:
@@ -161,6 +165,17 @@ def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) ->
         for slot_id, report in reports.items()
         if report.is_live
     ]
+
+
+def tell_fossils(host: int, epoch: int, verdicts: Iterable[FossilVerdict]) -> list[events.FossilJudged]:
+    """What late pruning found, fossil by fossil."""
+    told = []
+    for verdict in verdicts:
+        gain = verdict.contribution
+        mean, error = (None, None) if gain is None else (gain.mean, gain.standard_error)
+        place = host, epoch, verdict.slot_id, verdict.blueprint_id
+        told.append(events.FossilJudged(*place, mean, error, verdict.is_kept))
+    return told
 
 
 def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, distributed, nn
 
-from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_seeds
+from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import check_values, measure_pairs, score_sites
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
+from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import count_parameters
@@ -29,7 +30,16 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES, OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
+from esper.runtime.ledger import (
+    BACKWARD,
+    Charge,
+    HostFlops,
+    Ledger,
+    PhaseCost,
+    count_flops,
+    incubation_flops,
+    network_flops,
+)
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
@@ -147,6 +157,8 @@ class Garden:
         self.higher_is_better = higher_is_better
         self.memory: Any = None
         self.epoch = 0
+        self.is_pruned = False
+        """whether fossils were judged by themselves, as the rate had fallen"""
         self.history: list[Event] = []
         self.ledger, self.flops = Ledger(peak_params=model.total_params), flops
         """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
@@ -173,14 +185,18 @@ class Garden:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if self.model.link is None:
             raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
-        if not callable(evaluate):
-            raise MeasurementError(f"step() was given a {type(evaluate).__name__}; pass the function evaluate itself.")
         epoch = self.epoch + 1
         events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
         self.history.extend(events)
         self.epoch = epoch
         self._resumed = time.perf_counter()
         return events
+
+    def prune(self, evaluate: Evaluate) -> list[Event]:
+        """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
+        judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate)[0])
+        self.history.extend(judged)
+        return judged
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
         """Train TRAINING seeds: call after your backward, with a closure that returns the loss of the same batch."""
@@ -204,6 +220,7 @@ class Garden:
         """Write everything needed to go on from here, optimiser included; `esper.load` reads it."""
         extra = {
             "epoch": self.epoch,
+            "is_pruned": self.is_pruned,
             "policy": self.policy_name,
             "memory": self.memory,
             "higher_is_better": self.higher_is_better,
@@ -254,10 +271,31 @@ class Garden:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
+        judged: list[Event] = []
+        assert self.model.link is not None
+        if self.model.settings.prunes and not self.is_pruned and self.model.link.has_rate_fallen:
+            judged, base = self._prune(evaluate, epoch, base)
+            self.is_pruned = True
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
         flops = None if self.flops is None else self.ledger.flops
         measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops)
-        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports())]
+        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports()), *judged]
+
+    def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
+        """What was judged, and the values of the network that is left; `base` are those of the present one."""
+        started, charges = time.perf_counter(), list[Charge]()
+
+        def measure() -> Tensor:
+            values, _ = self._values(evaluate)
+            flops = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
+            charges.append(("counterfactual", len(values), flops))
+            return values[None]
+
+        verdicts, left = prune(self.model, measure, base[None])
+        seconds = time.perf_counter() - started
+        self.ledger.settle(charges, seconds)
+        self._resumed += seconds  # which your own loop did not take
+        return [*tell_fossils(0, epoch, verdicts)], left[0]
 
     def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
         """Book the epoch that was trained, and its measurement on `count` examples."""
@@ -291,6 +329,8 @@ class Garden:
 
     def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
+        if not callable(evaluate):
+            raise MeasurementError(f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself.")
         with undisturbed(self.model):
             values = evaluate()
         is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
@@ -321,7 +361,7 @@ class Garden:
         is_planted = any(isinstance(event, ActionTaken) and event.op == planted for event in events)
         if is_planted and link is not None and link.is_rate_low:
             text = (
-                f"a seed was planted at a learning rate of {link.rate:.2g}, under {LOW_RATE:.0%} of the peak "
+                f"a seed was planted at a learning rate of {link.rate:.2g}, at most {LOW_RATE:.0%} of the peak "
                 f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
             )
             events.append(GrowthHint(0, epoch, text))
@@ -344,7 +384,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     (network, optimizer), extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
     garden.ledger = _ledger_from(extra["ledger"])
-    garden.epoch, garden.memory = extra["epoch"], extra["memory"]
+    garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.pending_optimizer = optimizer
     return garden

@@ -73,9 +73,10 @@ def assert_same_run(run, other):
 
 
 def test_the_undisturbed_run_has_every_kind_of_change(whole):
-    assert {event["op"] for event in events_of(whole[0], "ActionTaken")} == {"GERMINATE", "FOSSILIZE"}
+    assert {event["op"] for event in events_of(whole[0], "ActionTaken")} == {"GERMINATE"}
     ends = {event["after"] for event in events_of(whole[0], "StageChanged")}
-    assert {"FOSSILIZED", "CULLED"} <= ends  # what is culled, probation culls
+    assert {"PROBATIONARY", "FOSSILIZED", "DORMANT"} <= ends
+    assert events_of(whole[0], "FossilJudged")
     assert whole[2] > 300
 
 
@@ -196,7 +197,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "budget": 9.0,
         "max_seeds": 1,
         "slots": ["r0c1"],
-        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out", "blends", "scale_at_birth")),
+        **dict.fromkeys(("batch", "blueprints", "epoch_examples", "held_out", "blends", "scale_at_birth", "prunes")),
         "lengths": dict.fromkeys(("training", "ramp", "probation", "embargo", "resetting")),
     }
     assert found == {

@@ -122,10 +122,10 @@ def test_pointing_at_a_seed_shows_what_its_gates_saw(page, address):
     page.goto(address + "#/run/grow")
     panel = page.get_by_role("complementary", name="Gate evidence")
     page.get_by_role("option", name="conv_light in r0c0").hover()
-    panel.get_by_text("END ✓ passed").wait_for()
-    assert "contribution above one standard error" in panel.inner_text()
+    panel.get_by_text("G5 ✓ passed").wait_for()
+    assert "a paired counterfactual" in panel.inner_text()
     page.get_by_role("option", name="depthwise in r0c1").hover()
-    panel.get_by_text("END ✗ failed").wait_for()
+    panel.get_by_text("G5 ✗ failed").wait_for()
 
 
 def test_the_keyboard_reaches_every_seed(page, address):
@@ -226,7 +226,7 @@ def test_a_report_opens_from_disk_and_prints(page, runs, tmp_path, names):
     for title in ("Final table", "Growth", "Ledger", "Gate decisions", "Configuration"):
         assert page.get_by_role("heading", name=title, exact=True).count() >= 1
     page.get_by_role("option", name="conv_light in r0c0").first.hover()
-    page.get_by_role("complementary").get_by_text("END ✓ passed").first.wait_for()
+    page.get_by_role("complementary").get_by_text("G5 ✓ passed").first.wait_for()
     assert violations(page) == []
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
     page.set_viewport_size({"width": 360, "height": 800})

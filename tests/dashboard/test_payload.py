@@ -92,7 +92,7 @@ def test_an_episode_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_pat
         ("r0c0", "FOSSILIZED", 3),
         ("r0c1", "CULLED", 4),
     ]
-    assert episode_data(episode)["spans"][0]["verdicts"][-1]["gate"] == "END"
+    assert episode_data(episode)["spans"][0]["verdicts"][-1]["gate"] == "G5"
     monkeypatch.setattr(payload, "MOST_SPANS", 1)
     assert [span["slot"] for span in episode_data(episode)["spans"]] == ["r0c1"]
     assert episode_data(episode)["spans_left_out"] == 1

@@ -17,6 +17,7 @@ from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
     CheckpointSaved,
+    FossilJudged,
     GateJudged,
     HostRolledBack,
     LedgerClosed,
@@ -352,3 +353,16 @@ def test_a_host_that_is_dealt_to_another_rank_has_its_next_episode_there():
     episode = view.episodes[5]
     assert (episode.rank, episode.round, episode.epochs.last("epoch")) == (1, 1, 2)
     assert len(episode.epochs.column("epoch")) == 2
+
+
+def test_late_verdicts_belong_to_the_newest_fossil_of_their_slot_first():
+    fossils = [moved(epoch, "PROBATIONARY", "FOSSILIZED", 1.0) for epoch in (2, 5)]
+    births = [moved(epoch, "DORMANT", "GERMINATED", 0.0) for epoch in (1, 4)]
+    late = [FossilJudged(0, 9, "r0c0", "norm", gain, 0.1, gain > 0) for gain in (-0.5, 0.25)]
+    view = view_of(births[0], fossils[0], births[1], fossils[1], *late)
+    older, newer = view.episodes[0].spans
+    assert (newer.end, newer.removed, newer.contribution) == (5, 9, -0.5)
+    assert (older.end, older.removed, older.contribution) == (2, None, 0.25)
+    assert [span.verdicts[-1]["verdict"] for span in (older, newer)] == ["passed", "failed"]
+    assert view.unknown == 0
+    assert "removed" in view.log[-2].text

@@ -32,7 +32,7 @@ def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
     gate = {"host": host, "slot": slot, "needed": "alpha 1", "verdict": "passed", "reason": "alpha is 1"}
     verdict = "passed" if fate == "FOSSILIZED" else "failed"
     reading = SeedMeasured(host, epoch, slot, "BLENDING", blueprint, 1.0, 1, 97, 0.25, 0.05)
-    end = {"needed": "contribution above one standard error", "reason": "contribution +0.2500 ± 0.0500"}
+    end = {"needed": "a paired counterfactual", "reason": "contribution +0.2500 ± 0.0500"}
 
     def move(epoch, before, after):
         return StageChanged(host, epoch, slot, before, after, blueprint, 1.0)
@@ -50,7 +50,7 @@ def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
         ],
         [to_record(reading) | {"epoch": epoch + 2, "stage": "PROBATIONARY", "age": 2, "contribution": None}],
         [
-            GateJudged(epoch=epoch + 3, gate="END", measured=0.25, **(gate | end | {"verdict": verdict})),
+            GateJudged(epoch=epoch + 3, gate="G5", measured=0.25, **(gate | end | {"verdict": verdict})),
             move(epoch + 3, "PROBATIONARY", fate),
         ],
     ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.kasmina import REGISTRY
-from esper.leyline import SeedStage
+from esper.leyline import SeedStage, StageLengths
 from esper.leyline.errors import EsperError, IllegalActionError
 from esper.leyline.factored_actions import look_up
 from esper.leyline.legality import refuse
@@ -183,7 +183,7 @@ def test_waiting_changes_nothing():
 
 
 def test_cull_and_fossilize_are_decisions_too():
-    model = grow_cnn()
+    model = grow_cnn(lengths=StageLengths(probation=3))
     for slot_id in ("r0c0", "r0c1"):
         put_on_probation(model, slot_id, "norm", "linear", INPUTS)
     model.act((2, 0, 0, 0))

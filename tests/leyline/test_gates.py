@@ -11,7 +11,6 @@ from esper.leyline.gates import (
     Verdict,
     counterfactual_gate,
     optimizer_gate,
-    probation_end,
     ramp_gate,
     shadow_gate,
     shape_gate,
@@ -26,7 +25,6 @@ UNMEASURED = {
     "G2": lambda: shadow_gate(None, 3),
     "G3": lambda: ramp_gate(math.nan),
     "G5": lambda: counterfactual_gate(None),
-    "END": lambda: probation_end(None),
     "any, told to pass": lambda: GateEvidence.judge("any", None, "something", True, "because"),
     "any, NaN told to pass": lambda: GateEvidence.judge("any", math.nan, "something", True, "because"),
 }
@@ -47,11 +45,6 @@ def test_a_measurement_is_finite(bad):
         Measurement(bad, 0.1, 5)
     with pytest.raises(MeasurementError, match="finite"):
         Measurement(0.1, bad, 5)
-
-
-@pytest.mark.parametrize(("mean", "positive"), [(0.2, True), (0.1, False), (-0.2, False)])
-def test_a_difference_counts_beyond_one_standard_error(mean, positive):
-    assert Measurement(mean, 0.1, 9).is_positive == positive
 
 
 def test_the_identity_has_no_deviation_at_all():
@@ -88,13 +81,9 @@ def test_a_counterfactual_passes_by_existing():
     assert counterfactual_gate(HURTS).passed
 
 
-def test_probation_ends_well_only_above_one_standard_error():
-    assert probation_end(HELPS).passed
-    assert probation_end(Measurement(0.1, 0.1, 9)).verdict is Verdict.FAILED
-
-
 def test_evidence_names_what_was_needed_and_seen():
-    evidence = probation_end(Measurement(0.05, 0.2, 9))
-    assert (evidence.name, evidence.measured, evidence.needed) == ("END", 0.05, "contribution above one standard error")
+    evidence = shadow_gate(Measurement(0.05, 0.2, 9), 3)
+    assert (evidence.name, evidence.measured) == ("G2", 0.05)
+    assert "below" in evidence.needed
     assert "0.05" in evidence.reason
     assert "0.2" in evidence.reason

@@ -111,18 +111,27 @@ def test_with_default_lengths_a_seed_is_fully_blended_in_after_one_tick():
     assert (state.stage, state.alpha, state.age) == (SeedStage.BLENDING, 1.0, 1)
 
 
-def test_a_helpful_seed_has_three_epochs_of_probation_and_is_kept():
+EVERY = pytest.mark.parametrize("contribution", [HELPS, HURTS, UNCERTAIN], ids=["helps", "hurts", "uncertain"])
+
+
+@EVERY
+def test_a_seed_that_was_measured_is_kept_whatever_the_measurement_says(contribution):
     blending = tick(germinate("norm", "linear"), DEFAULTS)
-    epochs = run(blending.measured(HELPS), 5)
+    assert names(run(blending.measured(contribution), 3)) == ["PROBATIONARY", "FOSSILIZED", "DORMANT"]
+
+
+@EVERY
+def test_a_longer_probation_is_waited_for(contribution):
+    blending = tick(germinate("norm", "linear"), DEFAULTS)
+    epochs = run(blending.measured(contribution), 5, StageLengths(probation=3))
     assert names(epochs) == ["PROBATIONARY"] * 3 + ["FOSSILIZED", "DORMANT"]
     assert [state.epochs_in_stage for state in epochs[:3]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("contribution", [HURTS, UNCERTAIN, None], ids=["hurts", "uncertain", "unmeasured"])
-def test_a_seed_without_evidence_that_it_helps_is_culled_after_probation(contribution):
-    state = tick(germinate("norm", "linear"), DEFAULTS)
-    state = state if contribution is None else state.measured(contribution)
-    assert names(run(state, 4)) == ["PROBATIONARY"] * 3 + ["CULLED"]
+def test_a_seed_that_nobody_measured_stays_on_probation_until_somebody_does():
+    epochs = run(tick(germinate("norm", "linear"), DEFAULTS), 6)
+    assert names(epochs) == ["PROBATIONARY"] * 6
+    assert tick(epochs[-1].measured(HURTS), DEFAULTS).stage is SeedStage.FOSSILIZED
 
 
 def test_a_culled_slot_opens_after_three_epochs_of_embargo_and_one_of_resetting():
@@ -253,10 +262,11 @@ def test_alpha_is_zero_before_blending_and_one_after_it(walk, lengths):
 
 
 @given(moves, lengths)
-def test_left_alone_every_slot_opens_again(walk, lengths):
+def test_measured_but_otherwise_left_alone_every_slot_opens_again(walk, lengths):
     state = SeedState()
     for move in walk:
         state = step(state, move, lengths)
+    state = step(state, HURTS, lengths)
     assert SeedStage.DORMANT in {each.stage for each in run(state, 20, lengths)}
 
 

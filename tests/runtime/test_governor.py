@@ -158,7 +158,7 @@ def test_a_cull_before_a_save_is_a_cull_after_it(grown):
 
 def test_a_host_that_falls_to_guessing_with_its_culled_seed_is_left_in_peace():
     """Only the seed could tell the classes apart."""
-    population = Population(replace(get_task("blobs"), lengths=QUICK), [1, 2])
+    population = Population(replace(get_task("blobs"), lengths=replace(QUICK, probation=9)), [1, 2])
     script = {key: {0: [(GERMINATE, "r0c0", "mlp")], 4: [(CULL, "r0c0")]} for key in range(2)}
     assert play(population, 5, script) == []
     assert min(reading.held_out_accuracy for reading in population.readings()) > 0.8

@@ -81,7 +81,7 @@ def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
 def test_the_plan_does_not_depend_on_actions():
     quiet = epochs(BLOBS, [1], epochs=8, script={})
     script = {0: [(GERMINATE, "r0c0", "mlp")], 2: [(GERMINATE, "r0c1", "lora")], 4: [(CULL, "r0c0")]}
-    busy = Population(BLOBS, [1])
+    busy = Population(replace(BLOBS, lengths=replace(BLOBS.lengths, probation=9)), [1])
     play(busy, 8, {0: script})
     for population in (quiet, busy):
         population.train_epoch()

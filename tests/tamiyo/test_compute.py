@@ -1,4 +1,4 @@
-"""The rule that puts compute first: which seed it takes, what it waits for, and that it keeps by default."""
+"""The rule that puts compute first: which seed it takes, and what it waits for."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import pytest
 
 from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.leyline import SeedStage
-from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
+from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime.ledger import flop_prices
-from esper.tamiyo.rules import Compute, Heuristic, HostFacts, Schedule
+from esper.tamiyo.rules import Compute, HostFacts
 from esper.trials.arms import Entry, run_entries
 from runtime.episodes import IMAGES
 from tamiyo.test_rules import WAIT, choose, masks_for, reports_of
@@ -99,16 +99,6 @@ def test_only_the_first_part_of_an_episode_is_for_planting():
         assert times == list(range(last + 1))
 
 
-@pytest.mark.parametrize("build", [Compute, Heuristic, Schedule])
-def test_kept_by_default_or_by_evidence_as_asked(build):
-    """At its first measurement, whatever that says; among several the first slot."""
-    facts = facts_of()
-    bad, unmeasured = {"stage": SeedStage.PROBATIONARY, "mean": -1.0}, {"stage": SeedStage.PROBATIONARY}
-    reports = reports_of(r0c0=unmeasured, r0c1=bad, r0c2=bad)
-    assert choose(build(facts, keep="always"), facts, reports) == (OP_FOSSILIZE, 1, 0, 0)
-    assert choose(build(facts, keep="evidence"), facts, reports)[0] != OP_FOSSILIZE
-
-
 def test_it_waits_where_nothing_can_be_planted():
     facts = facts_of()
     full = {slot: {"stage": SeedStage.EMBARGOED} for slot in SLOTS}
@@ -116,7 +106,7 @@ def test_it_waits_where_nothing_can_be_planted():
 
 
 def test_it_grows_real_hosts_and_keeps_what_it_plants():
-    (run,) = run_entries(replace(IMAGES, epochs=8), [Entry("compute", 3, "compute")])
+    (run,) = run_entries(replace(IMAGES, epochs=8, prunes=False), [Entry("compute", 3, "compute")])
     assert run.result.germinated > 0
     assert run.result.culled == 0
     assert run.result.fossilized == len(run.architecture) > 0

@@ -8,7 +8,7 @@ import pytest
 import esper
 from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
-from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE
+from esper.leyline.factored_actions import OP_GERMINATE
 from esper.tamiyo import Heuristic, RulePolicy
 from esper.tamiyo.masks import only_waiting
 from esper.tamiyo.rules import Greedy, Random, Schedule, is_rule, make_policy, read_rule
@@ -22,7 +22,7 @@ from user_models import MLP, random_vectors
     [
         ("heuristic", Heuristic(FACTS)),
         ("heuristic:share=0.5", Heuristic(FACTS, share=0.5)),
-        ("heuristic:attempts=4:planting_part=1", Heuristic(FACTS, attempts=4, planting_part=1.0)),
+        ("heuristic:share=0.25:planting_part=1", Heuristic(FACTS, share=0.25, planting_part=1.0)),
         ("greedy:share=0.25", Greedy(FACTS, share=0.25)),
         ("schedule:epochs=2+5:blueprint_id=norm", Schedule(FACTS, epochs=(2, 5), blueprint_id="norm")),
         ("random:seed=7:epochs=3", Random(FACTS, epochs=(3,), seed=7)),
@@ -39,7 +39,7 @@ def test_settings_in_a_name_reach_the_rule(name, rule):
 
 MISTAKES = {
     "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
-    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*attempts, keep, planting_part, share.*:KEY=VALUE:KEY=VALUE",
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: planting_part, share.*:KEY=VALUE:KEY=VALUE",
     "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",
     "greedy:reads_scores=0": "greedy 'reads_scores'",
@@ -47,7 +47,7 @@ MISTAKES = {
     "heuristic:share": "share of heuristic is ''.*number",
     "heuristic:share=0": "share of heuristic is '0'.* 0",
     "heuristic:share=nan": "share of heuristic is 'nan'",
-    "heuristic:attempts=1.5": "attempts of heuristic is '1.5'.*integer",
+    "random:seed=1.5": "seed of random is '1.5'.*integer",
     "greedy:planting_part=1.01": "planting_part of greedy is '1.01'.* 1",
     "schedule:epochs=": "epochs of schedule is ''.*integer",
     "schedule:epochs=1+-2": r"epochs of schedule is '1\+-2'.* 0",
@@ -91,7 +91,6 @@ def plays(rule, changes):
         actions, memory = policy.decide(None, masks, [reports], memory)
         op, slot, blueprint, _ = actions[0].tolist()
         planted |= {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
-        planted |= {epoch: f"keep r0c{slot}"} if op == OP_FOSSILIZE else {}
     return planted
 
 
@@ -102,11 +101,6 @@ def test_a_plan_is_followed_in_order_one_planting_at_a_time():
 def test_a_plan_waits_until_its_slot_is_open():
     taken = {2: {"r0c0": {"stage": SeedStage.BLENDING}}, 6: {}}
     assert plays(PLAN, taken) == {1: "r0c1.conv_light", 6: "r0c0.norm", 7: "r0c0.conv_light"}
-
-
-def test_a_plan_keeps_what_has_proven_itself_before_it_plants():
-    proven = {3: {"r0c1": {"stage": SeedStage.PROBATIONARY, "mean": 0.3}}, 4: {}}
-    assert plays(PLAN, proven) == {1: "r0c1.conv_light", 3: "keep r0c1", 4: "r0c0.norm", 5: "r0c0.conv_light"}
 
 
 def test_a_plan_that_is_asked_again_has_several_ops_for_one_decision():
@@ -133,7 +127,7 @@ def test_a_file_is_no_rule():
 
 def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
     with pytest.raises(EsperError, match="heuristic is '0'"):
-        RunConfig.of({"policy": "heuristic:attempts=0", "out": str(tmp_path / "run")})
+        RunConfig.of({"policy": "heuristic:share=0", "out": str(tmp_path / "run")})
 
 
 def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):

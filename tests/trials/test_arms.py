@@ -10,8 +10,8 @@ from esper.episodes import Episodes
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
 from esper.runtime.population import Population
-from esper.telemetry.events import ActionTaken, HostEpoch, StageChanged
-from esper.trials.arms import make_decider, play_epoch
+from esper.telemetry.events import ActionTaken, FossilJudged, HostEpoch, StageChanged
+from esper.trials.arms import Entry, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
 
@@ -101,6 +101,34 @@ def test_a_result_counts_what_the_events_say(heuristic):
         result = run.result
         assert result.germinated == len(planted(run))
         assert (result.fossilized, result.culled) == (stages.count("FOSSILIZED"), stages.count("CULLED"))
+
+
+def test_a_network_that_is_built_in_is_not_pruned():
+    built_in = (("r0c0", "norm", "linear"), ("r0c1", "conv_light", "linear"))
+    (run,) = run_entries(TASK, [Entry("final", 1, "never", built_in=built_in)])
+    assert run.architecture == built_in
+    assert not [event for event in run.events if isinstance(event, FossilJudged)]
+
+
+def test_with_shams_nothing_is_judged_and_the_host_is_what_it_would_be_alone(never):
+    task = replace(TASK, blueprints=("sham",))
+    runs = run_arm(task, "sham", SEEDS)
+    assert all(run.result.fossilized for run in runs)
+    assert not [event for run in runs for event in run.events if isinstance(event, FossilJudged)]
+    for run, alone in zip(runs, never, strict=True):
+        own, expected = run.network.state_dict(), alone.network.state_dict()
+        assert all(torch.equal(value, own[name]) for name, value in expected.items())
+        assert run.result.test_loss == alone.result.test_loss
+
+
+def test_an_arm_judges_what_it_grew_and_its_architecture_is_what_is_left(heuristic):
+    for run in heuristic:
+        judged = [event for event in run.events if isinstance(event, FossilJudged)]
+        grown = [e for e in run.events if isinstance(e, StageChanged) and e.after == "FOSSILIZED"]
+        assert len(judged) == len(grown) > 0
+        assert len(run.architecture) == sum(event.is_kept for event in judged)
+    (kept,) = run_arm(replace(TASK, prunes=False), "heuristic", SEEDS[:1])
+    assert len(kept.architecture) == kept.result.fossilized
 
 
 def test_a_result_names_its_arm_seed_and_length(heuristic):

@@ -30,7 +30,8 @@ TASK = {
     "task.scale_at_birth": 0.1,
     "task.lengths.training": 1,
     "task.lengths.ramp": 3,
-    "task.lengths.probation": 1,
+    "task.prunes": False,
+    "task.lengths.probation": 2,
     "task.lengths.embargo": 0,
     "task.lengths.resetting": 0,
 }
@@ -100,6 +101,8 @@ def changed(command, key, value):
         base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": ["greedy"]}
     if key.startswith("task.lengths"):  # episodes in which slots open again
         base = {**base, "task": {**base["task"], "epochs": 16}}
+    if key in ("task.lengths.embargo", "task.lengths.resetting"):  # what is culled by itself, incubation culls
+        base = {**base, "task": {**base["task"], "lengths": {"training": 1}}}
     config = model.of(base)
     other = config.with_changes([(key, value), *([] if key == "out" else [("out", "run2")])], "the test")
     before, after = facets_of(play, config), facets_of(play, other)

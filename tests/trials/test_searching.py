@@ -28,7 +28,7 @@ def parts_of(policy):
     """(decision, place) of each planting of a plan."""
     if policy == "never":
         return []
-    _, epochs, places, _ = policy.split(":")
+    _, epochs, places = policy.split(":")
     return list(zip(map(int, epochs[7:].split("+")), places[7:].split("+"), strict=True))
 
 
@@ -197,7 +197,7 @@ def test_its_hosts_are_trained_first_as_the_others_are(tmp_path):
 
 def test_settings_reach_the_search():
     assert read_search("search") == Search()
-    assert read_search("search:episodes=7:plans=3:hosts=2:seed=5:keep=evidence") == Search(7, 3, 2, 5, "evidence")
+    assert read_search("search:episodes=7:plans=3:hosts=2:seed=5") == Search(7, 3, 2, 5)
 
 
 # -- what others were given --------------------------------------------------------------------------------------------

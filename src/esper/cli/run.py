@@ -23,7 +23,7 @@ from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, HostRolledBack, StageChanged
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, FossilJudged, HostRolledBack, StageChanged
 from esper.telemetry.sink import JsonlSink
 from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, run_hosts
@@ -57,7 +57,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
 
         def tell(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
-                if isinstance(event, ActionTaken | HostRolledBack) or (
+                if isinstance(event, ActionTaken | FossilJudged | HostRolledBack) or (
                     isinstance(event, StageChanged) and event.after == "CULLED"
                 ):
                     say(f"  host {event.host}, {event}")

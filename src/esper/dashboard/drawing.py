@@ -125,14 +125,17 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
 
 def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
     seed = episode.newest(slot)
-    fossils = str(sum(span.slot == slot and span.fate == "FOSSILIZED" for span in episode.spans))
+    kept = [span for span in episode.spans if span.slot == slot and span.fate == "FOSSILIZED"]
+    fossils = str(sum(span.removed is None for span in kept))
     stage = "DORMANT" if seed is None or seed.fate == "FOSSILIZED" else seed.stages[-1][0]
     shown = Text(printable(stage), STYLES.get(stage, "dim"))
     if seed is None:
         return slot, shown, "", "", "", "never planted", "", fossils
     blueprint = seed.blueprint or "-"
     if seed.fate:
-        return slot, shown, blueprint, "", "", f"{seed.fate.lower()} at epoch {seed.end}", "", fossils
+        told = f"{seed.fate.lower()} at epoch {seed.end}"
+        told += "" if seed.removed is None else f", removed at {seed.removed}"
+        return slot, shown, blueprint, "", "", told, "", fossils
     is_measured = seed.contribution is not None and seed.standard_error is not None
     gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}" if is_measured else "not measured"
     return slot, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils

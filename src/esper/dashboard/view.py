@@ -72,6 +72,8 @@ class SeedSpan:
     end: int | None = None
     fate: str | None = None
     """the epoch it was FOSSILIZED or CULLED, and which; None is alive"""
+    removed: int | None = None
+    """the epoch in which late pruning removed the fossil"""
     alpha: float = 0.0
     age: int = 0
     params: int = 0
@@ -307,6 +309,21 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     span.contribution, span.standard_error = gain, error
 
 
+def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    """Late pruning tells the newest fossil of a slot first, so this is about the newest without a verdict of then."""
+    for span in reversed(episode.spans):
+        is_judged = any((verdict["gate"], verdict["epoch"]) == ("LATE", epoch) for verdict in span.verdicts)
+        is_fossil = span.fate == "FOSSILIZED" and span.removed is None
+        if is_fossil and not is_judged and (span.slot, span.blueprint) == (record["slot"], record["blueprint"]):
+            gain, error, is_kept = finite(record["contribution"]), finite(record["standard_error"]), record["is_kept"]
+            reason = "not measured" if gain is None or error is None else f"contribution {gain:+.4f} ± {error:.4f}"
+            verdict = {"gate": "LATE", "needed": "contribution above 0", "verdict": "passed" if is_kept else "failed"}
+            span.verdicts.append({"epoch": epoch, "measured": gain, "reason": reason, **verdict})
+            span.contribution, span.standard_error = gain, error
+            span.removed = None if is_kept else epoch
+            return
+
+
 _UPDATE = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
 
 
@@ -342,6 +359,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "StageChanged": _stage,
     "GateJudged": _gate,
     "SeedMeasured": _seed,
+    "FossilJudged": _fossil,
     "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
         {"epoch": epoch, "reason": record["reason"]}
     ),

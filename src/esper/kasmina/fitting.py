@@ -16,6 +16,7 @@ from esper.kasmina.probing import Example, find_places, source_name
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
+from esper.leyline.gates import GateEvidence, shape_gate
 from esper.leyline.slots import SlotConfig
 
 
@@ -183,3 +184,16 @@ def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float
             f"{blueprint_id!r} turns shape {tuple(features.shape)} into {tuple(grown.shape)}; a seed must keep it."
         )
     return float((grown - features).abs().max())
+
+
+def judge_newborn(slot: SeedSlot, seed: AnySeed, probe: Tensor, blueprint_id: str, *, is_zero: bool) -> GateEvidence:
+    """G0 of a newborn seed, whose scale `is_zero` or not; a seed that fails is refused."""
+    if isinstance(seed, Copy):  # run on the example when the host was wrapped: it needs its original's arguments
+        assert slot.inheritance is not None
+        is_identity = blueprint_id == COPY_ZERO
+        evidence = shape_gate(0.0 if is_identity else slot.inheritance.deviation, is_identity)
+    else:
+        evidence = shape_gate(probe_deviation(seed, probe, blueprint_id), must_be_identity=is_zero)
+    if not evidence.passed:
+        raise BlueprintError(f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
+    return evidence

@@ -1,7 +1,7 @@
 """A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import BlueprintError, MeasurementError, OptimizerError
+from esper.leyline.errors import MeasurementError, OptimizerError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
-from esper.leyline.gates import Measurement, optimizer_gate, shape_gate
+from esper.leyline.gates import Measurement, optimizer_gate
 from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import SeedState, germinate, tick
 from esper.leyline.reports import SeedStateReport
@@ -92,15 +92,7 @@ class MorphogeneticModel(nn.Module):
             seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
             probe = torch.randn(2, *slot.feature_shape)
         fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
-        if isinstance(seed, Copy):  # run on the example when the host was wrapped: it needs its original's arguments
-            assert slot.inheritance is not None
-            is_identity = blueprint_id == COPY_ZERO
-            evidence = shape_gate(0.0 if is_identity else slot.inheritance.deviation, is_identity)
-        else:
-            deviation = fitting.probe_deviation(seed, probe.to(slot.alpha), blueprint_id)
-            evidence = shape_gate(deviation, must_be_identity=scale == 0.0)
-        if not evidence.passed:
-            raise BlueprintError(f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}.")
+        evidence = fitting.judge_newborn(slot, seed, probe.to(slot.alpha), blueprint_id, is_zero=scale == 0.0)
         self.births += 1
         self._gradient_sums = None
         before = slot.state
@@ -148,8 +140,19 @@ class MorphogeneticModel(nn.Module):
         is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
         blend_id = next((blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id)
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
-        self._settle(self.slot(slot_id), SeedState(SeedStage.FOSSILIZED))
-        self.slot(slot_id).assign(SeedState())
+        slot = self.slot(slot_id)
+        self._settle(slot, SeedState(SeedStage.FOSSILIZED))
+        slot.assign(SeedState())
+        slot.built_in = len(slot.fossils)
+
+    def remove_fossil(self, slot_id: str, number: int) -> None:
+        """Take a fossil out of network and optimiser; the slot and its live seed stay as they are."""
+        slot = self.slot(slot_id)
+        fossil = slot.fossils.pop(number)
+        del slot.fossil_names[number]
+        self._gradient_sums = None  # they are of another structure
+        if self.link is not None:
+            self.link.release(fossil.parameters())
 
     def act(self, choice: Choice) -> list[SlotChange]:
         """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
@@ -279,6 +282,10 @@ class MorphogeneticModel(nn.Module):
             yield
         finally:
             slot.alpha.fill_(slot.state.alpha)
+
+    def fossil_off(self, slot_id: str, number: int) -> AbstractContextManager[None]:
+        """The network as it would be without one of this slot's fossils."""
+        return self.slot(slot_id).without_fossil(number)
 
     @contextmanager
     def at_full_strength(self, slot_id: str) -> Iterator[None]:

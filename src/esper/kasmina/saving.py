@@ -124,6 +124,7 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
+            slot.built_in = saved["built_in"]
             if saved["seed"] is not None:
                 slot.seed = model.build_seed(slot_id, *saved["seed"])
     load_model(model, str(paths["model"]))
@@ -148,6 +149,7 @@ def _describe_slot(slot: SeedSlot) -> Plain:
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
         "inheritance": None if slot.inheritance is None else asdict(slot.inheritance),
         "fossils": [[name, has_gate(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
+        "built_in": slot.built_in,
         "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
         "state": asdict(slot.state),
         "gradient_ratio": slot.gradient_ratio,
@@ -182,6 +184,7 @@ def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> Optimi
         "groups": groups,
         "scheduler": schedule and {key: value for key, value in schedule.items() if _is_plain(value)},
         "peak_rate": link.peak_rate,
+        "was_high": link.was_high,
     }
     return OptimizerSnapshot(facts, tensors)
 
@@ -207,7 +210,7 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict(dict(facts["scheduler"]))
-    link.peak_rate = facts["peak_rate"]
+    link.peak_rate, link.was_high = facts["peak_rate"], facts["was_high"]
 
 
 def _is_plain(value: Any) -> bool:

@@ -25,6 +25,9 @@ class GrowthSettings:
     seed: int = 0
     """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
 
+    prunes: bool = True
+    """whether fossils that do not pay are removed once, when the rate has fallen to a tenth of its peak"""
+
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise SettingError(f"GrowthSettings.epochs must be at least 1 or None if unknown, got {self.epochs}.")

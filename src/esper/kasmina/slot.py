@@ -1,5 +1,7 @@
 """One place in a network where seeds grow: forward pass and modules. The rules are in `leyline.lifecycle`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,10 @@ class SeedSlot(nn.Module):
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
+        self.built_in = 0
+        """how many of them, from the first on, did not grow: they were built in before the first step"""
+        self.left_out: tuple[int, ...] = ()
+        """numbers of fossils that are switched off, to measure the network without them"""
         self.inheritance: Inheritance | None = None
         """what copies of the module here can be; None if nobody asked"""
         self.prices: dict[tuple[str, bool], BlueprintCost] = {}
@@ -48,8 +54,9 @@ class SeedSlot(nn.Module):
 
     def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """`args` and `kwargs` are what else the host's module was called with: a copy of it needs them."""
-        for fossil in self.fossils:
-            features = fossil(features, *args, **kwargs)
+        for number, fossil in enumerate(self.fossils):
+            if number not in self.left_out:
+                features = fossil(features, *args, **kwargs)
         if self.seed is None:
             return features
         if self.is_shadowed:
@@ -88,6 +95,20 @@ class SeedSlot(nn.Module):
         self.fossils.append(seed)
         self.fossil_names.append(str(self.state.blueprint_id))
         return seed
+
+    @contextmanager
+    def without_fossil(self, number: int) -> Iterator[None]:
+        """This slot as if one of its fossils were not there; several may be off at once."""
+        before, number = self.left_out, range(len(self.fossils))[number]
+        try:
+            self.left_out = (*before, number)
+            yield
+        finally:
+            self.left_out = before
+
+    def readings(self) -> tuple[float | None, ...]:
+        """What was last read off the live seed's gradients, and the greedy score."""
+        return self.gradient_ratio, self.gradient_norm, self.greedy_score
 
     def report(self, host_param_count: int) -> SeedStateReport:
         state = self.state

@@ -16,7 +16,7 @@ PER_GROUP_SCHEDULERS = (
 """Schedulers whose per-group lists can be extended; others are refused by name."""
 
 LOW_RATE = 0.1
-"""Below this share of the peak rate a new seed learns little, and the user is told."""
+"""From this share of the peak rate down a new seed learns little, and held-out losses tell what a fossil is worth."""
 
 
 class OptimizerLink:
@@ -56,6 +56,8 @@ class OptimizerLink:
             self.groups[slot_id] = {like: self._add_group(like) for like in (self.home, *sorted(others))}
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
+        self.was_high = False
+        """whether a step was taken at a rate that is not low"""
         self.follows_rates, self._note_gradients = follows_rates, note_gradients
         self._planned: dict[int, Any] = {}
         self.steps = 0
@@ -73,7 +75,12 @@ class OptimizerLink:
 
     @property
     def is_rate_low(self) -> bool:
-        return self.rate < LOW_RATE * self.peak_rate
+        return self.rate <= LOW_RATE * self.peak_rate
+
+    @property
+    def has_rate_fallen(self) -> bool:
+        """Whether the rate is low and was not always: at the start of a warm-up it has not fallen."""
+        return self.is_rate_low and self.was_high
 
     def orphans(self, parameters: Iterable[nn.Parameter]) -> int:
         """How many of these no group owns."""
@@ -151,6 +158,7 @@ class OptimizerLink:
         self.steps += 1
         self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
+        self.was_high |= not self.is_rate_low
         self._planned = {place: group["lr"] for place, group in self._own_groups()}
         for place, group in self._own_groups():
             group["lr"] = self._planned[place] * self.seed_lr

@@ -26,11 +26,6 @@ class Measurement:
     def __str__(self) -> str:
         return f"{self.mean:+.4f} ± {self.standard_error:.4f} over {self.examples} examples"
 
-    @property
-    def is_positive(self) -> bool:
-        """Above zero by more than one standard error: the rule that decides who stays."""
-        return self.mean > self.standard_error
-
 
 class Verdict(StrEnum):
     PASSED = "passed"
@@ -91,11 +86,3 @@ def counterfactual_gate(contribution: Measurement | None) -> GateEvidence:
     """G5: slot on against slot off has been measured on the same held-out examples."""
     mean = None if contribution is None else contribution.mean
     return GateEvidence.judge("G5", mean, "a paired counterfactual", mean is not None, "measured")
-
-
-def probation_end(contribution: Measurement | None) -> GateEvidence:
-    """END: when probation is over, the seed stays only if it helps by more than one standard error."""
-    mean, helps = (None, False) if contribution is None else (contribution.mean, contribution.is_positive)
-    return GateEvidence.judge(
-        "END", mean, "contribution above one standard error", helps, f"contribution {contribution}"
-    )

@@ -6,7 +6,7 @@ from typing import Self
 
 from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, probation_end, ramp_gate, shadow_gate
+from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, ramp_gate, shadow_gate
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
 MIN_CULL_AGE = 1
@@ -23,8 +23,8 @@ class StageLengths:
     """closed-loop incubation before blending; 0 starts to blend at once, which did better in our measurements"""
     ramp: int = 1
     """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch, 0 kept at once, unmeasured"""
-    probation: int = 3
-    """epochs of measured contribution before a seed is kept or culled by its evidence"""
+    probation: int = 1
+    """measured epochs at full strength before a seed is kept"""
     embargo: int = 3
     """epochs a slot stays closed after a cull"""
     resetting: int = 1
@@ -124,8 +124,9 @@ def _natural_end(state: SeedState, lengths: StageLengths) -> tuple[SeedStage, Ga
         case SeedStage.BLENDING if (gate := ramp_gate(state.alpha)).passed:
             return SeedStage.PROBATIONARY, gate
         case SeedStage.PROBATIONARY if state.epochs_in_stage >= lengths.probation:
-            gate = probation_end(state.contribution)
-            return (SeedStage.FOSSILIZED if gate.passed else SeedStage.CULLED), gate
+            # early evidence does not say what a seed is worth at the end, so that it was measured is enough
+            gate = counterfactual_gate(state.contribution)
+            return (SeedStage.FOSSILIZED, gate) if gate.passed else None
         case SeedStage.FOSSILIZED:
             return SeedStage.DORMANT, None
         case SeedStage.CULLED:

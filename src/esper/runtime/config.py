@@ -20,7 +20,7 @@ class LengthsConfig(Configuration):
     ramp: int | None = Field(None, ge=1)
     """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch"""
     probation: int | None = Field(None, ge=1)
-    """measured contribution before a seed is kept or culled by its evidence"""
+    """measured at full strength before a seed is kept"""
     embargo: int | None = Field(None, ge=0)
     """a slot stays closed after a cull"""
     resetting: int | None = Field(None, ge=0)
@@ -52,6 +52,8 @@ class TaskConfig(Configuration):
     """ways to blend that a policy may choose from: linear, sigmoid, gated"""
     scale_at_birth: float | None = Field(None, ge=0)
     """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
+    prunes: bool | None = None
+    """whether kept seeds that do not pay are removed when the rate has fallen to a tenth of its peak"""
     lengths: LengthsConfig = LengthsConfig()
     """epochs that each stage of a seed lasts"""
 

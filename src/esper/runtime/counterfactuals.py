@@ -87,6 +87,21 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
             yield run.model(inputs)
 
 
+def score_examples(run: HostRun, split: Split) -> Tensor:
+    """Loss and correctness of every example, [2, examples], of the network as it is; what is switched off stays so."""
+    was_training = run.model.training
+    run.model.eval()
+    with torch.no_grad():
+        scored = []
+        for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
+            inputs, targets = split.gather(rows)
+            with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
+                outputs = run.model(inputs)
+            scored.append(torch.stack(run.task.score(outputs.float(), targets)))
+    run.model.train(was_training)
+    return torch.cat(scored, 1).double()
+
+
 def greedy_scores(run: HostRun) -> Tensor:
     """The greedy score of each slot, [S], from the first examples of the epoch just drawn; the host does not change."""
     sites = [run.model.site(slot.slot_id) for slot in run.slots]

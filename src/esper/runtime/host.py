@@ -47,7 +47,9 @@ class HostRun:
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
             host = task.build_host().to(device)
-        settings = GrowthSettings(task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1))
+        settings = GrowthSettings(
+            task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1), prunes=task.prunes
+        )
         example = splits.train.example()
         self.model = MorphogeneticModel(
             host,
@@ -74,6 +76,8 @@ class HostRun:
         self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
+        self.is_pruned = False
+        """whether this episode's fossils have been judged"""
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()
@@ -168,18 +172,18 @@ class HostRun:
         """The part of a snapshot that is not tensors."""
         return {
             "slots": [
-                ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.gradient_ratio, s.gradient_norm, s.greedy_score)
-                for s in self.slots
+                ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings()) for s in self.slots
             ],
-            "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading),
+            "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned),
             "scaler": self.scaler.state_dict(),
         }
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
-        for slot, (fossils, names, seed, state, *readings) in zip(self.slots, snapshot["slots"], strict=True):
+        for slot, (fossils, names, seed, state, built_in, *readings) in zip(self.slots, snapshot["slots"], strict=True):
             slot.fossils, slot.fossil_names, slot.seed = nn.ModuleList(fossils), list(names), seed
             slot.assign(state)
+            slot.built_in = built_in
             slot.gradient_ratio, slot.gradient_norm, slot.greedy_score = readings
         self._regroup()
         with torch.no_grad():
@@ -188,7 +192,7 @@ class HostRun:
         self.scaler.load_state_dict(snapshot["scaler"])
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
-            self.epoch, self.model.births, self.model.shadow_passes, self.reading = snapshot["counters"]
+            self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned = snapshot["counters"]
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and optimiser state by name."""

@@ -126,9 +126,10 @@ def incubation_flops(slot: SeedSlot) -> int:
 
 
 def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
-    """Forward FLOPs of a slot's fossils, and of its live seed if it is in the output and `live` asks for it."""
-    fossils = sum(_seed_flops(slot, *fossil) for fossil in zip(slot.fossil_names, slot.fossils, strict=True))
-    return fossils + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
+    """Forward FLOPs of a slot's fossils that are on, and of its live seed if it is in the output and `live` asks."""
+    fossils = enumerate(zip(slot.fossil_names, slot.fossils, strict=True))
+    flops = sum(_seed_flops(slot, *fossil) for number, fossil in fossils if number not in slot.left_out)
+    return flops + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
 
 
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:

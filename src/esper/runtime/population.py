@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.harvesting import harvest
+from esper.kasmina.pruning import FossilVerdict, find_judged, prune
 from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import DataError, DeviceError, SettingError
@@ -18,12 +19,12 @@ from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
-from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
+from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
 from esper.runtime.governor import Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun
-from esper.runtime.ledger import BACKWARD, HostFlops, ablation_flops, incubation_flops, network_flops
+from esper.runtime.ledger import BACKWARD, Charge, HostFlops, ablation_flops, incubation_flops, network_flops
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks import Task, check_fit
 
@@ -144,6 +145,34 @@ class Population:
         charges = [("validation", count, whole), *(("counterfactual", count, flops) for flops in ablated)]
         charges += [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
         run.ledger.settle(charges, seconds)
+
+    def prune(self, host: int) -> list[FossilVerdict]:
+        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay.
+
+        A host under suspicion is judged when it has recovered. The reading becomes that of the network that is left.
+        """
+        run, governor = self.runs[host], self.governors[host]
+        is_due = run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
+        if not is_due or governor.bad_checks:
+            return []
+        run.is_pruned = True
+        if not find_judged(run.model):
+            return []
+        started, charges, split = time.perf_counter(), list[Charge](), run.splits.validation
+
+        def measure() -> torch.Tensor:
+            charges.append(("counterfactual", len(split), network_flops(run.model, self.flops)))
+            return score_examples(run, split)
+
+        with memory_errors():
+            verdicts, scored = prune(run.model, measure, measure())
+        run.ledger.settle(charges, time.perf_counter() - started)
+        if not all(verdict.is_kept for verdict in verdicts):
+            assert run.reading is not None
+            loss, accuracy = scored.mean(1).tolist()
+            run.reading = replace(run.reading, held_out_loss=loss, held_out_accuracy=accuracy)
+            governor.keep()  # a rollback brings nothing back that was removed
+        return verdicts
 
     def apply(self, host: int, choice: Choice) -> list[SlotChange]:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""

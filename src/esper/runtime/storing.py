@@ -36,6 +36,7 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
         host |= {
             "seed": run.seed,
             "epoch": run.epoch,
+            "is_pruned": run.is_pruned,
             "reading": run.reading and spell_reading(run.reading),
             "slots": [(slot.gradient_norm, slot.greedy_score) for slot in run.slots],
             "ledger": asdict(run.ledger),
@@ -81,7 +82,7 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
-    run.epoch = facts["epoch"]
+    run.epoch, run.is_pruned = facts["epoch"], facts["is_pruned"]
     run.reading = facts["reading"] and read_reading(facts["reading"])
     run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     if run.scaler is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
+from esper.kasmina.surgery import LOW_RATE
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
@@ -72,6 +73,8 @@ class Task:
     """ways to blend that a policy may choose from"""
     lengths: StageLengths = field(default_factory=StageLengths)
     scale_at_birth: float = 1.0
+    prunes: bool = True
+    """whether fossils that do not pay are removed when the rate has fallen"""
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "epochs": 1, "epoch_examples": 1, "held_out": 2}.items():
@@ -88,6 +91,10 @@ class Task:
             return self.lr
         share = min(1.0, (progress - self.constant_share) / (1.0 - self.constant_share))
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
+
+    def is_rate_low(self, epoch: int) -> bool:
+        """Whether the plan has fallen to a tenth of its peak when this epoch begins, or has no such epoch."""
+        return epoch >= self.epochs or self.rate(epoch) <= LOW_RATE * self.lr
 
 
 TASKS: dict[str, Task] = {}

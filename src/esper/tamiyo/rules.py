@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
-from esper.leyline.gates import Measurement
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
@@ -79,8 +78,6 @@ Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Fie
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+$")], ...], Field(min_length=1)]
 """Blueprints, as in norm+attention."""
 Part = Annotated[float, Field(gt=0, le=1)]
-Keep = Literal["evidence", "always"]
-"""What is fossilized: the surest seed of those whose contribution is positive, or every seed as soon as it may be."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,6 @@ class Schedule:
     epochs: Epochs = (1, 2, 3)
     blueprint_id: str | None = None
     places: Places | None = None
-    keep: Keep = "evidence"
 
     def __post_init__(self) -> None:
         if self.blueprint_id is not None:
@@ -115,12 +111,11 @@ class Schedule:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
-            kept = _keep(self.keep, self.facts, masks, reports)
-            return (kept, memory) if kept else self._go_on(self.places, legal, memory)
+            return self._go_on(self.places, legal, memory)
         names = self.facts.space.blueprint_ids
         places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
         if not places or memory["epoch"] - memory["idle"] not in self.epochs:
-            return _keep(self.keep, self.facts, masks, reports) or WAIT, memory
+            return WAIT, memory
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
@@ -139,7 +134,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Random:
-    """Plants at the schedule's epochs, place, blueprint and blend drawn evenly from what is legal; keeps as others."""
+    """Plants at the schedule's epochs, place, blueprint and blend drawn evenly from what is legal."""
 
     facts: HostFacts
     epochs: Epochs = (1, 2, 3)
@@ -148,7 +143,7 @@ class Random:
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, places = _count_idle(masks, memory), _legal_places(masks)
         if memory["epoch"] - memory["idle"] not in self.epochs or not places:
-            return _keep_surest(self.facts, masks, reports) or WAIT, memory
+            return WAIT, memory
         draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
         blend = int(draw.choice(np.flatnonzero(masks["blend"])))
@@ -204,53 +199,33 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Keep what has proven itself, plant where there is room. One op per epoch, in that order; ends are mechanical.
+    """Plant where there is room, one seed per decision. What becomes of a seed is mechanical.
 
-    Keep: a measured contribution above one standard error in probation, the surest first. At a high learning rate one
-    epoch's evidence is noisy and a newborn seed often harms at first, so one good measurement counts and bad ones are
-    left to the end of probation.
-    Plant: in the slot with the fewest seeds so far, later slots first (they gained most in our measurements), the
-    largest blueprint that takes at most `share` of the room left, or else the smallest. Equal sizes: the first listed.
-    A slot that lost `attempts` seeds is left alone. Where the episode's length is known, only its first part is for
-    planting: a seed needs time and a high learning rate.
+    The slot with the fewest fossils comes first, later slots before earlier ones (they gained most in our
+    measurements), in it the largest blueprint that takes at most `share` of the room left, or else the smallest. Equal
+    sizes: the first listed. Where the episode's length is known, only its first part is for planting: a seed needs time
+    and a high learning rate.
     """
 
     facts: HostFacts
     share: Part = 0.75
-    attempts: Annotated[int, Field(ge=1)] = 2
     planting_part: Part = 0.4
     """part of a known episode in which to plant"""
-    keep: Keep = "evidence"
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        memory = self._count_losses(reports, memory)
-        kept, ids = _keep(self.keep, self.facts, masks, reports), self.facts.space.slots.slot_ids
-        lost = memory["lost"]
-        places = _places_in_time(self.facts, masks, self.planting_part, memory)
-        places = [(s, b) for s, b in places if lost.get(ids[s], 0) < self.attempts]
-        if kept or not places:
-            return kept or WAIT, memory
-        crowd = {s: reports[ids[s]].fossil_count + lost.get(ids[s], 0) for s, _ in places}
+        ids, places = self.facts.space.slots.slot_ids, _places_in_time(self.facts, masks, self.planting_part, memory)
+        if not places:
+            return WAIT, memory
+        crowd = {s: reports[ids[s]].fossil_count for s, _ in places}
         slot = min(crowd, key=lambda s: (crowd[s], -s))
         return _plant_largest(self.facts, slot, places, self.share, reports), memory
-
-    def _count_losses(self, reports: Reports, memory: Memory) -> Memory:
-        """How many seeds each slot has lost: a seed was live last time and the slot is closed now."""
-        lost = dict(memory.get("lost", {}))
-        live = [slot for slot, report in reports.items() if report.is_live]
-        for slot in memory.get("live", []):
-            if slot not in live and reports[slot].fossil_count == memory["fossils"][slot]:
-                lost[slot] = lost.get(slot, 0) + 1
-        fossils = {slot: report.fossil_count for slot, report in reports.items()}
-        return {**memory, "lost": lost, "live": live, "fossils": fossils}
 
 
 @dataclass(frozen=True)
 class Greedy:
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
-    What is kept, which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the
-    later slot.
+    Which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the later slot.
     """
 
     facts: HostFacts
@@ -259,10 +234,9 @@ class Greedy:
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        kept, ids = _keep_surest(self.facts, masks, reports), self.facts.space.slots.slot_ids
-        places = _places_in_time(self.facts, masks, self.planting_part, memory)
-        if kept or not places:
-            return kept or WAIT, memory
+        ids, places = self.facts.space.slots.slot_ids, _places_in_time(self.facts, masks, self.planting_part, memory)
+        if not places:
+            return WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
         unknown = [ids[s] for s, score in scores.items() if score is None or math.isnan(score)]
         if unknown:
@@ -276,7 +250,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute first: large seeds one at a time, then small ones slot by slot, each kept as soon as it may be.
+    """Compute first: large seeds one at a time, then small ones slot by slot.
 
     Plant: while no large seed is live, the one of most FLOPs among those that cost at least `least` of the host's
     parameters and at most `share` of the room left; ties go to more parameters, then to the first place. Where no seed
@@ -289,19 +263,15 @@ class Compute:
     share: Part = 0.6
     small: Names = ("norm", "attention")
     planting_part: Part = 0.5
-    keep: Keep = "always"
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         facts, least = self.facts, self.least * self.facts.host_params
         if not any(least <= price <= self.share * facts.most_room for price in facts.costs.values()):
             least = 0.0
-        kept, places = (
-            _keep(self.keep, facts, masks, reports),
-            _places_in_time(facts, masks, self.planting_part, memory),
-        )
+        places = _places_in_time(facts, masks, self.planting_part, memory)
         waits = any(report.is_live and report.metrics.seed_param_count >= least for report in reports.values())
-        if kept or waits or not places:
-            return kept or WAIT, memory
+        if waits or not places:
+            return WAIT, memory
         prices, most = {place: facts.cheapest_blend(*place)[0] for place in places}, self.share * _room(facts, reports)
         if large := [place for place in places if least <= prices[place] <= most]:
             return facts.plant(*max(large, key=lambda place: (facts.work(*place), prices[place]))), memory
@@ -312,26 +282,6 @@ class Compute:
         slots = [s for s, _ in planted]
         place = min(left, key=lambda p: (slots.count(p[0]), p[0], self.small.index(str(names[p[1]]))))
         return facts.plant(*place), {**memory, "small": [*planted, place]}
-
-
-def _keep(keep: Keep, facts: HostFacts, masks: Masks, reports: Reports) -> Choice | None:
-    """Fossilize a seed that is to be kept, if there is any; among equals the first slot."""
-    if keep == "evidence" or not masks["op"][OP_FOSSILIZE]:
-        return _keep_surest(facts, masks, reports)
-    return OP_FOSSILIZE, int(np.flatnonzero(masks["slot"][OP_FOSSILIZE])[0]), 0, 0
-
-
-def _keep_surest(facts: HostFacts, masks: Masks, reports: Reports) -> Choice | None:
-    """Fossilize the seed whose contribution is surest to be positive, if there is any; ties go to the first slot."""
-    if not masks["op"][OP_FOSSILIZE]:
-        return None
-    proven = []
-    for index in np.flatnonzero(masks["slot"][OP_FOSSILIZE]).tolist():
-        metrics = reports[facts.space.slots.slot_ids[index]].metrics
-        mean, error = metrics.counterfactual_contribution, metrics.counterfactual_standard_error
-        if mean is not None and error is not None and Measurement(mean, error, examples=0).is_positive:
-            proven.append((mean / max(error, 1e-12), -index))
-    return (OP_FOSSILIZE, -max(proven)[1], 0, 0) if proven else None
 
 
 def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
@@ -374,7 +324,7 @@ def is_rule(name: str) -> bool:
 
 
 def read_rule(name: str) -> tuple[str, dict[str, Any]]:
-    """Rule and checked settings of "heuristic", "heuristic:share=0.5:attempts=4" or "schedule:epochs=1+5+9"."""
+    """Rule and checked settings of "heuristic", "heuristic:share=0.5:planting_part=0.8" or "schedule:epochs=1+5+9"."""
     rule, *parts = name.split(":")
     if rule not in RULES:
         raise UnknownNameError("policy", name, RULES)

@@ -126,6 +126,24 @@ class GateJudged(HostEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class FossilJudged(HostEvent):
+    """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
+
+    slot: str
+    blueprint: str
+    contribution: float | None
+    standard_error: float | None
+    is_kept: bool
+
+    def __str__(self) -> str:
+        known = self.contribution is not None and self.standard_error is not None
+        gain = f"{self.contribution:+.4f} ± {self.standard_error:.4f}" if known else "not measured"
+        return (
+            f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {'kept' if self.is_kept else 'removed'}, {gain}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 

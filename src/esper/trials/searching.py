@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from esper.tamiyo.rules import HostFacts, Keep, read_settings
+from esper.tamiyo.rules import HostFacts, read_settings
 
 Plan = tuple[tuple[int, str], ...]
 """(decision, slot.blueprint), sorted"""
@@ -30,7 +30,6 @@ class Search:
     plans: Annotated[int, Field(ge=2)] = 32
     hosts: Annotated[int, Field(ge=1)] = 8
     seed: Annotated[int, Field(ge=0)] = 1_000_000
-    keep: Keep = "always"
 
     @property
     def host_seeds(self) -> range:
@@ -46,12 +45,12 @@ def read_search(name: str) -> Search:
     return Search(**read_settings("search", name.split(":")[1:], Search))
 
 
-def write_plan(plan: Plan, keep: Keep = "always") -> str:
+def write_plan(plan: Plan) -> str:
     """A plan as the policy that plays it."""
     if not plan:
         return "never"
     epochs, places = ("+".join(map(str, column)) for column in zip(*plan, strict=True))
-    return f"schedule:epochs={epochs}:places={places}:keep={keep}"
+    return f"schedule:epochs={epochs}:places={places}"
 
 
 class Searching:
@@ -77,7 +76,7 @@ class Searching:
                 hosts = min(2 * hosts, self.search.hosts)
                 alive = self._extend(alive[: (len(alive) + 1) // 2], hosts)
         best = self._ranked()[0]
-        return write_plan(best, self.search.keep), self.scores[best]
+        return write_plan(best), self.scores[best]
 
     def _left(self) -> int:
         return self.search.episodes - sum(map(len, self.scores.values()))
@@ -93,7 +92,7 @@ class Searching:
             needed = [(plan, host) for host in range(len(self.scores.get(plan, ())), hosts)]
             if len(missing) + len(needed) <= self._left():
                 whole, missing = [*whole, plan], missing + needed
-        played = self.play([(write_plan(plan, self.search.keep), host) for plan, host in missing])
+        played = self.play([(write_plan(plan), host) for plan, host in missing])
         for (plan, _), score in zip(missing, played, strict=True):
             self.scores.setdefault(plan, []).append(score)
         return sorted(whole, key=lambda plan: -sum(self.scores[plan][:hosts]))

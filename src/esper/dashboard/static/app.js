@@ -68,15 +68,18 @@
   const VERDICTS = { passed: "✓ passed", failed: "✗ failed" };
   const GATES = {
     G0: "fits the slot", G1: "is in an optimiser", G2: "beats the host in its shadow", G3: "is blended in",
-    G5: "has been measured", END: "probation's end",
+    G5: "has been measured", LATE: "pays when the rate has fallen",
   };
   const verdictOf = (judged) => VERDICTS[judged.verdict] ?? `– ${judged.verdict}`;
   const startOf = (span) => span.stages[0]?.[1] ?? 0;
 
+  const isRemoved = (span) => isKnown(span.removed);
+  const wordOf = (span) => (FATES[span.fate]?.word ?? "alive") + (isRemoved(span) ? `, removed at epoch ${span.removed}` : "");
+
   function fateOf(span, now) {
     const fate = FATES[span.fate];
     const stage = STAGES[span.stages.at(-1)?.[0]]?.label ?? "alive";
-    return fate ? `epochs ${startOf(span)} to ${span.end}, ${fate.word}` : `since epoch ${startOf(span)}, ${stage} at epoch ${now}`;
+    return fate ? `epochs ${startOf(span)} to ${span.end}, ${wordOf(span)}` : `since epoch ${startOf(span)}, ${stage} at epoch ${now}`;
   }
 
   // ---- charts ----
@@ -358,8 +361,8 @@
         return [
           this.text(0, y + 4 * this.u, slot, "lane"), svg("path", { d: `M${this.left} ${y}H${this.right}`, class: "rule" }),
           ...fossils.map((span, index) => svg("rect", { class: "stratum", x: this.x(span.end),
-            y: y + (10 + STRATUM * index) * this.u, width: Math.max(1, this.x(this.now) - this.x(span.end)), height: 3 * this.u })),
-          fossils.length ? this.text(this.x(this.now) + 6 * this.u, y + 17 * this.u, `${this.kept(slot).length} kept`, "tick") : "",
+            y: y + (10 + STRATUM * index) * this.u, width: Math.max(1, this.x(span.removed ?? this.now) - this.x(span.end)), height: 3 * this.u })),
+          fossils.length ? this.text(this.x(this.now) + 6 * this.u, y + 17 * this.u, `${this.kept(slot).filter((span) => !isRemoved(span)).length} kept`, "tick") : "",
         ];
       });
     }
@@ -490,13 +493,13 @@
   }
 
   const seedsTable = (episode) => table(`Seeds of host ${episode.host}`, ["seed", "slot", "planted", "end", "fate", "contribution", "parameters"],
-    episode.spans.map((span) => [span.blueprint ?? "seed", span.slot, startOf(span), span.end ?? "–", FATES[span.fate]?.word ?? "alive",
+    episode.spans.map((span) => [span.blueprint ?? "seed", span.slot, startOf(span), span.end ?? "–", wordOf(span),
       gain(span.contribution, span.standard_error), whole(span.params)]), [2, 3, 6]);
 
   function episodeWords(episode) {
     const count = (fate) => episode.spans.filter((span) => span.fate === fate).length;
     const left = episode.spans_left_out ? ` (the last ${episode.spans.length} of ${episode.spans.length + episode.spans_left_out} are drawn)` : "";
-    return `${plural(episode.spans.length, "seed")} planted${left}, ${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ${count(null)} alive; ` +
+    return `${plural(episode.spans.length, "seed")} planted${left}, ${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ${plural(episode.spans.filter(isRemoved).length, "fossil")} removed late, ${count(null)} alive; ` +
       `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.`;
   }
 
