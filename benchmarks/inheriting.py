@@ -211,7 +211,7 @@ def rule_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
         rest = [name for name in setup.ordinary if not front or name not in setup.rivals]
         task = replace(setup.task, blueprints=(*front, *rest))
         name = front[0] if front else "without"
-        arms = tuple((f"{rule} {name}", rule) for rule in ("heuristic", "compute"))
+        arms = tuple((f"{rule} {name}", rule) for rule in ("heuristic",))
         yield Group(setup, task, "rules", arms, tuple(range(first, first + options.seeds)))
 
 

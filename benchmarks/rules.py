@@ -1,9 +1,9 @@
 """Which rule deserves to be the default: rules on tasks and host seeds, paired; seeds that choose never judge.
 
-    python benchmarks/rules.py choose --arms heuristic compute compute:share=0.5 --device cuda:0 --data-root DATA
-    python benchmarks/rules.py judge --arms heuristic compute --device cuda:0 --data-root DATA
-    python benchmarks/rules.py judge --arms heuristic compute --tasks digits python_text --workers 16 --chunk 2
-    python benchmarks/rules.py judge --arms heuristic compute --table
+    python benchmarks/rules.py choose --arms heuristic heuristic:share=0.5 --device cuda:0 --data-root DATA
+    python benchmarks/rules.py judge --arms heuristic random --device cuda:0 --data-root DATA
+    python benchmarks/rules.py judge --arms heuristic random --tasks digits python_text --workers 16 --chunk 2
+    python benchmarks/rules.py judge --arms heuristic random --table
 
 Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under OUT/STAGE/TASK, so that an
 interrupted call goes on and further arms can be added. `choose` reads validation only; test scores stay in the folders.
@@ -67,9 +67,7 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=METRICS)
-    parser.add_argument(
-        "--arms", nargs="+", default=["heuristic", "compute"], help="policies as esper compare has them"
-    )
+    parser.add_argument("--arms", nargs="+", default=["heuristic", "random"], help="policies as esper compare has them")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--choose", nargs=2, type=int, default=[30_000, 10], metavar=("FIRST", "COUNT"))
     parser.add_argument("--judge", nargs=2, type=int, default=[40_000, 20], metavar=("FIRST", "COUNT"))
@@ -78,6 +76,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--shorten", type=int, help="epochs of 100 examples each, to try the script")
+    parser.add_argument("--unpruned", action="store_true", help="without late pruning, in a folder of its own")
     parser.add_argument("--table", action="store_true", help="only read what is there")
     parser.add_argument("--out", type=Path, default=Path("runs/rules"))
     return parser.parse_args()
@@ -89,8 +88,9 @@ def ends(first_and_count: Sequence[int]) -> tuple[int, int]:
 
 
 def stage_of(options: argparse.Namespace) -> Path:
-    """Folder of the stage; shortened episodes are kept apart."""
-    return Path(options.out) / (f"{options.stage}-short-{options.shorten}" if options.shorten else options.stage)
+    """Folder of the stage; shortened and unpruned episodes are kept apart."""
+    kind = f"{options.stage}-short-{options.shorten}" if options.shorten else options.stage
+    return Path(options.out) / (f"{kind}-unpruned" if options.unpruned else kind)
 
 
 def folder_of(options: argparse.Namespace, task: str, arm: str) -> Path:
@@ -101,7 +101,7 @@ def folder_of(options: argparse.Namespace, task: str, arm: str) -> Path:
 def episode_of(options: argparse.Namespace, task: str) -> dict[str, Any]:
     """The settings of a task's episodes."""
     few = {"epochs": options.shorten, "epoch_examples": 100, "batch": 50}
-    return TASKS[task] | (few if options.shorten else {})
+    return TASKS[task] | (few if options.shorten else {}) | ({"prunes": False} if options.unpruned else {})
 
 
 def jobs_of(options: argparse.Namespace, seeds: range) -> list[tuple[dict[str, Any], str]]:

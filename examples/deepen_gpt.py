@@ -1,6 +1,6 @@
 """Deepen your own GPT while it trains; what else would the same FLOPs have bought? (bytes of Python sources)
 
-A run of an arm takes about a minute on a CPU core with the defaults. The sizes that docs/deepening.md tells of take a GPU:
+With the defaults an arm takes a minute on a CPU core. The sizes that docs/deepening.md tells of take a GPU:
 --device cuda --width 256 --context 256 --batch 64 --lr 1e-3 --to 8 --at 0.4 --gflops 1200000 --mib 64 --held-out 4
 """
 

@@ -15,7 +15,7 @@ from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, C
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.runtime.host import EpochReading
-from esper.runtime.ledger import Ledger, flop_prices
+from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
 from esper.tamiyo.rules import HostFacts
@@ -196,8 +196,7 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
 
 def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> HostFacts:
     """What a rule may know of a network; `epochs` is the length of its episode, if known."""
-    prices = flop_prices(model)
-    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number, prices)
+    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number)
 
 
 def decision_flops(network: nn.Module | None) -> int:

@@ -1,4 +1,4 @@
-"""Late pruning of graphed hosts: the same as of eager ones to the bit, and no graph of the larger network afterwards."""
+"""Late pruning of graphed hosts: as of eager ones to the bit, and no graph of the larger network afterwards."""
 
 from dataclasses import replace
 

@@ -111,15 +111,6 @@ def _seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
     return slot.prices[name, has_gate(seed)].flops
 
 
-def flop_prices(model: MorphogeneticModel) -> dict[tuple[str, str, str], int]:
-    """Forward FLOPs of every (slot, blueprint, blend) that has a price."""
-    prices = {}
-    for slot_id, name, blend in model.costs:
-        slot = model.slot(slot_id)
-        prices[slot_id, name, blend] = slot.prices[name, blend == "gated"].flops
-    return prices
-
-
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
     return _seed_flops(slot, str(slot.state.blueprint_id), slot.seed)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -32,8 +32,6 @@ class HostFacts:
     """decisions in this episode, if known"""
     number: int = 0
     """tells hosts apart where a rule draws lots"""
-    flops: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    """what each seed of `costs` computes forward on one example; empty where nobody counted"""
 
     @property
     def most_room(self) -> int:
@@ -44,12 +42,6 @@ class HostFacts:
         """Price and number of the blend that adds least; ties go to the first in the space."""
         key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
         return min((self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends))
-
-    def work(self, slot: int, blueprint: int) -> int:
-        """FLOPs of the seed that `plant` plants; its parameters where FLOPs are not known."""
-        price, blend = self.cheapest_blend(slot, blueprint)
-        ids, names, blends = self.space.slots.slot_ids, self.space.blueprint_ids, self.space.blends
-        return self.flops.get((ids[slot], str(names[blueprint]), blends[blend]), price)
 
     def plant(self, slot: int, blueprint: int) -> Choice:
         return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)[1]
@@ -75,8 +67,6 @@ Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 """Decisions at which to plant, from 0 on; those at which nothing can be done, as after a rollback, do not count."""
 Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Field(min_length=1)]
 """Slot and blueprint of each planting, as in r0c1.norm."""
-Names = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+$")], ...], Field(min_length=1)]
-"""Blueprints, as in norm+attention."""
 Part = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -248,42 +238,6 @@ class Greedy:
         return _plant_largest(self.facts, slot, places, self.share, reports), memory
 
 
-@dataclass(frozen=True)
-class Compute:
-    """Compute first: large seeds one at a time, then small ones slot by slot.
-
-    Plant: while no large seed is live, the one of most FLOPs among those that cost at least `least` of the host's
-    parameters and at most `share` of the room left; ties go to more parameters, then to the first place. Where no seed
-    is between the two at the start, every size counts as large. If none fits, each of `small` once per slot: the slot
-    with the fewest of them first, earlier slots first. Only in the first part of an episode of known length.
-    """
-
-    facts: HostFacts
-    least: Annotated[float, Field(ge=0, le=1)] = 0.25
-    share: Part = 0.6
-    small: Names = ("norm", "attention")
-    planting_part: Part = 0.5
-
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        facts, least = self.facts, self.least * self.facts.host_params
-        if not any(least <= price <= self.share * facts.most_room for price in facts.costs.values()):
-            least = 0.0
-        places = _places_in_time(facts, masks, self.planting_part, memory)
-        waits = any(report.is_live and report.metrics.seed_param_count >= least for report in reports.values())
-        if waits or not places:
-            return WAIT, memory
-        prices, most = {place: facts.cheapest_blend(*place)[0] for place in places}, self.share * _room(facts, reports)
-        if large := [place for place in places if least <= prices[place] <= most]:
-            return facts.plant(*max(large, key=lambda place: (facts.work(*place), prices[place]))), memory
-        names, planted = facts.space.blueprint_ids, [tuple(place) for place in memory.get("small", [])]
-        left = [(s, b) for s, b in places if names[b] in self.small and (s, b) not in planted]
-        if not left:
-            return WAIT, memory
-        slots = [s for s, _ in planted]
-        place = min(left, key=lambda p: (slots.count(p[0]), p[0], self.small.index(str(names[p[1]]))))
-        return facts.plant(*place), {**memory, "small": [*planted, place]}
-
-
 def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
     """What may be planted for its gain; nothing once this part of an episode of known length is over."""
     if facts.horizon is not None and memory["epoch"] >= part * facts.horizon:
@@ -312,7 +266,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "random": Random,
     "heuristic": Heuristic,
     "greedy": Greedy,
-    "compute": Compute,
     "sham": lambda facts: Sham(facts, plain_script(facts.space.slots.num_slots)),
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
@@ -342,7 +295,7 @@ def read_settings(rule: str, parts: Sequence[str], build: Callable[..., Any]) ->
             raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
         try:
             found[key] = TypeAdapter(known[key]).validate_python(
-                text.split("+") if known[key] in (Epochs, Places | None, Names) else text
+                text.split("+") if known[key] in (Epochs, Places | None) else text
             )
         except ValidationError as problem:
             said = problem.errors()[0]["msg"]
