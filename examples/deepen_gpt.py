@@ -51,7 +51,7 @@ def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) 
     order, used, batch, context = torch.Generator().manual_seed(seed), 0.0, options.batch, options.context
     depth = options.to if arm == "deep from the start" else options.start
     model = GPT(depth, options.width, context).to(text.device)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     while used < 1:  # the share of the FLOPs that is spent
         if arm in ARMS[2:] and used >= options.at and len(model.blocks) == options.start:
             old = set(model.blocks)
@@ -65,6 +65,7 @@ def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) 
         with torch.autocast(text.device.type, torch.bfloat16, enabled=text.device.type == "cuda"):
             loss = model(text[(starts + torch.arange(context + 1)).to(text.device)].long())
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         used += model.step_flops(batch) / options.gflops / 1e9
     return model.eval()

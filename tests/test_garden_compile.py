@@ -123,6 +123,24 @@ def test_culling_goes_back_to_the_graph_without_the_seed():
     assert torch.equal(subject.run(), bare)
 
 
+def test_a_compiled_network_follows_a_fossil_that_is_off_and_one_that_is_removed():
+    subject = CompiledGarden({0: PLANT_FIRST, 1: (1, 0, 2, 0)}, lengths=StageLengths(ramp=0), max_seeds=2)
+    bare = subject.run()
+    subject.step()
+    subject.step()
+    model, whole = subject.garden.model, subject.run()
+    for number in (0, 1):
+        with model.fossil_off("r0c0", number):
+            compiled = subject.run()
+            with torch.no_grad():
+                assert torch.allclose(compiled, model(IMAGES), atol=1e-6)
+        assert not torch.equal(compiled, whole)
+        assert torch.equal(subject.run(), whole)
+    for _ in range(2):
+        model.remove_fossil("r0c0", 0)
+    assert torch.equal(subject.run(), bare)
+
+
 def test_a_compiled_network_trains_its_seed():
     subject = CompiledGarden({0: PLANT_FIRST})
     walk_to(subject.garden, "BLENDING")

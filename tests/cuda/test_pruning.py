@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cuda.test_executors import GROWTH, PHOTOS
-from esper.runtime.population import Population
+from cuda.test_executors import GROWTH, PHOTOS, _deterministic, build  # noqa: F401
 from runtime.episodes import differing, play, print_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TASK = replace(PHOTOS, epochs=10)
 DUE = next(epoch for epoch in range(TASK.epochs + 1) if TASK.is_rate_low(epoch))
 
@@ -21,7 +20,7 @@ def spoil(fossil):
 
 def pruned(executor):
     """A host that grew, lost its harmful fossil and trained on; with what it was told."""
-    population = Population(TASK, [7], ["cuda:0"], executor=executor)
+    population = build(TASK, [7], executor)
     play(population, DUE - 1, {0: GROWTH})
     population.train_epoch()
     population.evaluate()

@@ -54,8 +54,9 @@ COPIES = {
     0: [(GERMINATE, "r0c0", "copy", "linear"), (GERMINATE, "r0c1", "copy_zero", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
     4: [(GERMINATE, "r0c0", "copy", "gated")],
+    5: [(GERMINATE, "r0c1", "copy", "sigmoid")],
 }
-"""The same with copies of blocks, the last one a copy of a copy."""
+"""The same with copies of blocks, one of them a copy of a copy."""
 
 
 def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
