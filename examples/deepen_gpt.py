@@ -68,10 +68,17 @@ def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) 
     return model.eval()
 
 
+def read(paths: list[Path], most: float) -> torch.Tensor:
+    """The bytes of the first files, about `most` MiB."""
+    text = bytearray()
+    for path in paths:
+        text += path.read_bytes() if len(text) < most * 2**20 else b""
+    return torch.frombuffer(text, dtype=torch.uint8)
+
+
 def main(options: argparse.Namespace) -> None:
     paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
-    parts = b"".join(p.read_bytes() for p in paths[1::10])[: 2**18], b"".join(p.read_bytes() for p in paths[::10])
-    rest, text = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)  # no file is in both
+    text, rest = read([path for number, path in enumerate(paths) if number % 10], 4), read(paths[::10], 0.25)
     held_out = rest[: len(rest) // (options.context + 1) * (options.context + 1)].view(-1, options.context + 1).long()
     for arm in ARMS:
         losses = []

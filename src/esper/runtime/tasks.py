@@ -232,7 +232,7 @@ for _task in (
     Task("cifar10_deep", "32 x 32 photographs, 5-block CNN", build_host=partial(build_cnn_host, blocks=5), **_PHOTO),
     Task(
         "cifar10_resnet",
-        "32 x 32 photographs, ResNet of 3 x 2 blocks that may grow to 3 x 6",
+        "32 x 32 photographs, ResNet of 6 blocks",
         build_host=build_resnet_host,
         slots=("r0c1", "r0c3", "r0c5"),  # the last block of each stage
         **{**_PHOTO, "lr": 0.4, "budget": 3.3},

@@ -55,13 +55,13 @@ class CompareConfig(TrialConfig):
     """One comparison."""
 
     policies: tuple[str, ...] = ("never", "sham", "heuristic", "random")
-    """rules, as greedy:share=0.5, search:episodes=250, or checkpoints"""
+    """rules (greedy:share=0.5), search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(10, ge=1)
     """how many hosts each arm has, the same for all"""
     final_of: tuple[str, ...] = Field((ALL,), min_length=1)
-    """arms whose networks are final, the first of which sham replays; all are those that grow"""
+    """arms that get final networks; sham replays the first"""
     rates: tuple[float, ...] = Field((1.0,), min_length=1)
     """learning rates to try, as multiples: 0.5 1 2"""
     pretrain: int = Field(0, ge=0)
