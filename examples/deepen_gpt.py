@@ -31,8 +31,7 @@ class GPT(nn.Module):
             x = block(x, src_mask=self.mask, is_causal=True)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
 
-    def step_flops(self, batch: int) -> int:
-        """Forward and backward of all matrix products, those of attention included."""
+    def step_flops(self, batch: int) -> int:  # of all matrix products, forward and backward, attention included
         weights = sum(weight.numel() for part in (self.blocks, self.head) for weight in part.parameters())
         context, width = self.place.weight.shape
         return 6 * batch * context * (weights + 2 * len(self.blocks) * context * width)
@@ -65,11 +64,10 @@ def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a plain copy makes gradients jump, and AdamW remembers
         optimizer.step()
         used += model.step_flops(batch) / options.gflops / 1e9
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
-def read(paths: list[Path], most: float) -> torch.Tensor:
-    """The bytes of the first files, about `most` MiB."""
+def read(paths: list[Path], most: float) -> torch.Tensor:  # about `most` MiB
     text = bytearray()
     for path in paths:
         text += path.read_bytes() if len(text) < most * 2**20 else b""
@@ -81,11 +79,8 @@ def main(options: argparse.Namespace) -> None:
     text, rest = read([path for number, path in enumerate(paths) if number % 10], 4), read(paths[::10], 0.25)
     held_out = rest[: len(rest) // (options.context + 1) * (options.context + 1)].view(-1, options.context + 1).long()
     for arm in ARMS:
-        losses = []
-        for seed in range(options.first, options.first + options.seeds):
-            model = train(arm, seed, text, options)
-            with torch.no_grad():
-                losses.append(float(model(held_out)))
+        seeds = range(options.first, options.first + options.seeds)
+        losses = [float(train(arm, seed, text, options)(held_out)) for seed in seeds]
         print(f"{arm:20} {sum(losses) / len(losses):.4f} nats", *(f"{loss:.4f}" for loss in losses), flush=True)
 
 

@@ -53,10 +53,10 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """One row per task: what it is, how large, and whether its data is there; sizes that are None are not known."""
     table = Table(title="tasks", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("name", no_wrap=True)
-    table.add_column("what it is", min_width=14)
+    table.add_column("what it is", min_width=16)
     table.add_column("train +\nvalidation", justify="right", no_wrap=True)
     table.add_column("host\nparameters", justify="right", no_wrap=True)
-    table.add_column("source", min_width=11)
+    table.add_column("source", min_width=11, max_width=14)
     table.add_column("is\nthere", no_wrap=True)
     for row in rows:
         is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "error"
