@@ -102,13 +102,6 @@ FAULTS = [
         "test_garden.py::test_a_contribution_is_the_loss_without_the_slot_minus_with_it",
     ),
     Fault(
-        "the least sure seed is kept first",
-        "tamiyo/rules.py",
-        "-max(proven)[1]",
-        "-min(proven)[1]",
-        "tamiyo/test_rules.py::test_the_surest_seed_is_kept_first_not_the_one_that_helps_most",
-    ),
-    Fault(
         "a held-out loss of NaN is healthy",
         "runtime/governor.py",
         ', "held-out loss": loss}',

@@ -105,8 +105,8 @@ FAULTS = [
     Fault(
         "the gate is not in the optimiser",
         "kasmina/model.py",
-        "self.link.adopt(slot_id, seed.parameters())",
-        "self.link.adopt(slot_id, [p for n, p in seed.named_parameters() if 'gate' not in n])",
+        "self.link.adopt(slot_id, seed.parameters(), ",
+        "self.link.adopt(slot_id, [p for n, p in seed.named_parameters() if 'gate' not in n], ",
         "kasmina/test_lifecycle_in_model.py::test_the_gate_is_in_the_optimiser",
     ),
     Fault(
@@ -133,8 +133,8 @@ FAULTS = [
     Fault(
         "germinating clears the optimiser's memory",
         "kasmina/surgery.py",
-        '        self._group(slot_id)["params"].extend(parameters)\n',
-        '        self._group(slot_id)["params"].extend(parameters)\n        self.optimizer.state.clear()\n',
+        '            group["params"].append(parameter)\n',
+        '            group["params"].append(parameter)\n            self.optimizer.state.clear()\n',
         "kasmina/test_surgery.py::test_germinating_keeps_the_state_of_all_others",
     ),
     Fault(
@@ -147,16 +147,16 @@ FAULTS = [
     Fault(
         "a fossil starts without its history",
         "kasmina/surgery.py",
-        '        moving = self._group(slot_id)["params"]\n',
-        '        moving = self._group(slot_id)["params"]\n'
-        "        [self.optimizer.state.pop(parameter, None) for parameter in moving]\n",
+        '            moving = self.optimizer.param_groups[own]["params"]\n',
+        '            moving = self.optimizer.param_groups[own]["params"]\n'
+        "            [self.optimizer.state.pop(parameter, None) for parameter in moving]\n",
         "kasmina/test_surgery.py::test_fossilizing_keeps_the_state_of_all_and_of_the_fossil",
     ),
     Fault(
         "a scheduler's seeds do not get the multiplier",
         "kasmina/surgery.py",
-        '["lr"] = rate * self.seed_lr',
-        '["lr"] = rate',
+        '["lr"] = self._planned[place] * self.seed_lr',
+        '["lr"] = self._planned[place]',
         "kasmina/test_rates.py::test_a_seeds_rate_is_a_multiple_of_the_hosts_at_every_step",
     ),
     Fault(
@@ -331,5 +331,33 @@ FAULTS = [
         "if found.pop(CHECKSUM) != _checksum(found):",
         "if not found.pop(CHECKSUM):",
         "telemetry/test_runfolder.py::test_what_was_changed_by_hand_is_refused",
+    ),
+    Fault(
+        "a copy trains the host's tied weights as its own",
+        "kasmina/copies.py",
+        "if name.removeprefix(start) not in self.shared:",
+        "if True:",
+        "kasmina/test_copies.py::test_what_the_original_shares_stays_shared_and_is_not_the_copys_own",
+    ),
+    Fault(
+        "a copy of a copy copies the host's module",
+        "kasmina/fitting.py",
+        "source = last.body if isinstance(last, Copy) else",
+        "source =",
+        "kasmina/test_copies.py::test_a_later_copy_copies_the_last_block_that_is_there",
+    ),
+    Fault(
+        "a copy's weight decay is that of the largest group",
+        "kasmina/surgery.py",
+        "like = self.home if original is None else owner.get(id(original), self.home)",
+        "like = self.home",
+        "kasmina/test_copies.py::test_a_copy_takes_over_the_optimiser_settings_of_its_originals",
+    ),
+    Fault(
+        "a copy answers beside a cache that it does not have",
+        "kasmina/copies.py",
+        "    if cached > features.shape[1]:",
+        "    if cached < 0:",
+        "test_copies_in_families.py::test_generating_with_a_cache_is_refused_while_a_copy_is_alive_and_right_after_the_harvest",
     ),
 ]
