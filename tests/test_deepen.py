@@ -241,3 +241,28 @@ def test_a_refusal_leaves_the_model_as_it_was(host, options, error, told):
     assert getattr(model, "config", None) == config
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     assert [m.layer_idx for m in model.modules() if hasattr(m, "layer_idx")] in ([0, 1], [])
+
+
+def test_a_replaced_forward_is_refused_even_without_an_example():
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))
+    net[0].forward = lambda features: features
+    with pytest.raises(HostError, match="forward"):
+        esper.deepen(net, 4)
+    assert len(net) == 2
+
+
+def test_a_network_that_hands_out_a_layer_by_its_number_is_not_deepened():
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, features):
+            seen = []
+            for layer in self.layers:
+                features = layer(features)
+                seen.append(features)
+            return features, seen[1]
+
+    with pytest.raises(HostError):
+        esper.deepen(Watched(), 6, example=torch.randn(2, 4))

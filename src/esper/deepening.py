@@ -12,7 +12,7 @@ from esper.kasmina.inheritance import study_copies
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.natives import follow_flags, restack
 from esper.kasmina.order import runs_in_order
-from esper.kasmina.probing import Example
+from esper.kasmina.probing import Example, refuse_parts
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
@@ -48,6 +48,9 @@ def deepen(
             f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger number."
         )
     names = [f"{path}.{key}".lstrip(".") for key in members]
+    for name, member in zip(names, old, strict=True):
+        if (reason := refuse_parts(member)) is not None:
+            raise HostError(f"no copy can follow {name}: {reason}.")
     zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
     layout: list[tuple[int, nn.Module]] = []
     for place in range(to):

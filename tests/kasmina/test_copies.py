@@ -279,7 +279,8 @@ def test_pricing_leaves_what_a_copy_shares_with_the_network_as_it_is(monkeypatch
     blueprint("vector", "tied")(lambda channels, site: site.copy())
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)).double()
     net[0][0].weight = net[1].weight
-    MorphogeneticModel(net, SlotConfig.for_modules(["0"]), example=torch.zeros(2, 4).double(), blueprints=("tied",))
+    with pytest.raises(BlueprintMismatchError, match="shares"):
+        MorphogeneticModel(net, SlotConfig.for_modules(["0"]), example=torch.zeros(2, 4).double(), blueprints=("tied",))
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float64}
 
 

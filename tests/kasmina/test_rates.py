@@ -5,7 +5,7 @@ import torch
 from torch import optim
 from torch.optim import lr_scheduler as schedulers
 
-from esper.kasmina.surgery import PER_GROUP_SCHEDULERS
+from esper.kasmina.surgery import PER_GROUP_SCHEDULERS, is_low
 from esper.leyline.errors import OptimizerError
 from kasmina.gardens import grow_mlp, loss_of, vectors
 
@@ -176,12 +176,19 @@ def test_a_decayed_rate_counts_as_low():
     model, _ = attach()
     step(model)
     assert not model.link.is_rate_low
-    for factor, is_low in ((0.11, False), (0.09, True)):
+    for factor, expected in ((0.11, False), (0.09, True)):
         model.link.optimizer.param_groups[0]["lr"] = 0.2 * factor
-        assert model.link.is_rate_low == is_low
+        assert model.link.is_rate_low == expected
 
 
 def test_a_rate_that_was_decayed_before_attaching_counts_as_low():
     model, _ = attach(lambda o: schedulers.ExponentialLR(o, 0.5), before=6)
     assert host_rate(model) < 0.1 * 0.2
     assert model.link.is_rate_low
+
+
+@pytest.mark.parametrize("peak", [1e-3, 2e-4, 3e-4, 6e-4, 7e-5])
+def test_a_tenth_of_the_peak_is_low_whatever_floating_point_says(peak):
+    assert is_low(peak / 10, peak)
+    assert is_low(float(f"{peak / 10:.3g}"), peak)
+    assert not is_low(peak / 9.9, peak)

@@ -104,6 +104,9 @@ class Blueprint:
         # the CPU's fused attention is not counted
         with torch.random.fork_rng(devices=[]), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             seed = self.build_seed(shape, gated=gated, site=site)
+            known = {id(parameter) for parameter in site.network.parameters()}
+            if any(id(parameter) in known for parameter in seed.parameters()):
+                raise _misfit(self, shape, "it shares weights with the network, which only copy and copy_zero can")
             alone = deepcopy(seed).cpu().float()  # what the seed shares with the network stays as it is
             return _measured(self, alone, shape)
 

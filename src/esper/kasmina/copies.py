@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 _REGISTRIES = frozenset(vars(nn.Module()))
 """what every module has of its own: parameters, children, hooks ..."""
-_CACHES = ("past_key_value", "past_key_values", "layer_past")
+_CACHES = re.compile("cache|past")
 
 
 class Copy(nn.Module):
@@ -58,13 +59,17 @@ class Copy(nn.Module):
 
 def _uncached(value: Any, name: str, features: Tensor) -> Any:
     """An argument of the original as its copy gets it: never a key-value cache, which has no place for this layer."""
-    if value is None or not (hasattr(value, "get_seq_length") or name in _CACHES):
+    is_plain = value is None or isinstance(value, Tensor | bool | int | float | str)
+    if is_plain or not (hasattr(value, "get_seq_length") or _CACHES.search(name)):
         return value
-    cached = value.get_seq_length() if hasattr(value, "get_seq_length") else features.shape[1] + 1
+    try:
+        cached = value.get_seq_length()
+    except (AttributeError, ValueError):  # another kind of memory, of which nobody can say how much it holds
+        cached = features.shape[1] + 1
     if cached > features.shape[1]:
         raise RuntimeError(
-            f"a copied layer has no key-value cache, and this call brings {features.shape[1]} new tokens after cached "
-            "ones. Call generate(..., use_cache=False) while copies grow, or generate with garden.harvest()."
+            f"a copied layer has no cache, and this call brings {features.shape[1]} tokens and a cache that may hold "
+            "more. Call with use_cache=False while copies grow, or generate with garden.harvest()."
         )
     return None
 
@@ -77,21 +82,27 @@ def copy_module(
     What the part shares with the rest, the copy shares too: tied weights, a configuration, a table. Objects in `held`
     are not copied either.
     """
-    memo = {id(thing): thing for thing in held} | _things_around(source, network)
+    memo = detached_memo(source) | {id(thing): thing for thing in held} | _things_around(source, network)
     copied = copy.deepcopy(source, memo)
     known = {id(parameter) for parameter in network.parameters()}
-    shared = set()
+    shared, is_frozen = set(), not any(parameter.requires_grad for parameter in source.parameters())
     for name, parameter in copied.named_parameters(remove_duplicate=False):
         if id(parameter) in known:
             shared.add(name)
-        elif parameter.is_floating_point():
-            parameter.requires_grad_(True)
+        elif is_frozen and parameter.is_floating_point():
+            parameter.requires_grad_(True)  # a seed learns even where its host does not
     for module in copied.modules():
         if id(module) not in memo and getattr(module, "gradient_checkpointing", False):
             vars(module)["gradient_checkpointing"] = (
                 False  # it runs inside the original's call, which is checkpointed already
             )
     return copied, frozenset(shared)
+
+
+def detached_memo(module: nn.Module) -> dict[int, Any]:
+    """For `deepcopy`: what a forward pass left behind in attributes, without its graph, which cannot be copied."""
+    values = [value for part in module.modules() for value in vars(part).values()]
+    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:

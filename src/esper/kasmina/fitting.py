@@ -76,8 +76,9 @@ def build_slots(
         slots[slot_id].inheritance = Inheritance(place.copy_problem)
     wanted = {COPY, COPY_ZERO} & set(blueprints or ())
     copied = {s: config.modules[s] for s, slot in slots.items() if slot.inheritance == Inheritance(None)}
-    for slot_id, inheritance in study_copies(host, copied, example, wanted).items() if wanted and copied else ():
-        slots[slot_id].inheritance = inheritance
+    if wanted and copied:
+        for slot_id, inheritance in study_copies(host, copied, example, wanted, config.modules.values()).items():
+            slots[slot_id].inheritance = inheritance
     return slots
 
 
@@ -87,10 +88,15 @@ def _refuse_inheriting(slot: SeedSlot, name: str) -> str | None:
     return handed.problem or (handed.zero_problem if name == COPY_ZERO else None)
 
 
+def source_of(host: nn.Module, module: str) -> nn.Module:
+    """The host's own module that copies in a slot go back to."""
+    return host.get_submodule(source_name(host, module))
+
+
 def site_of(host: nn.Module, module: str, slot: SeedSlot, held: Sequence[SeedSlot]) -> Site:
     """What a blueprint may see of a slot's place: the last block there, a copy that was kept or the module itself."""
     last = slot.fossils[-1] if len(slot.fossils) else None
-    source = last.body if isinstance(last, Copy) else host.get_submodule(source_name(host, module))
+    source = last.body if isinstance(last, Copy) else source_of(host, module)
     return Site(source, host, tuple(held), {} if slot.inheritance is None else slot.inheritance.zeroed)
 
 

@@ -33,7 +33,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     Copies become members of the list that their originals stand in; where that is impossible, and for all other
     fossils, the module before them runs them from a hook.
     """
-    grown = copy.deepcopy(model)
+    grown = copy.deepcopy(model, copies.detached_memo(model))
     sites = [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]
     for slot, site in sites:
         hooks = site._forward_hooks

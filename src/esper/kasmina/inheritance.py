@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import COPY_ZERO
-from esper.kasmina.copies import Copy, copy_module
+from esper.kasmina.copies import Copy, copy_module, silence
 from esper.kasmina.identity import find_zeroed
 from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
@@ -41,9 +42,12 @@ Call = tuple[tuple[Any, ...], dict[str, Any], Tensor]
 
 
 def study_copies(
-    host: nn.Module, modules: Mapping[str, str], example: Example, names: Collection[str]
+    host: nn.Module, modules: Mapping[str, str], example: Example, names: Collection[str], sites: Collection[str] = ()
 ) -> dict[str, Inheritance]:
-    """What the module of each slot (slot id -> name) hands down; `names` are the blueprints asked for."""
+    """What the module of each slot (slot id -> name) hands down; `names` are the blueprints asked for.
+
+    `sites` are all modules that carry a slot: none of them may be inside one that is copied.
+    """
     sources = {slot_id: source_name(host, name) for slot_id, name in modules.items()}
     calls = _record_calls(host, example, {*modules.values(), *sources.values()})
     count, known = max(batch_size(example), 1), dict[Any, dict[str, float]]()
@@ -51,7 +55,8 @@ def study_copies(
     with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
         for slot_id, name in modules.items():
             given, features = calls[sources[slot_id]][0][0], calls[name][2]
-            problem = refuse_copy(host, sources[slot_id], given, features) or _refuse_nested(name, modules)
+            problem = refuse_copy(host, sources[slot_id], given, features)
+            problem = problem or _refuse_nested(name, {*modules.values(), *sites})
             if problem is None:
                 found[slot_id] = _study(host, sources[slot_id], calls[name], count)
                 if COPY_ZERO in names and found[slot_id].problem is None:
@@ -77,8 +82,8 @@ def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> 
     return calls
 
 
-def _refuse_nested(name: str, modules: Mapping[str, str]) -> str | None:
-    inner = next((other for other in modules.values() if other.startswith(f"{name}.")), None)
+def _refuse_nested(name: str, sites: Collection[str]) -> str | None:
+    inner = next((other for other in sites if other.startswith(f"{name}.")), None)
     return None if inner is None else f"{inner} inside it carries a slot of its own"
 
 
@@ -88,9 +93,11 @@ def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
     counter = FlopCounterMode(display=False)
     try:
         with counter:
-            grown = Copy(host.get_submodule(source))(features, *args[1:], **kwargs)
+            grown = Copy(host.get_submodule(source))(given := features.clone(), *args[1:], **kwargs)
     except Exception as problem:  # whatever a user's module does with features that it never saw
         return Inheritance(f"it does not run on its own output: {type(problem).__name__}: {problem}")
+    if not torch.equal(given, features):
+        return Inheritance("it changes its input in place, so what it was given is lost when it returns")
     deviation = float((grown - features).abs().max())
     if grown.shape != features.shape or not math.isfinite(deviation):
         return Inheritance(f"run on its own output it gives shape {tuple(grown.shape)}, largest change {deviation}")
@@ -105,9 +112,15 @@ def _study_zero(
     module = host.get_submodule(source)
     build = type(module), tuple((name, type(part), *part._parameters) for name, part in module.named_modules())
     try:
-        if build not in known:
-            body, _ = copy_module(module, module)  # nothing of it is the host's, so that it may be changed
-            known[build] = find_zeroed(body, lambda copied: Copy(copied)(features, *args[1:], **kwargs), features)
+
+        def run(copied: nn.Module) -> Tensor:
+            return Copy(copied)(features, *args[1:], **kwargs)
+
+        body, _ = copy_module(module, module)  # nothing of it is the host's, so that it may be changed
+        for layer, value in known.get(build, {}).items():
+            silence(body.get_submodule(layer), value)
+        if build not in known or not torch.equal(run(body), features):  # built alike, and yet not the same
+            known[build] = find_zeroed(copy_module(module, module)[0], run, features)
         shared = copy_module(module, host)[1]
         if any(name.startswith(f"{layer}.") for name in shared for layer in known[build]):
             raise ValueError(f"layers to zero share weights with the rest of the network: {', '.join(shared)}")

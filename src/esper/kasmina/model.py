@@ -115,10 +115,10 @@ class MorphogeneticModel(nn.Module):
 
     def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
         """Whose optimiser settings each parameter of a copy takes over."""
-        if not isinstance(seed, Copy):
-            return {}
-        originals = dict(self.site_of(slot_id).module.named_parameters(remove_duplicate=False))
-        return {p: originals[name] for name, p in seed.body.named_parameters() if name in originals}
+        source = fitting.source_of(self.host, self.slot_config.modules[slot_id])
+        originals = dict(source.named_parameters(remove_duplicate=False))
+        own = seed.body.named_parameters() if isinstance(seed, Copy) else ()
+        return {p: originals[name] for name, p in own if name in originals}
 
     def cull_seed(self, slot_id: str) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
@@ -165,8 +165,8 @@ class MorphogeneticModel(nn.Module):
             return []
         changes, slot = [self.germinate_seed(slot_id, blueprint_id, blend_id)], self.slot(slot_id)
         if not self.settings.lengths.ramp:  # kept at once, and the slot is open for the next one
-            for stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT):
-                changes.append(self._settle(slot, slot.state.advance(stage)))
+            ends = (SeedStage.FOSSILIZED, SeedStage.DORMANT)
+            changes += [self._settle(slot, slot.state.advance(stage)) for stage in ends]
         return changes
 
     def tick(self) -> list[SlotChange]:
@@ -382,13 +382,14 @@ class MorphogeneticModel(nn.Module):
         """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
         if self.link is not None and self.link.optimizer is optimizer:
             raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
-        sources = {slot_id: self.site_of(slot_id).module for slot_id in self.slot_config.slot_ids}
+        sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
         link = OptimizerLink(optimizer, self.host, sources, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link
         for slot in self._ordered():
-            link.claim_fossils(slot.fossils.parameters())
+            for fossil in slot.fossils:
+                link.claim_fossil(fossil.parameters(), self._originals(slot.slot_id, fossil))
             if slot.seed is not None:
                 link.release(slot.seed.parameters())
                 link.adopt(slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed))

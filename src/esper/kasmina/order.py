@@ -43,14 +43,14 @@ def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> di
             reasons[name] = str(problem)
     if lists:
         with undisturbed(host):
-            plain = _first_tensor(call_with(host, example))
+            plain = _tensors(call_with(host, example))
             for (path, _), places in lists.items():
                 reasons |= _try_taps(host, example, path, places, plain)
     return {name: reasons[name] for name in names}
 
 
 def _try_taps(
-    host: nn.Module, example: Example, path: str, places: dict[int, str], plain: Tensor | None
+    host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]
 ) -> dict[str, str | None]:
     taps = {place: Tap(module) for place, module in enumerate(host.get_submodule(path).children()) if place in places}
     outputs: dict[int, list[Any]] = {place: [] for place in places}
@@ -65,10 +65,12 @@ def _try_taps(
         try:
             stack.enter_context(restack(host, path, layout))
             with torch.no_grad():
-                output = _first_tensor(call_with(host.eval(), example))
+                output = _tensors(call_with(host.eval(), example))
         except Exception as problem:  # whatever a user's network does with a longer list
             return dict.fromkeys(places.values(), f"one more member does not work: {type(problem).__name__}: {problem}")
-    if plain is None or output is None or not torch.equal(plain, output):
+    pairs = list(zip(plain, output, strict=False))
+    # of outputs with an entry for every layer only the first can be compared
+    if not pairs or not all(torch.equal(*pair) for pair in (pairs if len(plain) == len(output) else pairs[:1])):
         return dict.fromkeys(places.values(), f"what the network does with {path} depends on how long it is")
     return {name: _judge(outputs[place], taps[place].seen) for place, name in places.items()}
 
@@ -79,5 +81,5 @@ def _judge(outputs: list[Any], seen: list[Any]) -> str | None:
     return None if seen[0] is outputs[0] else "a member behind it would not get its output as it is"
 
 
-def _first_tensor(output: Any) -> Tensor | None:
-    return next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -110,6 +110,11 @@ def refuse_copy(model: nn.Module, name: str, given: Any, output: Tensor) -> str 
     shape = tuple(given.shape[1:]) if isinstance(given, Tensor) else type(given).__name__
     if shape != tuple(output.shape[1:]):
         return f"its input has shape {shape} and its output {tuple(output.shape[1:])}"
+    return refuse_parts(module)
+
+
+def refuse_parts(module: nn.Module) -> str | None:
+    """Why a copy of a module would not be one of its own; None if nothing in it speaks against it."""
     if not any(True for _ in module.parameters()):
         return "it has no weights to copy"
     for part in module.modules():

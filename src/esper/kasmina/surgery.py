@@ -19,6 +19,11 @@ LOW_RATE = 0.1
 """From this share of the peak rate down a new seed learns little, and held-out losses tell what a fossil is worth."""
 
 
+def is_low(rate: float, peak: float) -> bool:
+    """Whether a rate has come down to `LOW_RATE`; 3e-5 is a tenth of 3e-4, whatever floating point says."""
+    return rate <= LOW_RATE * peak * (1 + 1e-6)
+
+
 class OptimizerLink:
     """One optimiser that follows one growing network: parameter groups per slot, empty until a seed is planted.
 
@@ -75,7 +80,7 @@ class OptimizerLink:
 
     @property
     def is_rate_low(self) -> bool:
-        return self.rate <= LOW_RATE * self.peak_rate
+        return is_low(self.rate, self.peak_rate)
 
     @property
     def has_rate_fallen(self) -> bool:
@@ -118,11 +123,14 @@ class OptimizerLink:
             self.optimizer.param_groups[like]["params"].extend(moving)
             moving.clear()
 
-    def claim_fossils(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Fossils of a network that grew before this optimiser existed belong to the host's group."""
-        orphans = [parameter for parameter in parameters if self.orphans([parameter])]
-        self.optimizer.param_groups[self.home]["params"].extend(orphans)
-        self._make_state(orphans, self.optimizer.param_groups[self.home])
+    def claim_fossil(self, parameters: Iterable[nn.Parameter], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """A fossil that is older than this optimiser belongs to the host's groups, a copy to those of its original."""
+        owner = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        for parameter in parameters:
+            if id(parameter) not in owner:
+                group = owner.get(id(originals.get(parameter)), self.optimizer.param_groups[self.home])
+                group["params"].append(parameter)
+                self._make_state([parameter], group)
 
     def detach(self) -> None:
         """Stop following; the groups stay, since a scheduler may already count on them."""

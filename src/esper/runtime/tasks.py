@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
-from esper.kasmina.surgery import LOW_RATE
+from esper.kasmina.surgery import is_low
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
@@ -94,7 +94,7 @@ class Task:
 
     def is_rate_low(self, epoch: int) -> bool:
         """Whether the plan has fallen to a tenth of its peak when this epoch begins, or has no such epoch."""
-        return epoch >= self.epochs or self.rate(epoch) <= LOW_RATE * self.lr
+        return epoch >= self.epochs or is_low(self.rate(epoch), self.lr)
 
 
 TASKS: dict[str, Task] = {}
