@@ -274,7 +274,10 @@ def test_a_result_counts_what_the_events_say(tmp_path):
     for host, result in enumerate(grow(configured(tmp_path))):
         stages = [event["after"] for event in events_of(tmp_path, "StageChanged") if event["host"] == host]
         assert stages.count("FOSSILIZED") + stages.count("CULLED") == result.germinated > 0
-        assert (result.fossilized, result.culled) == (stages.count("FOSSILIZED"), stages.count("CULLED"))
+        judged = [event for event in events_of(tmp_path, "FossilJudged") if event["host"] == host]
+        gone = sum(not event["is_kept"] for event in judged)
+        ends = stages.count("FOSSILIZED") - gone, stages.count("CULLED") + gone
+        assert (result.fossilized, result.culled) == ends
 
 
 def test_readings_are_written_for_every_epoch_of_every_host(tmp_path):

@@ -92,7 +92,12 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each stage began."""
+    """What one episode came to; `stages` counts how often each stage began.
+
+    Kept are the seeds that the network has at its end; what late pruning took out counts as culled.
+    """
+    kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
+    removed = max(0, stages.get("FOSSILIZED", 0) - kept)
     return ArmFinished(
         arm=arm,
         seed=run.seed,
@@ -105,8 +110,8 @@ def arm_result(
         flops=run.ledger.flops,
         seconds=seconds,
         germinated=stages.get("GERMINATED", 0),
-        fossilized=stages.get("FOSSILIZED", 0),
-        culled=stages.get("CULLED", 0),
+        fossilized=kept,
+        culled=stages.get("CULLED", 0) + removed,
     )
 
 
