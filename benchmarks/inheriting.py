@@ -170,7 +170,7 @@ def planting_epochs(setup: Setup) -> list[int]:
 def plan(setup: Setup, kind: str, slots: Sequence[str]) -> str:
     steps = [(str(epoch), f"{slot}.{kind}") for epoch in planting_epochs(setup) for slot in slots]
     epochs, places = ("+".join(part) for part in zip(*steps, strict=True))
-    return f"schedule:epochs={epochs}:places={places}:keep=always"
+    return f"schedule:epochs={epochs}:places={places}"
 
 
 def seed_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:

@@ -77,8 +77,8 @@ def main(options: argparse.Namespace) -> None:
     text, rest = read([path for number, path in enumerate(paths) if number % 10], 4), read(paths[::10], 0.25)
     held_out = rest[: len(rest) // (options.context + 1) * (options.context + 1)].view(-1, options.context + 1).long()
     for arm in ARMS:
-        seeds = range(options.first, options.first + options.seeds)
-        losses = [float(train(arm, seed, text, options)(held_out)) for seed in seeds]
+        nets = [train(arm, options.first + number, text, options) for number in range(options.seeds)]
+        losses = [sum(float(net(part)) * len(part) for part in held_out.split(256)) / len(held_out) for net in nets]
         print(f"{arm:20} {sum(losses) / len(losses):.4f} nats", *(f"{loss:.4f}" for loss in losses), flush=True)
 
 
