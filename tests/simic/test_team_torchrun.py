@@ -60,7 +60,7 @@ def test_torchrun_names_our_one_line_and_code(tmp_path):
     assert f"{os.sep}esper{os.sep}" not in said.replace(str(tmp_path), "")  # no line of a traceback through our files
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_torchrun_that_is_asked_to_stop_ends_all_ranks_after_the_epoch(number, tmp_path):
     out = tmp_path / "run"
 
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
     assert manifest_of(tmp_path / "run")["rounds"] == 1
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(rank, undisturbed, tmp_path):
     out = tmp_path / "run"
     arguments = ["simic.team_workers", *command(out, hosts=2, rounds=ROUNDS)]
