@@ -28,7 +28,10 @@ def test_example_is_short(name):
     assert len((ROOT / "examples" / name).read_text().splitlines()) < most
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+LONG = ("continue_trained.py", "deepen_gpt.py")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS])
 def test_example_runs_and_plants_a_seed(name, tmp_path):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

@@ -38,6 +38,7 @@ def test_an_identity_is_learned_in_1200_steps(make):
     assert mean_return(agent, envs_of(lambda: make(4), seed=2)) > 90
 
 
+@pytest.mark.slow
 def test_one_environment_teaches_four_masked_heads_in_two_passes():
     """Mean of three random seeds: 77. With whole rows, where each pass is one step of the optimiser, it is 54."""
 

@@ -58,6 +58,7 @@ def test_a_team_of_one_that_was_started_anew_goes_on(tmp_path):
     assert manifest_of(tmp_path / "run")["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_start_that_was_refused_does_not_get_in_when_it_is_started_anew(finished):
     before = files_of(finished)
     arguments = ["esper", *command(finished, rounds=4, seed=7, **SETTLED)]

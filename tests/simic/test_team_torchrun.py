@@ -88,6 +88,7 @@ def undisturbed(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
     arguments = ["simic.team_workers", *command(tmp_path / "run", hosts=2, rounds=ROUNDS)]
     code, said = torchrun(arguments, "--max-restarts", "0", DIES="1")
