@@ -324,3 +324,11 @@ def test_a_gated_copy_starts_half_in():
 def test_copies_are_planted_only_where_somebody_names_them():
     garden = esper.grow(Net(), slots="blocks.*", example=TOKENS, budget=3.0)
     assert not {"copy", "copy_zero"} & set(garden.model.space.blueprint_ids)
+
+
+def test_the_price_of_a_copy_follows_the_module():
+    model = grow()
+    before = model.view().costs["r0c0", "copy", "linear"]
+    model.host.blocks[0].extra = nn.Parameter(torch.zeros(5))
+    assert model.view().costs["r0c0", "copy", "linear"] == before + 5
+    assert model.view().costs["r0c1", "copy", "linear"] == before

@@ -84,19 +84,24 @@ def copy_module(
     """
     memo = detached_memo(source) | {id(thing): thing for thing in held} | _things_around(source, network)
     copied = copy.deepcopy(source, memo)
-    known = {id(parameter) for parameter in network.parameters()}
-    shared, is_frozen = set(), not any(parameter.requires_grad for parameter in source.parameters())
+    shared = shared_names(source, network)
+    is_frozen = not any(parameter.requires_grad for parameter in source.parameters())
     for name, parameter in copied.named_parameters(remove_duplicate=False):
-        if id(parameter) in known:
-            shared.add(name)
-        elif is_frozen and parameter.is_floating_point():
+        if is_frozen and name not in shared and parameter.is_floating_point():
             parameter.requires_grad_(True)  # a seed learns even where its host does not
     for module in copied.modules():
         if id(module) not in memo and getattr(module, "gradient_checkpointing", False):
-            vars(module)["gradient_checkpointing"] = (
-                False  # it runs inside the original's call, which is checkpointed already
-            )
-    return copied, frozenset(shared)
+            # it runs inside the original's call, which is checkpointed already
+            vars(module)["gradient_checkpointing"] = False
+    return copied, shared
+
+
+def shared_names(source: nn.Module, network: nn.Module) -> frozenset[str]:
+    """Parameters of a part that the rest of the network holds too."""
+    around = _things_around(source, network)
+    parts = [part for part in source.modules() if id(part) in around]
+    held = {id(parameter) for part in parts for parameter in part.parameters()} | around.keys()
+    return frozenset(name for name, p in source.named_parameters(remove_duplicate=False) if id(p) in held)
 
 
 def detached_memo(module: nn.Module) -> dict[int, Any]:
@@ -134,10 +139,8 @@ class Site:
 
     def own_parameters(self) -> int:
         """How many parameters a copy would have of its own."""
-        around = _things_around(self.module, self.network)
-        parts = [part for part in self.module.modules() if id(part) in around]
-        shared = {id(parameter) for part in parts for parameter in part.parameters()} | around.keys()
-        return sum(parameter.numel() for parameter in self.module.parameters() if id(parameter) not in shared)
+        shared = shared_names(self.module, self.network)
+        return sum(p.numel() for name, p in self.module.named_parameters() if name not in shared)
 
 
 def plain_copy(channels: int, site: Site) -> Copy:

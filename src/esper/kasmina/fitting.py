@@ -146,9 +146,12 @@ def price_copies(
     now: dict[tuple[str, str, str], int] = {}
     for slot in slots:
         own = [(name, blend) for of, name, blend in costs if of == slot.slot_id and name in (COPY, COPY_ZERO)]
-        site = site_of(slot.slot_id) if own else None
+        site = site_of(slot.slot_id)
+        size = count_parameters(site.module)
+        if size == slot.copied_params:
+            continue  # what it shares with the network takes a walk through all of it to find out
+        slot.copied_params = size
         for name, blend in own:
-            assert site is not None
             slot.prices[name, blend == "gated"] = cost = price(slot, name, blend == "gated", site)
             now[slot.slot_id, name, blend] = cost.params
     return now

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import COPY_ZERO
-from esper.kasmina.copies import Copy, copy_module, silence
+from esper.kasmina.copies import Copy, copy_module, shared_names, silence
 from esper.kasmina.identity import find_zeroed
 from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
@@ -98,9 +98,11 @@ def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
         return Inheritance(f"it does not run on its own output: {type(problem).__name__}: {problem}")
     if not torch.equal(given, features):
         return Inheritance("it changes its input in place, so what it was given is lost when it returns")
+    if grown.shape != features.shape:
+        return Inheritance(f"run on its own output it gives shape {tuple(grown.shape)}")
     deviation = float((grown - features).abs().max())
-    if grown.shape != features.shape or not math.isfinite(deviation):
-        return Inheritance(f"run on its own output it gives shape {tuple(grown.shape)}, largest change {deviation}")
+    if not math.isfinite(deviation):
+        return Inheritance("run on its own output it gives NaN or Inf")
     return Inheritance(flops=int(counter.get_total_flops()) // count, deviation=deviation)
 
 
@@ -121,7 +123,7 @@ def _study_zero(
             silence(body.get_submodule(layer), value)
         if build not in known or not torch.equal(run(body), features):  # built alike, and yet not the same
             known[build] = find_zeroed(copy_module(module, module)[0], run, features)
-        shared = copy_module(module, host)[1]
+        shared = shared_names(module, host)
         if any(name.startswith(f"{layer}.") for name in shared for layer in known[build]):
             raise ValueError(f"layers to zero share weights with the rest of the network: {', '.join(shared)}")
     except ValueError as problem:

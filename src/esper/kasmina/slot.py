@@ -39,6 +39,8 @@ class SeedSlot(nn.Module):
         """what copies of the module here can be; None if nobody asked"""
         self.prices: dict[tuple[str, bool], BlueprintCost] = {}
         """by blueprint and whether it is gated"""
+        self.copied_params = -1
+        """size of the module for which copies were priced last"""
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
