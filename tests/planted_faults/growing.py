@@ -133,8 +133,8 @@ FAULTS = [
     Fault(
         "germinating clears the optimiser's memory",
         "kasmina/surgery.py",
-        '            group["params"].append(parameter)\n',
-        '            group["params"].append(parameter)\n            self.optimizer.state.clear()\n',
+        "            group = self.optimizer.param_groups[place]\n",
+        "            group = self.optimizer.param_groups[place]\n            self.optimizer.state.clear()\n",
         "kasmina/test_surgery.py::test_germinating_keeps_the_state_of_all_others",
     ),
     Fault(
