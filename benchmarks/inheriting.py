@@ -9,8 +9,8 @@
 `--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps all of them. Beside
 the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last
 layers zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step.
-Validation chooses; the test split is not written down. Where the governor rolled a host back, the table says so: what
-was kept since its last good epoch is gone, and the plan does not plant it again.
+Validation chooses; the test split is not written down. Where the governor rolled a host back or a plan was not carried
+out to the letter, the table says so: what was kept since the last good epoch is gone, and is not planted again.
 `--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own. Both
 rules prefer size, and conv_heavy is a copy's size plus a scale: a list with copies goes without it, or none is planted.
 
@@ -48,7 +48,7 @@ RESULTS = Path(__file__).parent / "results" / "inheriting.json"
 BLOCK, BLOCK_ZERO, NEVER, STATIC = "random_block", "random_block_zero", "never", "static"
 SCALELESS = (BLOCK_ZERO, COPY, COPY_ZERO)
 """Kinds of seeds that no scale at birth changes."""
-SPACING = 5
+SPACING = 8
 """Epochs between two plantings in a slot: what a seed with the longest ramp takes until its slot is open again."""
 LONGEST_RAMP = 3
 VALIDATED = 8192
@@ -133,10 +133,8 @@ def setup_of(name: str, options: argparse.Namespace) -> Setup:
     """The task at this benchmark's sizes, with what was asked for."""
     task, is_text = get_task(name), name == "python_text"
     size = {"vocabulary": 256, "width": 64, "context": 64, "slots": 2} if is_text else {}
-    changed = {"epochs": 40, "epoch_examples": 2048, "held_out": 1024}
-    if not is_text:
-        changed |= {"batch": 128, "lr": task.lr / 2}  # twice the steps; the rate follows the batch
-    waves = 3 if is_text else 4
+    changed = {"epochs": 30, "epoch_examples": 2048 if is_text else 8192, "held_out": 1024}
+    waves = 2
     if options.smoke:
         size = {**size, "width": 16} if is_text else {"width": 4}
         changed |= {"epochs": 12, "epoch_examples": 64, "held_out": 32, "batch": 32}
@@ -182,8 +180,8 @@ def seed_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
     if not options.kinds or STATIC in options.kinds:
         static = replace(task, build_host=setup.deep, slots=None, blueprints=(COPY,))
         yield Group(setup, static, "seeds", ((STATIC, NEVER),), seeds)
-    # room for every arm, so that none is stopped by it
-    grown = replace(task, blueprints=kinds, blends=("linear",), budget=2.0 * _growth(setup))
+    # room for every arm, so that none is stopped by it; and none loses a seed to late pruning
+    grown = replace(task, blueprints=kinds, blends=("linear",), budget=2.0 * _growth(setup), prunes=False)
     for ramp in options.ramps:
         for number, scale in enumerate(options.scales):
             arms = [("never", NEVER)] if not number and ramp == options.ramps[0] else []
@@ -258,7 +256,7 @@ def score(task: Task, network: nn.Module, split: Split, device: torch.device) ->
 
 
 def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -> dict[str, object]:
-    """What one host's episode came to; a plan that was not carried out is no arm of it."""
+    """What one host's episode came to, and whether its plan was carried out."""
     result = run.result
     loss, accuracy = score(group.task, run.network, validation, device)
     plantings = [event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
@@ -266,10 +264,7 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
     rolled_back = sum(isinstance(event, HostRolledBack) for event in run.events)
     rule, _, settings = dict(group.arms)[result.arm].partition(":epochs=")
     kept = len(run.architecture)  # not the times that a seed was kept: a rollback may take it out again
-    if rule == "schedule" and not rolled_back:
-        planned = [int(epoch) for epoch in settings.partition(":")[0].split("+")]
-        if planted != planned or kept != len(planned):
-            raise SystemExit(f"{result.arm}, seed {result.seed}: planned {planned}, planted {planted}, kept {kept}.")
+    planned = [int(epoch) for epoch in settings.partition(":")[0].split("+")] if rule == "schedule" else planted
     row = {
         "seed": result.seed,
         "loss": loss,
@@ -281,6 +276,7 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
         "copies": sum(event.blueprint in (COPY, COPY_ZERO) for event in plantings),
         "kept": kept,
         "rolled_back": rolled_back,
+        "off_plan": int(planted != planned or (rule == "schedule" and kept != len(planned))),
         "fossils": [f"{slot}.{name}" for slot, name, _ in run.architecture],
     }
     if group.question == "rules":

@@ -41,7 +41,7 @@ def summarise(arms: dict[str, dict], against: Callable[[str], Sequence[str]], ke
     table: dict[str, dict] = {}
     for name, record in arms.items():
         row = {key: asdict(estimate_mean(values(record, key))) for key in (*keys, "flops", "params")}
-        row |= {key: sum(values(record, key)) for key in ("planted", "copies", "kept", "rolled_back")}
+        row |= {key: sum(values(record, key)) for key in ("planted", "copies", "kept", "rolled_back", "off_plan")}
         known = [other for other in against(name) if other in arms and other != name]
         table[name] = row | {
             f"gain over {other}": {key: gain_over(record, arms[other], key) for key in keys} for other in known
@@ -70,7 +70,7 @@ def show(title: str, table: dict[str, dict], keys: Sequence[str]) -> None:
             cells.append(f"{key} {times * row[key]['mean']:.{digits}f}{interval}")
         cells.append(f"compute {row['flops']['mean'] / compute:.2f}")
         cells.append(f"kept {row['kept']}/{row['planted']}, copies {row['copies']}")
-        cells += [f"rolled back {row['rolled_back']}"] if row["rolled_back"] else []
+        cells += [f"{key} {row[key]}" for key in ("rolled_back", "off_plan") if row[key]]
         print("  ".join(cells))
     for name, row in table.items():
         for label, gains in row.items():

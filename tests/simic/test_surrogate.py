@@ -7,7 +7,7 @@ from esper.simic import PPOConfig, learn
 from esper.tamiyo.rules import make_policy
 from simic.surrogate import EPOCHS, SPEC, Host, SurrogateGrowth, facts, mean_return
 
-HOSTS, ROUNDS = 64, 24
+HOSTS, ROUNDS = 64, 14
 CONFIG = PPOConfig(horizon=EPOCHS, minibatches=4, hidden_dim=64, head_dim=32, entropy=0.02)
 
 

@@ -24,9 +24,7 @@ SPLITS = image_splits(count=64, size=32, channels=3)
 @pytest.mark.parametrize(
     ("question", "name"),
     [
-        ("tuning-cifar10", "cifar10"),
         ("controller-cifar10", "cifar10"),
-        ("controller-fashion_mnist", "cifar10"),
         ("controller-digits", "digits"),
     ],
 )

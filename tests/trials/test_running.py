@@ -75,7 +75,10 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     assert [event["epoch"] for event in events_of(tmp_path, "HostEpoch")] == [e for e in range(1, 9) for _ in range(2)]
 
 
-@pytest.mark.parametrize("policy", [*RULES, "checkpoint", "blind"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in (*sorted({*RULES} - {"heuristic"}), "blind")]
+
+
+@pytest.mark.parametrize("policy", ["heuristic", "checkpoint", *OTHERS])
 def test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_end(policy, request, tmp_path):
     named = policy if policy in RULES else str(request.getfixturevalue(policy))
     whole, cut = (configured(tmp_path / name, policy=named) for name in ("whole", "cut"))
