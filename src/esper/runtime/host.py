@@ -18,6 +18,7 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
+from esper.runtime.compiling import compile_blocks, lay_out
 from esper.runtime.ledger import Ledger
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
@@ -42,8 +43,10 @@ class EpochReading:
 class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
-    def __init__(self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off"):
-        self.task, self.splits, self.seed, self.device = task, splits, seed, device
+    def __init__(
+        self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off", is_compiled: bool = False
+    ):
+        self.task, self.splits, self.seed, self.device, self.is_compiled = task, splits, seed, device, is_compiled
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
             host = task.build_host().to(device)
@@ -221,6 +224,9 @@ class HostRun:
                 self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
             if new:
                 self._primed[module] = self._primed.get(module, 0) + 1
+        if self.is_compiled:
+            compile_blocks(self.model)
+            lay_out(self.optimizer)
 
 
 def draws_random_numbers(host: nn.Module) -> bool:
