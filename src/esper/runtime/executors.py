@@ -123,7 +123,7 @@ class _DeviceGraphs:
         self.device = device
         self.most = int(_SHARE * torch.cuda.mem_get_info(device)[0]) if most is None else most
         """bytes that all pools together may take, as long as there is more than one"""
-        self._bound, self._is_fresh = self.most, False
+        self._bound, self._is_fresh = self.most, True
         self._open = _LANES
         self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
