@@ -68,7 +68,7 @@ class _Captured:
     """A captured call. Its result is copied out of the pool, whose memory the next graph of the lane may overwrite."""
 
     def __init__(self, lane: "_Lane", call: Callable[[], Tensor | None], room: Tensor):
-        before = torch.cuda.memory_reserved(room.device)
+        before = _reserved(room.device)
         self.result = room[:0]
         self.graph = torch.cuda.CUDAGraph()
         self.stream = lane.stream
@@ -83,11 +83,16 @@ class _Captured:
                     self.result.copy_(found)
             finally:
                 self.graph.capture_end()
-        lane.taken += torch.cuda.memory_reserved(room.device) - before
+        lane.taken += _reserved(room.device) - before
 
     def replay(self) -> None:
         with torch.cuda.stream(self.stream):
             self.graph.replay()
+
+
+def _reserved(device: torch.device) -> int:
+    """Bytes that torch holds; nested, because flattening all statistics takes longer than a small capture."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"])
 
 
 @cache
@@ -124,7 +129,7 @@ class _DeviceGraphs:
         self.most = int(_SHARE * torch.cuda.mem_get_info(device)[0]) if most is None else most
         """bytes that all pools together may take, as long as there is more than one"""
         self._bound, self._is_fresh = self.most, True
-        self._open = _LANES
+        self._open = len(_streams(device))
         self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
         self._first: dict[HostRun, tuple[HostRun, Any]] = {}
@@ -162,9 +167,9 @@ class _DeviceGraphs:
             return
         self._is_fresh = True
         self._open = max(1, min(len(self._lanes) - 1, self.most // max(lane.taken for lane in self._lanes)))
-        self._kept.clear()
-        self._lane_of.clear()
-        self._lanes.clear()
+        torch.cuda.synchronize(self.device)
+        for kept in (self._kept, self._lane_of, self._lanes):
+            kept.clear()
         torch.cuda.empty_cache()
 
     def of(self, run: HostRun) -> dict[str, _Captured]:
