@@ -190,19 +190,6 @@ def test_one_lane_that_needs_more_than_it_may_is_not_built_again_and_again(large
     assert captures(population, 3) == 0
 
 
-def test_a_lane_that_has_doubled_since_it_was_built_is_built_again(large):
-    population, graphs = within([7], 50)
-    play(population, 1)
-    large(300)
-    act(population, 0, GERMINATE, "r0c0", "mlp")
-    population.train_epoch()
-    assert graphs.taken == 0
-    large(120)
-    population.evaluate()
-    play(population, 2)
-    assert graphs.taken == 120
-
-
 # -- measuring behind training ---------------------------------------------------------------------------------------
 
 

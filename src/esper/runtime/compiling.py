@@ -13,7 +13,6 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import UnknownNameError
 
-COMPILE = ("auto", "on", "off")
 BACKEND = "inductor"
 _WORTH = 4e9
 """FLOPs of a step's forward pass from which on `auto` compiles: a smaller host waits for launches, not for memory."""
@@ -23,11 +22,10 @@ _compiled: dict[Any, Callable[..., Any]] = {}
 
 def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -> bool:
     """`auto` compiles large hosts on GPUs, unless only kernels are allowed that give the same result twice."""
-    if wanted not in COMPILE:
-        raise UnknownNameError("compile", wanted, COMPILE)
-    is_large = step_flops >= _WORTH and all(device.type == "cuda" for device in devices)
-    is_worth_it = is_large and not torch.are_deterministic_algorithms_enabled()
-    return wanted == "on" or (wanted == "auto" and is_worth_it)
+    if wanted not in ("auto", "on", "off"):
+        raise UnknownNameError("compile", wanted, ("auto", "on", "off"))
+    is_worth_it = step_flops >= _WORTH and not torch.are_deterministic_algorithms_enabled()
+    return wanted == "on" or (wanted == "auto" and is_worth_it and all(device.type == "cuda" for device in devices))
 
 
 def compile_blocks(network: MorphogeneticModel) -> None:
@@ -38,18 +36,13 @@ def compile_blocks(network: MorphogeneticModel) -> None:
             block._compiled_call_impl = partial(_call, weakref.ref(block), shape)
 
 
-def count_compiled() -> int:
-    """Shapes that this process has compiled."""
-    return len(_compiled)
-
-
-def compile_seconds() -> float:
-    """How long torch has compiled in this process, backward passes included."""
+def compiled_so_far() -> tuple[int, float]:
+    """Shapes that this process has compiled, and how long torch took, backward passes included."""
     if not _compiled:
-        return 0.0
+        return 0, 0.0
     from torch._dynamo.utils import calculate_time_spent  # seconds to import, which only those pay who compile
 
-    return calculate_time_spent()["total_wall_time"]
+    return len(_compiled), calculate_time_spent()["total_wall_time"]
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
@@ -65,10 +58,9 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 def _blocks(network: MorphogeneticModel) -> Iterator[nn.Module]:
     """The largest parts of the host that hold no slot, and the bodies of its seeds: a copy's is a block again."""
     yield from _parts(network.host)
-    for slot_id in network.slot_config.slot_ids:
-        slot = network.slot(slot_id)
-        bodies = [getattr(seed, "body", None) for seed in (*slot.fossils, slot.seed)]
-        yield from (body for body in bodies if isinstance(body, nn.Module))
+    slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
+    bodies = [getattr(seed, "body", None) for slot in slots for seed in (*slot.fossils, slot.seed)]
+    yield from (body for body in bodies if isinstance(body, nn.Module))
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -24,7 +24,7 @@ class Executor(Protocol):
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """One epoch of every host; returns the greedy scores of its slots, read off before the first step.
 
-        `then_measure` promises that the next call measures these hosts as they are then, on their validation splits.
+        `then_measure` promises that the next call measures these very hosts on their validation splits.
         """
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
@@ -127,8 +127,7 @@ class _DeviceGraphs:
         torch.cuda.empty_cache()
         self.device = device
         self.most = int(_SHARE * torch.cuda.mem_get_info(device)[0]) if most is None else most
-        """bytes that all pools together may take, as long as there is more than one"""
-        self._bound, self._is_fresh = self.most, True
+        """bytes that all pools together may take; a single one takes what it needs"""
         self._open = len(_streams(device))
         self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
@@ -155,22 +154,13 @@ class _DeviceGraphs:
         return self._lane_of[run]
 
     def keep_within(self) -> None:
-        """If the pools have grown too large, begin anew with fewer of them: every graph is captured again when needed.
-
-        One lane that holds nothing but what its hosts need now may be larger: less is not possible.
-        """
-        was_fresh, self._is_fresh = self._is_fresh, False
-        if self.taken <= self._bound:
-            return
-        if len(self._lanes) == 1 and was_fresh:
-            self._bound = 2 * self.taken
-            return
-        self._is_fresh = True
-        self._open = max(1, min(len(self._lanes) - 1, self.most // max(lane.taken for lane in self._lanes)))
-        torch.cuda.synchronize(self.device)
-        for kept in (self._kept, self._lane_of, self._lanes):
-            kept.clear()
-        torch.cuda.empty_cache()
+        """If the pools together are too large, begin anew with fewer: every graph is captured again when needed."""
+        if self.taken > self.most and len(self._lanes) > 1:
+            self._open = max(1, self.most // max(lane.taken for lane in self._lanes))
+            torch.cuda.synchronize(self.device)
+            for kept in (self._kept, self._lane_of, self._lanes):
+                kept.clear()
+            torch.cuda.empty_cache()
 
     def of(self, run: HostRun) -> dict[str, _Captured]:
         """The graphs of the structure that this host is in, so far."""

@@ -19,7 +19,7 @@ from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
-from esper.runtime.compiling import compile_seconds, count_compiled, is_compiled
+from esper.runtime.compiling import compiled_so_far, is_compiled
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
@@ -85,7 +85,7 @@ class Population:
             placed = zip(seeds, self.placed, strict=True)
             self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
-        self._compiled = count_compiled(), compile_seconds()
+        self._compiled = compiled_so_far()
         if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
 
@@ -98,11 +98,11 @@ class Population:
         `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that devices may begin with it.
         """
         self._require_episode()
-        started = time.perf_counter() - compile_seconds()
+        started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs, then_measure=then_evaluate)
             sums = _read([run.sums for run in self.runs])
-        seconds = (time.perf_counter() - compile_seconds() - started) / len(self.runs)
+        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
             run.end_epoch(row)
             for slot, value in zip(run.slots, score, strict=True):
@@ -119,10 +119,10 @@ class Population:
     def evaluate(self) -> list[Rollback]:
         """Held-out loss, accuracy and every live seed's contribution; hosts that broke are rolled back."""
         self._require_episode()
-        started = time.perf_counter() - compile_seconds()
+        started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors():
             results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
-        seconds = (time.perf_counter() - compile_seconds() - started) / len(self.runs)
+        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         rollbacks, healthy = [], []
         for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
             self._charge_evaluation(run, seconds)
@@ -196,7 +196,7 @@ class Population:
 
     def take_compiled(self) -> tuple[int, float]:
         """Shapes of blocks that were compiled since the last call, and the seconds it took."""
-        (shapes, seconds), self._compiled = self._compiled, (count_compiled(), compile_seconds())
+        (shapes, seconds), self._compiled = self._compiled, compiled_so_far()
         return self._compiled[0] - shapes, self._compiled[1] - seconds
 
     def readings(self) -> list[EpochReading | None]:
