@@ -20,6 +20,11 @@ class StandInStream:
     def wait_stream(self, other):
         """Everything runs in order anyway."""
 
+    wait_event = wait_stream
+
+    def record_event(self):
+        return None
+
 
 class Rerun:
     """A call that is made again at every replay and leaves its result where a captured one would."""

@@ -88,9 +88,9 @@ class HostsConfig(Configuration):
     amp: Literal["off", "bf16", "fp16"] = "off"
     """precision of hosts' forward passes"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """whether blocks of hosts are compiled; auto does it on a GPU where hosts are large"""
+    """compile blocks; auto does for large hosts on a GPU"""
     graph_memory: float | None = Field(None, gt=0)
-    """GiB that captured graphs may take on each GPU; None is half of what is free"""
+    """GiB of graphs per GPU; None is half of what is free"""
     out: Path
     """run folder"""
     data_root: Path | None = None

@@ -198,21 +198,23 @@ class GraphedExecutor:
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay([own[2:] for own in calls])
         self._measured = set(runs) if then_measure else set()
-        self._end_training(ready)
+        ends = self._end_training(ready)
         for run in changed:
             self._begin(run, None)
             self._captured(run, "measure", partial(measure, run, run.splits.validation))
-        self._end_training(changed)
+        for device, end in [*ends, *self._end_training(changed)]:
+            torch.cuda.current_stream(device).wait_event(end)
         scores = [self._graphs(run)["score"].result for run in runs]
         calls.clear()
         if not then_measure:
             self._tidy()
         return scores
 
-    def _end_training(self, runs: Sequence[HostRun]) -> None:
-        """What comes next waits for the training of these hosts, and not for the measurement behind it."""
-        self._join(runs)
+    def _end_training(self, runs: Sequence[HostRun]) -> list[tuple[torch.device, torch.cuda.Event]]:
+        """Ends of the training of these hosts, to wait for; the measurement that was promised goes on behind them."""
+        ends = [(device, stream.record_event()) for device, stream in self._streams(runs)]
         self._replay([[self._graphs(run)["measure"]] for run in runs if run in self._measured])
+        return ends
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
