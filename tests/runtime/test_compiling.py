@@ -18,6 +18,7 @@ from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from esper.telemetry.events import BlocksCompiled
 from runtime.episodes import COPIES, GERMINATE, QUICK, act, image_splits, play, print_of
+from runtime.stored import restore, store
 
 TEXT = replace(
     get_task("python_text"),
@@ -174,6 +175,23 @@ def test_a_reset_host_stays_compiled_and_compiles_nothing():
     play(population, 1)
     assert graphs() == before
     assert len(compiled_modules(population.runs[0].model)) == SHAPES
+
+
+def test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights(tmp_path):
+    population = grown(PHOTOS, {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}, seeds=[3], epochs=2)
+    population.train_epoch()
+    population.evaluate()
+    store(population, tmp_path)
+    again = Population(PHOTOS, [3], compile="on")
+    restore(again, tmp_path)
+    run = again.runs[0]
+    for weight in [weight for weight in run.model.parameters() if weight.dim() == 4]:
+        assert run.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+    for hosts in (population, again):
+        hosts.tick()
+        play(hosts, 1)
+    assert compiled_modules(run.model) != []
+    assert again.readings()[0].train_loss == pytest.approx(population.readings()[0].train_loss, rel=TOLERANCE)
 
 
 @pytest.mark.slow

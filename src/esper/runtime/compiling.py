@@ -32,8 +32,7 @@ def compile_blocks(network: MorphogeneticModel) -> None:
     """Let all blocks of a network run compiled from now on; a deep copy of one does not until it is asked for too."""
     for block in _blocks(network):
         if block._compiled_call_impl is None:
-            shape = type(block), repr(block)
-            block._compiled_call_impl = partial(_call, weakref.ref(block), shape)
+            block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
 
 
 def compiled_so_far() -> tuple[int, float]:
@@ -76,10 +75,10 @@ def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **
     assert module is not None  # somebody is calling it
     if has_grad and not module.training:  # the greedy score, once per epoch: too little to be worth a compilation
         return module._call_impl(*args, **kwargs)
-    inputs = [_kind(value) for value in (*args, *kwargs.values())]
-    device = next((value.device.type for value in args if isinstance(value, Tensor)), "cpu")
-    amp = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    key = BACKEND, *shape, has_grad, amp, *inputs, *kwargs
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    inputs = [(value.shape, value.stride(), value.dtype, value.device, value.requires_grad) for value in tensors]
+    amps = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
+    key = BACKEND, *shape, module.training, has_grad, *amps, *inputs, *kwargs
     if key not in _compiled:
         # code of its own: torch counts compilations by code object and gives up after eight
         own = FunctionType(_run.__code__.replace(co_name=f"run_{module._get_name()}"), globals())
@@ -89,9 +88,3 @@ def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **
 
 def _run(module: Any, args: Any, kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
-    return value if isinstance(value, bool | int | float | str) else type(value)
