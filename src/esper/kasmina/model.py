@@ -200,11 +200,11 @@ class MorphogeneticModel(nn.Module):
         return SlotChange(slot.slot_id, before, after)
 
     def _require_owned(self) -> None:
+        owned = set() if self.link is None else self.link.owned()
         for slot in self._ordered():
             if slot.seed is None:
                 continue
-            own = list(slot.seed.parameters())
-            orphans = len(own) if self.link is None else self.link.orphans(own)
+            orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
             slot.assign(slot.state.judged(optimizer_gate(orphans)))
             if orphans:
                 raise OptimizerError(
@@ -266,9 +266,9 @@ class MorphogeneticModel(nn.Module):
             self.record_gradients(self._gradient_sums.tolist())
         self._gradient_sums = None
 
-    def record_gradients(self, norms: Sequence[float], steps: int | None = None) -> None:
+    def record_gradients(self, norms: Sequence[float], steps: int | None = None, owners: Any = None) -> None:
         """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
-        sizes = [sum(parameter.numel() for parameter in own if parameter.requires_grad) for own in self.owners()]
+        sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
             slot.gradient_norm = norm / steps if steps and size else None
             slot.gradient_ratio = gradient_ratio(norm, size, norms[0], sizes[0])
