@@ -6,6 +6,7 @@ An arm that fails becomes a row with its error; the file is written after every 
 ratio is the median over turns. `--tiny` runs the same arms on small networks, on a CPU as well.
 """
 
+import gc
 import json
 import statistics
 import time
@@ -273,6 +274,7 @@ def measure_ceilings(options: Any) -> list[dict[str, Any]]:
             rows.append(measure())
         except Exception as problem:
             rows.append({"arm": name, "error": "".join(traceback.format_exception(problem))[-3000:]})
+        gc.collect()  # the hosts of this arm
         print(json.dumps(rows[-1], indent=1), flush=True)
         if options.out:
             record = {
