@@ -47,7 +47,7 @@ class Episodes:
 
     def train(self) -> list[list[Event]]:
         """Train every host for an epoch and measure it; one that broke is rolled back, one whose rate fell pruned."""
-        self.population.train_epoch()
+        self.population.train_epoch(then_evaluate=True)
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
             number, epoch = self._place(rollback.host)
@@ -55,6 +55,8 @@ class Episodes:
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
         # of a host that was rolled back nothing was measured as it is now: it is pruned an epoch later
         judged = [[] if told else self.population.prune(host) for host, told in enumerate(happened)]
+        if (compiled := self.population.take_compiled())[0]:
+            happened[0].append(events.BlocksCompiled(*self._place(0), *compiled))
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
             reading = run.reading

@@ -154,6 +154,29 @@ def test_200_structures_one_after_the_other_take_no_more_memory_than_the_first_4
     assert after - before < 256  # a larger structure than the first 40 may have come; a leak of each would be gigabytes
 
 
+def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(floor):
+    """What pools take is counted as they grow; a budget that is too small for all lanes leaves fewer."""
+    free, tight = build(SMALL, range(8)), build(SMALL, range(8), graph_memory=0.15)
+    for population in (free, tight):
+        visit(population, 150, random.Random(5))
+    lanes = {id(population): population.executor._device(population.runs[0]) for population in (free, tight)}
+    for population in (free, tight):
+        graphs = lanes[id(population)]
+        print(f"{len(graphs._lanes)} lanes, {graphs.taken / MIB:,.0f} MiB in pools")
+    assert len(lanes[id(free)]._lanes) == 8
+    assert len(lanes[id(tight)]._lanes) < 8
+    assert lanes[id(tight)].taken <= 0.15 * 2**30 or len(lanes[id(tight)]._lanes) == 1
+    assert [differing(print_of(free, host), print_of(tight, host)) for host in range(8)] == [[]] * 8
+
+
+def test_what_pools_take_is_what_the_allocator_says():
+    population = grow(4)
+    graphs = population.executor._device(population.runs[0])
+    pools = {tuple(lane.pool) for lane in graphs._lanes}
+    segments = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools]
+    assert graphs.taken == sum(part["total_size"] for part in segments)
+
+
 def test_populations_one_after_the_other_take_no_more_memory_than_one(floor):
     """The next one gives back what the one before it left: inside a capture that would be too late."""
     taken = []

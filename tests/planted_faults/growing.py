@@ -4,6 +4,27 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        "a measurement of the epoch before is read again",
+        "runtime/executors.py",
+        "        self._measured = set()\n        self._join(runs)",
+        "        self._join(runs)",
+        "runtime/test_lanes.py::test_a_host_is_measured_once_in_an_epoch_and_again_when_asked_again",
+    ),
+    Fault(
+        "momentum does not lie like its weights",
+        "runtime/compiling.py",
+        "state[key] = value.contiguous(memory_format=torch.channels_last)",
+        "state[key] = value",
+        "runtime/test_compiling.py::test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights",
+    ),
+    Fault(
+        "copies of a block are compiled each for itself",
+        "runtime/compiling.py",
+        "(type(block), repr(block))",
+        "(type(block), id(block))",
+        "runtime/test_compiling.py::test_every_shape_is_compiled_once_for_all_hosts_copies_and_structures",
+    ),
+    Fault(
         "an embargo never ends",
         "leyline/stages.py",
         "SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING})",

@@ -20,6 +20,11 @@ class StandInStream:
     def wait_stream(self, other):
         """Everything runs in order anyway."""
 
+    wait_event = wait_stream
+
+    def record_event(self):
+        return None
+
 
 class Rerun:
     """A call that is made again at every replay and leaves its result where a captured one would."""
@@ -46,6 +51,8 @@ def _no_cuda(monkeypatch):
         "device": lambda device: nullcontext(),
         "graph_pool_handle": lambda: (0, 1),
         "empty_cache": lambda: None,
+        "synchronize": lambda device: None,
+        "mem_get_info": lambda device: (2**40, 2**40),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -88,7 +95,7 @@ def test_hosts_that_share_a_lane_have_the_episodes_of_the_eager_executor(monkeyp
 
 def test_a_culled_seed_brings_the_graphs_of_before_back():
     population = build()
-    assert captures(population, 2, {0: GROWTH}) == executors._LANES + 3 + 3  # anchors, alone, with the seed
+    assert captures(population, 2, {0: GROWTH}) == 1 + 3 + 3  # an anchor, alone, with the seed
     assert captures(population, 2) == 0
 
 
@@ -134,6 +141,89 @@ def test_the_structures_that_hosts_are_in_now_stay_however_many_there_are(monkey
     population.train_epoch()
     population.evaluate()
     assert Rerun.made == before
+
+
+class Large(Rerun):
+    """A capture for which a pool has to be this large."""
+
+    needed = 100
+
+    def __init__(self, lane, call, room):
+        super().__init__(lane, call, room)
+        lane.taken = max(lane.taken, Large.needed)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    monkeypatch.setattr(executors, "_Captured", Large)
+    monkeypatch.setattr(Large, "needed", 100)
+    return lambda needed: monkeypatch.setattr(Large, "needed", needed)
+
+
+def within(seeds, most):
+    population = build(seeds=seeds)
+    population.executor._most = most
+    return population, population.executor._device(population.runs[0])
+
+
+def test_no_more_lanes_are_opened_than_memory_allows(large):
+    population, graphs = within(range(7), 350)
+    play(population, 2)
+    assert (len(graphs._lanes), graphs.taken) == (3, 300)
+    hosts = [list(graphs._lane_of.values()).count(lane) for lane in graphs._lanes]
+    assert sorted(hosts) == [2, 2, 3]
+
+
+def test_pools_that_grow_too_large_begin_anew_as_fewer_and_hosts_go_on_the_same(large):
+    population, graphs = within(range(4), 350)
+    eager = Population(BLOBS, list(range(4)), ["cpu"], executor="eager")
+    script = {1: {0: [(GERMINATE, "r0c0", "mlp")]}}
+    for hosts in (eager, population):
+        play(hosts, 1, script)
+    assert len(graphs._lanes) == 3
+    large(160)  # what the grown host needs, and then every one of its lane
+    for hosts in (eager, population):
+        play(hosts, 3, start=1)
+    assert (len(graphs._lanes), graphs.taken) == (2, 320)
+    assert [differing(print_of(eager, host), print_of(population, host)) for host in range(4)] == [[]] * 4
+
+
+def test_one_lane_that_needs_more_than_it_may_is_not_built_again_and_again(large):
+    population, graphs = within(range(3), 50)
+    play(population, 2)
+    assert (len(graphs._lanes), graphs.taken) == (1, 100)
+    assert captures(population, 3) == 0
+
+
+# -- measuring behind training ---------------------------------------------------------------------------------------
+
+
+def test_measuring_that_was_started_behind_training_has_the_results_of_measuring_afterwards():
+    early, late = build(IMAGES, range(3)), build(IMAGES, range(3))
+    for epoch in range(6):
+        for population, promise in ((early, True), (late, False)):
+            population.train_epoch(then_evaluate=promise)
+            population.evaluate()
+            for host in (0, 2):
+                for move in IMAGE_GROWTH.get(epoch, []):
+                    act(population, host, *move)
+            population.tick()
+    assert [differing(print_of(early, host), print_of(late, host)) for host in range(3)] == [[]] * 3
+
+
+def test_a_host_is_measured_once_in_an_epoch_and_again_when_asked_again(monkeypatch):
+    population, made = build(seeds=[1, 2]), []
+    real = executors.measure
+    monkeypatch.setattr(executors, "measure", lambda run, split: made.append(run.seed) or real(run, split))
+    population.train_epoch(then_evaluate=True)
+    made.clear()  # with what capturing did
+    population.evaluate()
+    assert made == []
+    population.evaluate()
+    assert made == [1, 2]
+    population.train_epoch(then_evaluate=True)
+    population.evaluate()
+    assert made == [1, 2, 1, 2]
 
 
 def test_an_episode_that_ends_takes_its_structures_along_and_no_others():

@@ -83,6 +83,8 @@ TABLE = {
     "policy_device": Knob("cuda:300", (REFUSAL,)),
     "executor": Knob("eager", (PROCESS,)),
     "amp": Knob("bf16", PLAYS),
+    "compile": Knob("on", (PROCESS,)),
+    "graph_memory": Knob(1.5, (PROCESS,)),
     "out": Knob("elsewhere", (FILES,)),
     "data_root": Knob("data", (REFUSAL,), {"task__name": "shakespeare", "task__batch": 16}),
     "threads": Knob(2, (PROCESS,)),
@@ -119,12 +121,16 @@ PLAIN = {}
 
 def facets_of(config):
     """What a run decides: weights, events, files, how the process computed; or what it was refused with."""
-    seen = {"executors": [], "threads": []}
+    seen = {"executors": [], "threads": [], "compile": []}
     real = population.choose_executor
 
     def choose(name, *rest):
-        seen["executors"].append(name)
+        seen["executors"].append((name, rest[-1]))
         return real(name, *rest)
+
+    def ask(wanted, *rest):
+        seen["compile"].append(wanted)
+        return False
 
     def look(event):
         seen["repeatable"] = torch.are_deterministic_algorithms_enabled()
@@ -138,6 +144,7 @@ def facets_of(config):
     graphs.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "choose_executor", choose)
+        patch.setattr(population, "is_compiled", ask)
         patch.setattr(torch, "set_num_threads", seen["threads"].append)  # more than there are cores takes minutes
         patch.setattr(running, "train_ppo_vectorized", train)
         try:

@@ -43,6 +43,8 @@ PLACES = {
     "devices": ["cuda:300"],
     "executor": "eager",
     "amp": "bf16",
+    "compile": "on",
+    "graph_memory": 1.5,
     "out": "elsewhere",
     "data_root": None,
     "threads": 2,
@@ -71,7 +73,8 @@ def facets_of(play, config):
     seen = []
     real = population.choose_executor
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "choose_executor", lambda name, *rest: seen.append(name) or real(name, *rest))
+        patch.setattr(population, "choose_executor", lambda *asked: seen.append((asked[0], asked[-1])) or real(*asked))
+        patch.setattr(population, "is_compiled", lambda wanted, *rest: bool(seen.append(wanted)))
         patch.setattr(torch, "set_num_threads", seen.append)
         patch.setattr(torch, "use_deterministic_algorithms", lambda wanted, **rest: seen.append(wanted))
         try:

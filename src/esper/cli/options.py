@@ -25,7 +25,7 @@ def options_of(*keys: str) -> dict[str, str]:
 
 HOSTS = options_of(
     *("task.name", "task.epochs", "task.slots", "task.budget", "task.max_seeds"),
-    *("seed", "devices", "executor", "amp", "deterministic", "data_root", "out"),
+    *("seed", "devices", "executor", "amp", "compile", "graph_memory", "deterministic", "data_root", "out"),
 )
 """Options that every command has."""
 TRACKERS = {"--tensorboard": "telemetry.track=tensorboard", "--wandb": "telemetry.track=wandb"}

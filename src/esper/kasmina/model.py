@@ -14,7 +14,7 @@ from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
 from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
-from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots
+from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import MeasurementError, OptimizerError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
@@ -200,11 +200,11 @@ class MorphogeneticModel(nn.Module):
         return SlotChange(slot.slot_id, before, after)
 
     def _require_owned(self) -> None:
+        owned = set() if self.link is None else self.link.owned()
         for slot in self._ordered():
             if slot.seed is None:
                 continue
-            total = len(list(slot.seed.parameters()))
-            orphans = total if self.link is None else self.link.orphans(slot.seed.parameters())
+            orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
             slot.assign(slot.state.judged(optimizer_gate(orphans)))
             if orphans:
                 raise OptimizerError(
@@ -266,9 +266,9 @@ class MorphogeneticModel(nn.Module):
             self.record_gradients(self._gradient_sums.tolist())
         self._gradient_sums = None
 
-    def record_gradients(self, norms: Sequence[float], steps: int | None = None) -> None:
+    def record_gradients(self, norms: Sequence[float], steps: int | None = None, owners: Any = None) -> None:
         """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
-        sizes = [sum(parameter.numel() for parameter in own if parameter.requires_grad) for own in self.owners()]
+        sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
             slot.gradient_norm = norm / steps if steps and size else None
             slot.gradient_ratio = gradient_ratio(norm, size, norms[0], sizes[0])
@@ -337,7 +337,7 @@ class MorphogeneticModel(nn.Module):
         return fitting.site_of(self.host, self.slot_config.modules[slot_id], self.slot(slot_id), self._ordered())
 
     def _ordered(self) -> list[SeedSlot]:
-        return [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
+        return list(map(self.slots.__getitem__, self.slot_config.slot_ids))  # type: ignore[arg-type]
 
     def get_slot_reports(self) -> dict[str, SeedStateReport]:
         """Every slot, in order."""
@@ -368,11 +368,11 @@ class MorphogeneticModel(nn.Module):
 
     @property
     def active_params(self) -> int:
-        return sum(count_parameters(slot.seed) for slot in self._ordered())
+        return sum(seed_size(slot.seed) for slot in self._ordered())
 
     @property
     def fossilized_params(self) -> int:
-        return sum(count_parameters(fossil) for slot in self._ordered() for fossil in slot.fossils)
+        return sum(seed_size(fossil) for slot in self._ordered() for fossil in slot.fossils)
 
     @property
     def total_params(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
 _IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
+_sizes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class SeedSlot(nn.Module):
@@ -132,7 +134,7 @@ class SeedSlot(nn.Module):
                 seed_gradient_norm_ratio=self.gradient_ratio,
                 seed_gradient_norm=self.gradient_norm,
                 greedy_score=self.greedy_score,
-                seed_param_count=count_parameters(self.seed),
+                seed_param_count=seed_size(self.seed),
                 host_param_count=host_param_count,
             ),
             gates=state.gates,
@@ -162,6 +164,13 @@ def remove_slots(host: nn.Module) -> None:
 def has_gate(seed: nn.Module | None) -> bool:
     """Whether a seed or fossil blends through a learned gate."""
     return getattr(seed, "gate", None) is not None
+
+
+def seed_size(seed: nn.Module | None) -> int:
+    """Parameters of a seed or fossil. They are counted once: it keeps its size, and is asked for it often."""
+    if seed is not None and seed not in _sizes:
+        _sizes[seed] = count_parameters(seed)
+    return 0 if seed is None else _sizes[seed]
 
 
 def count_parameters(module: nn.Module | None) -> int:

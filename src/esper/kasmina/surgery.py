@@ -87,10 +87,9 @@ class OptimizerLink:
         """Whether the rate is low and was not always: at the start of a warm-up it has not fallen."""
         return self.is_rate_low and self.was_high
 
-    def orphans(self, parameters: Iterable[nn.Parameter]) -> int:
-        """How many of these no group owns."""
-        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        return sum(id(parameter) not in owned for parameter in parameters)
+    def owned(self) -> set[int]:
+        """Parameters of all groups, by identity."""
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
 
     def adopt(
         self,

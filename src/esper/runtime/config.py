@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -87,6 +87,10 @@ class HostsConfig(Configuration):
     """how hosts' steps are run"""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """precision of hosts' forward passes"""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """compile blocks; auto does for large hosts on a GPU"""
+    graph_memory: float | None = Field(None, gt=0)
+    """GiB of graphs per GPU; None is half of what is free"""
     out: Path
     """run folder"""
     data_root: Path | None = None
@@ -95,6 +99,11 @@ class HostsConfig(Configuration):
     """CPU threads per operation; None leaves it to torch. Small hosts are fastest with 1"""
     deterministic: bool = False
     """only kernels that give the same result twice"""
+
+    @property
+    def way_to_run(self) -> dict[str, Any]:
+        """How hosts are run, as `Population` takes it."""
+        return {name: getattr(self, name) for name in ("executor", "amp", "compile", "graph_memory")}
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:

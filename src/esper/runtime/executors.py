@@ -1,5 +1,6 @@
 """Two ways to run the same steps: eagerly (any device, the reference) and as one captured CUDA graph per host."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import chain, zip_longest
@@ -20,8 +21,11 @@ from esper.runtime.tasks import Task
 class Executor(Protocol):
     """Trains and measures hosts; results stay on the devices until the caller reads them."""
 
-    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
-        """One epoch of every host; returns the greedy scores of its slots, read off before the first step."""
+    def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
+        """One epoch of every host; returns the greedy scores of its slots, read off before the first step.
+
+        `then_measure` promises that the next call measures these very hosts on their validation splits.
+        """
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
 
@@ -32,7 +36,7 @@ class Executor(Protocol):
 class EagerExecutor:
     """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit."""
 
-    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
+    def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         for run in runs:
             run.begin_epoch()
         scores = [greedy_scores(run) for run in runs]
@@ -51,8 +55,10 @@ class EagerExecutor:
 
 
 _LANES = 16
-"""Streams of a device that hosts take turns on. Each costs a pool of graph memory and the workspaces of cuBLAS. On an
-H200, 32 hosts with three seeds train 457,000 examples/s on 8 streams, 493,000 on 16 and 494,000 on 32."""
+"""Most streams of a device that hosts take turns on. Each costs a pool of graph memory and the workspaces of cuBLAS. On
+an H200, 32 hosts with three seeds train 457,000 examples/s on 8 streams, 493,000 on 16 and 494,000 on 32."""
+_SHARE = 0.5
+"""Part of a device's free memory that graphs may take where nobody says how much."""
 _SPARE = 64
 """Structures of a device whose graphs are kept beside those that its hosts are in now or began in: a culled seed or a
 rollback brings an earlier one back."""
@@ -62,6 +68,7 @@ class _Captured:
     """A captured call. Its result is copied out of the pool, whose memory the next graph of the lane may overwrite."""
 
     def __init__(self, lane: "_Lane", call: Callable[[], Tensor | None], room: Tensor):
+        before = _reserved(room.device)
         self.result = room[:0]
         self.graph = torch.cuda.CUDAGraph()
         self.stream = lane.stream
@@ -76,10 +83,16 @@ class _Captured:
                     self.result.copy_(found)
             finally:
                 self.graph.capture_end()
+        lane.taken += _reserved(room.device) - before
 
     def replay(self) -> None:
         with torch.cuda.stream(self.stream):
             self.graph.replay()
+
+
+def _reserved(device: torch.device) -> int:
+    """Bytes that torch holds; nested, because flattening all statistics takes longer than a small capture."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device)["reserved_bytes"]["all"]["current"])
 
 
 @cache
@@ -98,6 +111,8 @@ class _Lane:
     def __init__(self, device: torch.device, stream: torch.cuda.Stream):
         self.stream = stream
         self.pool = torch.cuda.graph_pool_handle()
+        self.taken = 0
+        """bytes of the pool; it never gives any back before all of its graphs are gone"""
         with torch.cuda.device(device):
             room = torch.zeros(1, device=device)
             # never replayed: a pool without a single graph may not be captured into again
@@ -107,19 +122,45 @@ class _Lane:
 class _DeviceGraphs:
     """The lanes of one device, the hosts assigned to them, and everything captured for these hosts."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, most: int | None = None):
         # pools of populations that are gone: a capture that runs out of memory could not give them back
         torch.cuda.empty_cache()
-        self._lanes = [_Lane(device, stream) for stream in _streams(device)]
+        self.device = device
+        self.most = int(_SHARE * torch.cuda.mem_get_info(device)[0]) if most is None else most
+        """bytes that all pools together may take; a single one takes what it needs"""
+        self._open = len(_streams(device))
+        self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
         self._first: dict[HostRun, tuple[HostRun, Any]] = {}
         """the structure in which a host was first seen, in which its episodes begin"""
         self._kept: dict[tuple[HostRun, Any], dict[str, _Captured]] = {}
         """by host and structure, then by name; what was used last is at the end"""
 
+    @property
+    def taken(self) -> int:
+        """Bytes of all pools."""
+        return sum(lane.taken for lane in self._lanes)
+
     def lane(self, run: HostRun) -> _Lane:
-        """Hosts are assigned round robin, in the order in which they come."""
-        return self._lane_of.setdefault(run, self._lanes[len(self._lane_of) % len(self._lanes)])
+        """Hosts take lanes in turn, in the order in which they come; one more is opened if memory allows."""
+        if run not in self._lane_of:
+            largest = max((lane.taken for lane in self._lanes), default=0)
+            if len(self._lanes) < self._open and (not self._lanes or self.taken + largest <= self.most):
+                self._lanes.append(_Lane(self.device, _streams(self.device)[len(self._lanes)]))
+                self._lane_of[run] = self._lanes[-1]
+            else:
+                hosts = Counter(self._lane_of.values())
+                self._lane_of[run] = min(self._lanes, key=hosts.__getitem__)
+        return self._lane_of[run]
+
+    def keep_within(self) -> None:
+        """If the pools together are too large, begin anew with fewer: every graph is captured again when needed."""
+        if self.taken > self.most and len(self._lanes) > 1:
+            self._open = max(1, self.most // max(lane.taken for lane in self._lanes))
+            torch.cuda.synchronize(self.device)
+            for kept in (self._kept, self._lane_of, self._lanes):
+                kept.clear()
+            torch.cuda.empty_cache()
 
     def of(self, run: HostRun) -> dict[str, _Captured]:
         """The graphs of the structure that this host is in, so far."""
@@ -143,21 +184,37 @@ class _DeviceGraphs:
 class GraphedExecutor:
     """One graph per host and call, replayed on the host's lane. Only a change of structure captures again."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph_memory: float | None = None) -> None:
+        self._most = None if graph_memory is None else int(graph_memory * 2**30)
         self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Any] = set()
+        self._measured: set[HostRun] = set()
+        """hosts whose measurement was started behind their training"""
 
-    def train(self, runs: Sequence[HostRun]) -> list[Tensor]:
+    def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
         ready = [run for run in runs if "measure" in self._graphs(run)]  # which is captured last
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay([own[2:] for own in calls])
+        self._measured = set(runs) if then_measure else set()
+        ends = self._end_training(ready)
         for run in changed:
             self._begin(run, None)
             self._captured(run, "measure", partial(measure, run, run.splits.validation))
-        self._join(runs)
-        return [self._graphs(run)["score"].result for run in runs]
+        for device, end in [*ends, *self._end_training(changed)]:
+            torch.cuda.current_stream(device).wait_event(end)
+        scores = [self._graphs(run)["score"].result for run in runs]
+        calls.clear()
+        if not then_measure:
+            self._tidy()
+        return scores
+
+    def _end_training(self, runs: Sequence[HostRun]) -> list[tuple[torch.device, torch.cuda.Event]]:
+        """Ends of the training of these hosts, to wait for; the measurement that was promised goes on behind them."""
+        ends = [(device, stream.record_event()) for device, stream in self._streams(runs)]
+        self._replay([[self._graphs(run)["measure"]] for run in runs if run in self._measured])
+        return ends
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
@@ -179,9 +236,13 @@ class GraphedExecutor:
         calls = [self._captured(run, "measure", partial(measure, run, split)) for run, split in pairs]
         for device, stream in self._streams(runs):
             stream.wait_stream(torch.cuda.current_stream(device))
-        self._replay([[call] for call in calls])
+        self._replay([[call] for call, run in zip(calls, runs, strict=True) if run not in self._measured])
+        self._measured = set()
         self._join(runs)
-        return [call.result for call in calls]
+        results = [call.result for call in calls]
+        calls.clear()
+        self._tidy()
+        return results
 
     def begin_episode(self, run: HostRun) -> None:
         """Structures with seeds of the episode before never come back."""
@@ -189,7 +250,7 @@ class GraphedExecutor:
 
     def _device(self, run: HostRun) -> _DeviceGraphs:
         if run.device not in self._devices:
-            self._devices[run.device] = _DeviceGraphs(run.device)
+            self._devices[run.device] = _DeviceGraphs(run.device, self._most)
         return self._devices[run.device]
 
     def _lane(self, run: HostRun) -> _Lane:
@@ -202,26 +263,26 @@ class GraphedExecutor:
         lane, graphs = self._lane(run), self._graphs(run)
         if name not in graphs:
             with torch.cuda.device(run.device):
-                self._warm_up(run, name, lane, call)
+                self._warm_up(run, name, call)
                 run.optimizer.zero_grad(set_to_none=True)
                 # loss and accuracy, then at most two numbers per slot
                 room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)
                 graphs[name] = _Captured(lane, call, room)
         return graphs[name]
 
-    def _warm_up(self, run: HostRun, name: str, lane: _Lane, call: Callable[[], Tensor | None]) -> None:
-        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
+    def _warm_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> None:
+        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was.
+
+        Not on the host's lane: what every lane's stream once needed for this would stay reserved for it.
+        """
         parts = {(name, run.device, run.amp, part) for part in _parts(run)}
-        if parts <= self._warmed:
+        if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
             return
         self._warmed |= parts
         snapshot = run.snapshot() if name == "train" else None
         sums, cursor = run.sums.clone(), run.plan.cursor.clone()
-        lane.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(lane.stream):
-            call()
+        call()
         if snapshot is not None:
-            torch.cuda.current_stream().wait_stream(lane.stream)
             run.restore(snapshot)
             run.sums.copy_(sums)
             run.plan.cursor.copy_(cursor)
@@ -233,8 +294,11 @@ class GraphedExecutor:
         """What comes next waits for these hosts; so do those who get the memory of a result that is dropped here."""
         for device, stream in self._streams(runs):
             torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _tidy(self) -> None:
         for graphs in self._devices.values():
             graphs.drop_spare()
+            graphs.keep_within()
 
 
 def _parts(run: HostRun) -> set[Any]:
@@ -272,9 +336,11 @@ def refuse_impossible(executor: str, amp: str, devices: Sequence[str], task: Tas
         raise SettingError(f"{eager_only} runs on the eager executor only; choose executor eager or auto.")
 
 
-def choose_executor(name: str, amp: str, devices: Sequence[torch.device], task: Task) -> Executor:
+def choose_executor(
+    name: str, amp: str, devices: Sequence[torch.device], task: Task, graph_memory: float | None = None
+) -> Executor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
     refuse_impossible(name, amp, [str(device) for device in devices], task)
     on_gpu = all(device.type == "cuda" for device in devices)
     is_graphed = name == "graphed" or (name == "auto" and on_gpu and find_eager_only(task, amp) is None)
-    return GraphedExecutor() if is_graphed else EagerExecutor()
+    return GraphedExecutor(graph_memory) if is_graphed else EagerExecutor()

@@ -18,6 +18,7 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
+from esper.runtime.compiling import compile_blocks, lay_out
 from esper.runtime.ledger import Ledger
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
@@ -42,8 +43,10 @@ class EpochReading:
 class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
-    def __init__(self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off"):
-        self.task, self.splits, self.seed, self.device = task, splits, seed, device
+    def __init__(
+        self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off", is_compiled: bool = False
+    ):
+        self.task, self.splits, self.seed, self.device, self.is_compiled = task, splits, seed, device, is_compiled
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
             host = task.build_host().to(device)
@@ -160,7 +163,7 @@ class HostRun:
         steps, examples = self.plan.steps, self.plan.examples
         rate = self.task.rate(self.epoch)
         self.reading = EpochReading(self.epoch, loss / examples, correct / examples, norms[0] / steps, rate)
-        self.model.record_gradients(norms, steps)
+        self.model.record_gradients(norms, steps, self._groups())
         self.epoch += 1
 
     def snapshot(self) -> dict[str, Any]:
@@ -204,14 +207,17 @@ class HostRun:
 
     def _regroup(self) -> None:
         """Put every parameter into the group its place in the network says."""
-        home = self.link.home  # the task's optimiser has one group
-        places = [home, *(self.link.groups[slot.slot_id][home] for slot in self.slots)]
-        for place, own in zip(places, self.model.owners(), strict=True):
-            self.optimizer.param_groups[place]["params"][:] = own
+        for group, own in zip(self._groups(), self.model.owners(), strict=True):
+            group[:] = own
         known = {id(p) for p in self.model.parameters()}
         for parameter in [p for p in self.optimizer.state if id(p) not in known]:
             del self.optimizer.state[parameter]
         self.prime()
+
+    def _groups(self) -> list[list[nn.Parameter]]:
+        """The parameters that the optimiser has of each of the model's owners, which are the same ones."""
+        home, groups = self.link.home, self.optimizer.param_groups  # the task's optimiser has one group of its own
+        return [groups[place]["params"] for place in (home, *(self.link.groups[s.slot_id][home] for s in self.slots))]
 
     def prime(self) -> None:
         """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
@@ -221,6 +227,9 @@ class HostRun:
                 self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
             if new:
                 self._primed[module] = self._primed.get(module, 0) + 1
+        if self.is_compiled:
+            compile_blocks(self.model)
+            lay_out(self.optimizer)
 
 
 def draws_random_numbers(host: nn.Module) -> bool:

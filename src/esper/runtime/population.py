@@ -19,6 +19,7 @@ from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
+from esper.runtime.compiling import compiled_so_far, is_compiled
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
@@ -61,13 +62,15 @@ class Population:
         *,
         executor: str = "auto",
         amp: str = "off",
+        compile: str = "auto",
+        graph_memory: float | None = None,
         data_root: Path | None = None,
         splits: Splits | None = None,
     ):
         parsed = parse_devices(devices)
         self.placed = map_hosts(len(seeds), parsed)
         self.task, self.amp = task, amp
-        self.executor = choose_executor(executor, amp, parsed, task)
+        self.executor = choose_executor(executor, amp, parsed, task, graph_memory)
         splits = splits or task.load(data_root)
         check_fit(task, splits)
         if task.held_out is not None:
@@ -78,23 +81,28 @@ class Population:
         self.flops = HostFlops.of_task(task.build_host, splits.train)
         self.is_over = False
         with memory_errors():
+            compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
             placed = zip(seeds, self.placed, strict=True)
-            self.runs = [HostRun(task, on_device[device], seed, device, amp) for seed, device in placed]
+            self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
+        self._compiled = compiled_so_far()
         if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def train_epoch(self) -> list[EpochReading]:
-        """Every host trains on the next examples of its own stream; one read per device at the end."""
+    def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:
+        """Every host trains on the next examples of its own stream; one read per device at the end.
+
+        `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that devices may begin with it.
+        """
         self._require_episode()
-        started = time.perf_counter()
+        started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
-            scores = self.executor.train(self.runs)
+            scores = self.executor.train(self.runs, then_measure=then_evaluate)
             sums = _read([run.sums for run in self.runs])
-        seconds = (time.perf_counter() - started) / len(self.runs)
+        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
             run.end_epoch(row)
             for slot, value in zip(run.slots, score, strict=True):
@@ -111,10 +119,10 @@ class Population:
     def evaluate(self) -> list[Rollback]:
         """Held-out loss, accuracy and every live seed's contribution; hosts that broke are rolled back."""
         self._require_episode()
-        started = time.perf_counter()
+        started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors():
             results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
-        seconds = (time.perf_counter() - started) / len(self.runs)
+        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         rollbacks, healthy = [], []
         for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
             self._charge_evaluation(run, seconds)
@@ -185,6 +193,11 @@ class Population:
     def tick(self) -> list[list[SlotChange]]:
         """Stages and ramps of every host take their step."""
         return [run.model.tick() for run in self.runs]
+
+    def take_compiled(self) -> tuple[int, float]:
+        """Shapes of blocks that were compiled since the last call, and the seconds it took."""
+        (shapes, seconds), self._compiled = self._compiled, compiled_so_far()
+        return self._compiled[0] - shapes, self._compiled[1] - seconds
 
     def readings(self) -> list[EpochReading | None]:
         """Each host's last epoch; None where there has been none yet."""

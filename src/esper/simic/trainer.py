@@ -92,7 +92,7 @@ def build_environment(
     team = team or Team()
     here, task, folder = team.assign(config.hosts)[team.rank], config.task.build(), config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
-    places = {"devices": config.devices, "executor": config.executor, "amp": config.amp, "data_root": config.data_root}
+    places = {"devices": config.devices, "data_root": config.data_root, **config.way_to_run}
     try:
         with team.together():  # every rank plays some of the twins, and then reads the others'
             played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)

@@ -22,7 +22,7 @@ _FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_exam
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
     facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _FACTS}}
-    facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
+    facts |= {key: str(population[key]) for key in ("executor", "amp", "compile") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
     facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
     with torch.device("meta"):

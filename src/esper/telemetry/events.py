@@ -265,6 +265,15 @@ class AnomalyFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksCompiled(HostEvent):
+    """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these seconds."""
+
+    shapes: int
+    seconds: float
+    line = "epoch {0.epoch}: compiled {0.shapes} shapes of blocks in {0.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     """A state that training can go on from."""
 

@@ -17,6 +17,7 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
+from esper.runtime.tasks import Task
 from esper.simic.checkpoints import episodes_of
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
@@ -65,10 +66,7 @@ class Comparison:
     def __init__(self, config: CompareConfig, tell: Callable[[str], None], should_stop: Callable[[], bool]):
         self.config, self.tell, self.should_stop = config, tell, should_stop
         self.task = config.task.build()
-        splits = self.task.load(config.data_root)
-        self.populate = partial(
-            Population, devices=config.devices, executor=config.executor, amp=config.amp, splits=splits
-        )
+        self.splits = self.task.load(config.data_root)
         probe = self.populate(self.task, [0])
         model = probe.runs[0].model
         for policy in config.policies:
@@ -82,6 +80,9 @@ class Comparison:
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, Tensor]] = {}
         self.plans: dict[tuple[str, float], str] = {}
+
+    def populate(self, task: Task, seeds: Sequence[int]) -> Population:
+        return Population(task, seeds, self.config.devices, splits=self.splits, **self.config.way_to_run)
 
     def run(self) -> dict[tuple[str, float], Trials]:
         """Every arm at every rate."""

@@ -71,9 +71,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     task = config.task.build()
     task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
-    population = Population(
-        task, seeds, config.devices, executor=config.executor, amp=config.amp, data_root=config.data_root
-    )
+    population = Population(task, seeds, config.devices, data_root=config.data_root, **config.way_to_run)
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]

@@ -1,0 +1,90 @@
+"""Blocks through torch.compile: every shape of block once, whichever host, copy or structure it is part of."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import has_slots
+from esper.leyline.errors import UnknownNameError
+
+BACKEND = "inductor"
+_WORTH = 4e9
+"""FLOPs of a step's forward pass from which on `auto` compiles: a smaller host waits for launches, not for memory."""
+_compiled: dict[Any, Callable[..., Any]] = {}
+"""By shape of block and call, for all populations of the process."""
+
+
+def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -> bool:
+    """`auto` compiles large hosts on GPUs, unless only kernels are allowed that give the same result twice."""
+    if wanted not in ("auto", "on", "off"):
+        raise UnknownNameError("compile", wanted, ("auto", "on", "off"))
+    is_worth_it = step_flops >= _WORTH and not torch.are_deterministic_algorithms_enabled()
+    return wanted == "on" or (wanted == "auto" and is_worth_it and all(device.type == "cuda" for device in devices))
+
+
+def compile_blocks(network: MorphogeneticModel) -> None:
+    """Let all blocks of a network run compiled from now on; a deep copy of one does not until it is asked for too."""
+    for block in _blocks(network):
+        if block._compiled_call_impl is None:
+            block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
+
+
+def compiled_so_far() -> tuple[int, float]:
+    """Shapes that this process has compiled, and how long torch took, backward passes included."""
+    if not _compiled:
+        return 0, 0.0
+    from torch._dynamo.utils import calculate_time_spent  # seconds to import, which only those pay who compile
+
+    return len(_compiled), calculate_time_spent()["total_wall_time"]
+
+
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Weights of convolutions with channels last, as tensor cores read them, and their optimiser state alike."""
+    for parameter in [p for group in optimizer.param_groups for p in group["params"] if p.dim() == 4]:
+        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        state = optimizer.state[parameter]
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[key] = value.contiguous(memory_format=torch.channels_last)
+
+
+def _blocks(network: MorphogeneticModel) -> Iterator[nn.Module]:
+    """The largest parts of the host that hold no slot, and the bodies of its seeds: a copy's is a block again."""
+    yield from _parts(network.host)
+    slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
+    bodies = [getattr(seed, "body", None) for slot in slots for seed in (*slot.fossils, slot.seed)]
+    yield from (body for body in bodies if isinstance(body, nn.Module))
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    if has_slots(module) or type(module).forward is nn.Module.forward:  # a slot may change; a list is never called
+        for child in module.children():
+            yield from _parts(child)
+    elif next(module.parameters(), None) is not None:
+        yield module
+
+
+def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **kwargs: Any) -> Any:
+    module, has_grad = block(), torch.is_grad_enabled()
+    assert module is not None  # somebody is calling it
+    if has_grad and not module.training:  # the greedy score, once per epoch: too little to be worth a compilation
+        return module._call_impl(*args, **kwargs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    inputs = [(value.shape, value.stride(), value.dtype, value.device, value.requires_grad) for value in tensors]
+    amps = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
+    key = BACKEND, *shape, module.training, has_grad, *amps, *inputs, *kwargs
+    if key not in _compiled:
+        # code of its own: torch counts compilations by code object and gives up after eight
+        own = FunctionType(_run.__code__.replace(co_name=f"run_{module._get_name()}"), globals())
+        _compiled[key] = torch.compile(own, backend=BACKEND, dynamic=False)
+    return _compiled[key](module, args, kwargs)
+
+
+def _run(module: Any, args: Any, kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
