@@ -1,0 +1,148 @@
+"""Several processes that train one growing network. DDP keeps the host equal in all of them, this file what grows."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import MeasurementError, SettingError
+
+T = TypeVar("T")
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def count() -> int:
+    """How many processes train together; collectives of this file are calls of all of them."""
+    is_joined = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_joined else 1
+
+
+def is_first() -> bool:
+    """Whether this process decides and writes for all."""
+    return count() == 1 or distributed.get_rank() == 0
+
+
+def gather(work: Callable[[], T]) -> list[T]:
+    """What every process finds, by rank. Where one fails all do, so that nobody waits for it."""
+    if count() == 1:
+        return [work()]
+    found: T | None = None
+    problem: Exception | None = None
+    try:
+        found = work()
+    except Exception as caught:
+        problem = caught
+    told: list[tuple[str, T]] = [("", found)] * count()  # type: ignore[list-item]  # filled in the next line
+    distributed.all_gather_object(told, (problem and f"{type(problem).__name__}: {problem}", found))
+    if problem is not None:
+        raise problem
+    for rank, (text, _) in enumerate(told):
+        if text:
+            raise MeasurementError(f"rank {rank} failed, so this one stops too. It said: {text}")
+    return [value for _, value in told]
+
+
+def ask_first(work: Callable[[], T]) -> T:
+    """What the first process finds; the others do not run `work`."""
+    return gather(lambda: work() if is_first() else None)[0]  # type: ignore[return-value]  # the first one's
+
+
+def add_up(values: Tensor) -> Tensor:
+    """The sum over all processes."""
+    if count() > 1:
+        values = values.clone()
+        distributed.all_reduce(values)
+    return values
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Every process takes over the first one's values."""
+    if count() == 1:
+        return
+    for own in _alike(tensors):
+        flat = torch.cat([tensor.detach().flatten() for tensor in own])
+        distributed.broadcast(flat, 0)
+        for tensor, part in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+
+def require_equal(model: MorphogeneticModel) -> None:
+    """Refuse to go on where processes hold different networks: their evidence would be about none of them."""
+    if count() == 1:
+        return
+    sums = {name: int(_bits(p).sum(dtype=torch.int64)) for name, p in model.named_parameters()}
+    everyone = gather(lambda: sums)
+    for rank, other in enumerate(everyone):
+        for name in (*everyone[0], *other):
+            if everyone[0].get(name) != other.get(name):
+                raise SettingError(
+                    f"rank {rank} and rank 0 hold different networks; the first difference is {name}. Train "
+                    "DistributedDataParallel(garden.model), or what accelerate makes of garden.model, with all "
+                    "ranks taking the same steps, and call garden.step on all of them."
+                )
+
+
+class Follower:
+    """Keeps the seeds and fossils of one network equal in all processes.
+
+    DDP makes its buckets once, so it leaves the slots to this class. Whenever a backward pass has reached the network,
+    the gradients in the slots become their mean, before anybody clips, unscales or steps. To do that in every pass of
+    an accumulated step is more traffic than DDP's `no_sync` has, and the same sum: a mean of equal values is the value.
+    """
+
+    def __init__(self, model: MorphogeneticModel):
+        self.model = model
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._task = -1
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the network as it is now; what is new in it gets the first process's values."""
+        slots = self.model.slots
+        names = [name for name, _ in (*slots.named_parameters(), *slots.named_buffers())]
+        self.model._ddp_params_and_buffers_to_ignore = [f"slots.{name}" for name in names]  # type: ignore[assignment]
+        share([*slots.parameters(), *slots.buffers()])
+        for handle in self._handles:
+            handle.remove()
+        is_announced = os.environ.get("WORLD_SIZE", "1") not in ("", "1")  # the group may be joined later
+        learning = [p for p in self.model.parameters() if p.requires_grad] if is_announced or count() > 1 else []
+        self._handles = [parameter.register_post_accumulate_grad_hook(self._note) for parameter in learning]
+
+    def _note(self, parameter: Tensor) -> None:
+        """Once per backward pass, whichever parameter it reaches first: processes may reach different ones."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task and count() > 1:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)  # type: ignore[attr-defined]
+
+    def _average(self) -> None:
+        """Gradients become means, a process without one adds zero; buffers follow the first process, as DDP's do."""
+        for own in _alike(p for p in self.model.slots.parameters() if p.requires_grad):
+            absent = [p.grad is None for p in own]
+            flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own]
+            present = flat[0].new_tensor([not each for each in absent]) if any(absent) else flat[0].new_ones(len(own))
+            total = torch.cat([*flat, present]).div_(count())
+            distributed.all_reduce(total)
+            *parts, present = total.split([*(p.numel() for p in own), len(own)])
+            for number, (p, part) in enumerate(zip(own, parts, strict=True)):
+                if p.grad is not None:
+                    p.grad.copy_(part.view_as(p))
+                elif present[number] > 0:  # read back only where this process had none
+                    p.grad = part.view_as(p).clone()
+        share(buffer for slot in self.model.slots.values() for part in slot.children() for buffer in part.buffers())
+
+
+def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that can travel as one."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(found.values())
+
+
+def _bits(parameter: nn.Parameter) -> Tensor:
+    """Its values as whole numbers, whose sum does not depend on the order."""
+    return parameter.detach().contiguous().view(_BITS[parameter.element_size()])
