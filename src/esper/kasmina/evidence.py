@@ -77,11 +77,17 @@ def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) ->
     return output.clone()
 
 
-def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]) -> Tensor:
+def score_sites(
+    losses: Callable[[], Tensor],
+    sites: Sequence[nn.Module],
+    kinds: Sequence[str],
+    add_up: Callable[[Tensor], Tensor] = lambda values: values,
+) -> Tensor:
     """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
-    `losses` runs the network and returns one loss per example, with the features in their graph.
+    `losses` runs the network and returns one loss per example, with the features in their graph. `add_up` makes sums
+    over all processes.
     """
     with torch.enable_grad(), watched(sites) as seen:
         values = losses()
@@ -100,9 +106,10 @@ def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds:
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        score = sum(products[1:], products[0]).abs().sum() if products else values.new_zeros(())
+        score = add_up(sum(products[1:], products[0])).abs().sum() if products else values.new_zeros(())
         scores.append(score.to(values.device).double())
-    return torch.stack(scores) / len(values)
+    total = torch.stack(scores)
+    return total / add_up(total.new_full((), len(values)))
 
 
 def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:

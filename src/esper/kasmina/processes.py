@@ -103,7 +103,7 @@ class Follower:
         """Take the network as it is now; what is new in it gets the first process's values."""
         slots = self.model.slots
         names = [name for name, _ in (*slots.named_parameters(), *slots.named_buffers())]
-        self.model._ddp_params_and_buffers_to_ignore = [f"slots.{name}" for name in names]  # type: ignore[assignment]
+        vars(self.model)["_ddp_params_and_buffers_to_ignore"] = [f"slots.{name}" for name in names]
         share([*slots.parameters(), *slots.buffers()])
         for handle in self._handles:
             handle.remove()
@@ -116,7 +116,7 @@ class Follower:
         task = torch._C._current_graph_task_id()
         if task != self._task and count() > 1:
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._average)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
 
     def _average(self) -> None:
         """Gradients become means, a process without one adds zero; buffers follow the first process, as DDP's do."""

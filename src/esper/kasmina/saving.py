@@ -36,15 +36,21 @@ class OptimizerSnapshot:
 Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
-def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
-    """Write model, optimiser and `extra` (plain data of the caller's) to a folder, replacing an earlier save there."""
+def save_network(
+    model: MorphogeneticModel, folder: Path, extra: Plain, average: Mapping[str, Tensor] | None = None
+) -> Path:
+    """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder."""
     facts, contents = describe_network(model)
+    if average is not None:
+        contents["average"] = partial(save_file, dict(average))
     files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
     _store(folder).save({**facts, "extra": extra}, files)
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> tuple[Rebuilt, Plain]:
+def load_network(
+    folder: Path, host: nn.Module, check: Callable[[Plain], None]
+) -> tuple[Rebuilt, dict[str, Tensor] | None, Plain]:
     """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
@@ -55,11 +61,12 @@ def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) 
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
     extra = save.facts["extra"]
-    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), extra
+    average = load_file(paths["average"]) if "average" in paths else None
+    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), average, extra
 
 
 def _store(folder: Path) -> Store:
-    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer)")
+    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer|average)")
 
 
 def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:
