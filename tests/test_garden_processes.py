@@ -259,7 +259,9 @@ def test_a_save_of_all_processes_goes_on_in_all_of_them(tmp_path):
         again.attach(torch.optim.SGD(again.parameters(), lr=0.05, momentum=0.9))
         assert again.model.fossilized_seeds
         assert again.model.active_seeds
-        return train(garden, call, learn_plainly, epochs=3), train(again, DistributedDataParallel(again.model), learn_plainly, epochs=3)
+        return train(garden, call, learn_plainly, epochs=3), train(
+            again, DistributedDataParallel(again.model), learn_plainly, epochs=3
+        )
 
     (whole, resumed), other = values_of(tmp_path, in_group(live))
     assert whole == resumed
