@@ -1,10 +1,10 @@
 """Growing inside the user's own training loop: wrap a model, step once per epoch, take a plain network home."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,16 @@ from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_fossi
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.evidence import check_values, measure_pairs, score_sites
+from esper.kasmina.evidence import as_losses, measure_pairs, score_sites
+from esper.kasmina.fitting import total_budget
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, find_wrapper, undisturbed
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.settings import GrowthSettings
-from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_WAIT, Choice
+from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import (
@@ -103,34 +103,12 @@ def grow(
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Seeds come and go, and neither shards nor the buckets of a wrapper follow."""
-    if (wrapper := find_wrapper(model)) in ("FullyShardedDataParallel", "DTensor"):
+    """Seeds come and go, and no wrapper's buckets or shards would follow."""
+    if (wrapper := find_wrapper(model)) not in (None, "OptimizedModule"):
         raise HostError(
-            f"this model is sharded ({wrapper}): a process holds a part of each parameter, and a seed that is planted "
-            "later would be in no shard. Grow with DistributedDataParallel(garden.model), then shard garden.harvest()."
+            f"this model holds a {wrapper}, which would not know of seeds that are planted later. Grow the plain model "
+            "and train DistributedDataParallel(garden.model); what has to be sharded is garden.harvest()."
         )
-    if wrapper in ("DistributedDataParallel", "DataParallel"):
-        raise HostError(f"this model is wrapped in {wrapper}; grow the plain model, then wrap garden.model.")
-
-
-def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
-    """A budget as a number of parameters: a float is a multiple of what the model has."""
-    own = count_parameters(model)
-    if budget is None:
-        return None
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        if budget <= own:
-            raise SettingError(
-                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
-                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
-            )
-        return budget
-    if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        raise SettingError(
-            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
-            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
-        )
-    return int(budget * own)
 
 
 class Garden:
@@ -172,17 +150,11 @@ class Garden:
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(
-        self,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        scheduler: Any = None,
-        *,
-        seed_lr: float = 1.0,
-    ) -> None:
-        """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
+    def attach(self, optimizer: Any, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
+        """Let the optimiser, or each of a list, follow the model: seeds enter and leave, other state stays to the bit.
 
-        Pass the scheduler if it exists already. Seeds have the settings of the host's group, and learn at `seed_lr`
-        times its rate. Of several optimisers, the first one's rate and steps count.
+        Pass the scheduler, or a list, if it exists already. Seeds have the settings of the host's group, and learn at
+        `seed_lr` times its rate. Of several optimisers, the first one's rate and steps count.
         """
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
@@ -196,10 +168,7 @@ class Garden:
         self._follower.follow()
 
     def ema(self, decay: float) -> Average:
-        """An exponential average of all weights, seeds included; `with ema.applied():` puts it into the model.
-
-        It follows every step of the attached optimiser and is saved with the garden.
-        """
+        """An average of all weights, seeds included, that follows every optimiser step; see `Average.applied`."""
         if self.average is None:
             self.average = Average(self.model, decay)
         elif decay != self.average.decay:
@@ -252,10 +221,7 @@ class Garden:
         self.history += [hint for hint in hints if hint not in self.history]
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything needed to go on from here, optimiser included; `esper.load` reads it.
-
-        Of several processes the first one writes, and the others may call it too.
-        """
+        """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
         if not processes.is_first():
             return Path(folder)
         extra = {
@@ -300,19 +266,17 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        hints: list[Event] = []
-        if telling.looks_unpaired(base, values.values()):
-            hints = telling.warn_of_unpaired(base, self._values(evaluate)[0], epoch)
+        again = self._values(evaluate)[0] if telling.looks_unpaired(base, values.values()) else base
         is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
         if is_scored:
             self._score(evaluate)
-        self._charge(started, len(base), list(shadowed), len(ablated), is_scored)
+        self._charge(started, len(base), list(shadowed), len(ablated) + (again is not base), is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
-        judged: list[Event] = []
+        judged, hints = list[Event](), telling.warn_of_unpaired(base, again, epoch)
         assert self.model.link is not None
         if self.model.settings.prunes and not self.is_pruned and self.model.link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
@@ -374,8 +338,7 @@ class Garden:
 
         `is_base` tells whether processes have examples of their own; those that all of them measured count once.
         """
-        found = processes.gather(lambda: self._own_values(evaluate))
-        parts, signs = [values for values, _ in found], [sign for _, sign in found]
+        parts, signs = zip(*processes.gather(partial(self._own_values, evaluate)), strict=True)
         if is_base:
             self._is_split = any(not torch.equal(part, parts[0]) for part in parts)
         return torch.cat(parts) if self._is_split else parts[0], signs[0]
@@ -384,38 +347,21 @@ class Garden:
         if not callable(evaluate):
             raise MeasurementError(f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself.")
         with undisturbed(self.model):
-            values = evaluate()
-        is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
-        is_score = is_bool if self.higher_is_better is None else self.higher_is_better
-        sign = -1.0 if is_score else 1.0
-        checked = check_values(values)
-        if self.higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
-            raise MeasurementError(
-                "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
-                "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
-            )
-        return checked.cpu() * sign, sign
-
-    def _choose(self) -> tuple[Choice, Any]:
-        """What the policy wants, and what it will remember; the first process decides for all."""
-        view = self.model.view()
-
-        def choose() -> tuple[Choice, Any]:
-            actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
-            op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
-            return (op, slot, blueprint, blend), memory
-
-        return processes.ask_first(choose)
+            return as_losses(evaluate(), self.higher_is_better)
 
     def _decide(self, epoch: int) -> list[Event]:
         started = time.perf_counter()
         events: list[Event] = []
         while True:
-            choice, self.memory = self._choose()
-            events += act(self.model.act, self.model.space, choice, 0, epoch)
-            if choice[0] == OP_WAIT or not getattr(self.policy, "is_plan", False):
+            view = self.model.view()
+            ask = partial(self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory)
+            actions, memory = processes.ask_first(ask)
+            op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
+            events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
+            self.memory = memory
+            if op == OP_WAIT or not getattr(self.policy, "is_plan", False):
                 break
-            self.memory = self.policy.ask_again(self.memory)  # type: ignore[attr-defined]  # plans have it
+            self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
         return events + telling.warn_of_low_rate(self.model.link, events, epoch)
 

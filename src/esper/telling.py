@@ -15,9 +15,6 @@ from esper.kasmina.surgery import LOW_RATE, OptimizerLink
 from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
 from esper.telemetry.events import ActionTaken, Event, GrowthHint
 
-DOUBT = 2.0
-"""A contribution of fewer standard errors than this may be chance."""
-
 
 def summarize(model: MorphogeneticModel, epoch: int) -> str:
     """Slots, stages, parameters and evidence, as a table to print."""
@@ -53,10 +50,7 @@ def warn_of_low_rate(link: OptimizerLink | None, events: Iterable[Event], epoch:
 
 def warn_of_idle_step(link: OptimizerLink, epoch: int) -> list[Event]:
     """Two steps, and no training between them."""
-    text = (
-        "the attached optimiser took no step since the last garden.step. Call step once per epoch that you train, "
-        "and attach the optimiser that you step."
-    )
+    text = "the attached optimiser took no step since the last garden.step; call step once per epoch that you train."
     return [GrowthHint(0, epoch, text)] if epoch > 1 and not link.steps else []
 
 
@@ -73,37 +67,30 @@ def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
     is_order = torch.allclose(base.sort().values, again.sort().values, rtol=1e-3)
     what = "the same values in another order" if is_order else "other values"
     text = (
-        f"evaluate() returned {what} for the same network, so examples do not pair up, and evidence is noise. Return "
-        "the same examples in the same order, without a random generator of your own."
+        f"evaluate() returned {what} for the same network, so evidence is noise. Return the same examples in the same "
+        "order, without a random generator of your own."
     )
     return [GrowthHint(0, epoch, text)]
 
 
 def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
-    """Fossils that late pruning kept although their contribution may be chance."""
-    kept = [(v, v.contribution) for v in verdicts if v.is_kept and v.contribution is not None]
+    """Fossils that late pruning kept although their contribution is within two standard errors of 0."""
+    found = [(f"{v.blueprint_id} in {v.slot_id}", v.contribution) for v in verdicts if v.is_kept]
     doubtful = [
-        f"{v.blueprint_id} in {v.slot_id} ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
-        for v, gain in kept
-        if gain.mean < DOUBT * gain.standard_error
+        f"{name} ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
+        for name, gain in found
+        if gain is not None and gain.mean < 2 * gain.standard_error
     ]
-    if not doubtful:
-        return []
     text = (
-        f"kept within {DOUBT:g} standard errors of 0: {', '.join(doubtful)}. GrowthSettings(least_gain=...) says what "
-        "a fossil must be worth; more held-out examples measure it better."
+        f"kept, but may be chance: {', '.join(doubtful)}. GrowthSettings(least_gain=...) sets what a fossil must gain."
     )
-    return [GrowthHint(0, epoch, text)]
+    return [GrowthHint(0, epoch, text)] if doubtful else []
 
 
 def warn_of_left_out(model: MorphogeneticModel, epoch: int) -> list[Event]:
     """Seeds that are not part of what is taken home."""
     live = [f"{r.blueprint_id} in {slot_id}" for slot_id, r in model.get_slot_reports().items() if r.is_live]
-    if not live:
-        return []
-    text = (
-        f"the harvest leaves out live seeds: {', '.join(live)}. Train on until they are kept; "
-        "GrowthSettings(epochs=N) lets rules plant nothing too late."
-    )
-    warnings.warn(text, stacklevel=4)
-    return [GrowthHint(0, epoch, text)]
+    text = f"the harvest leaves out live seeds: {', '.join(live)}. Train on until they are kept, or plant earlier."
+    if live:
+        warnings.warn(text, stacklevel=4)
+    return [GrowthHint(0, epoch, text)] if live else []

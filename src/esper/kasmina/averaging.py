@@ -29,9 +29,9 @@ class Average:
         fresh = {}
         for parameter in self.model.parameters():
             # half precision would lose small steps, and the average would silently stand still
-            now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+            now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
             before = self._values.get(parameter)
-            fresh[parameter] = now if before is None else before.lerp_(now, 1.0 - self.decay)
+            fresh[parameter] = now.clone() if before is None else before.lerp_(now, 1.0 - self.decay)
         self._values = fresh
 
     @contextmanager

@@ -32,6 +32,19 @@ def check_values(values: object, name: str = "evaluate()") -> Tensor:
     return values
 
 
+def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, float]:
+    """Checked values, lower is better, and the sign that made them so; bools are scores, unless told otherwise."""
+    is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
+    is_score = is_bool if higher_is_better is None else higher_is_better
+    checked, sign = check_values(values).cpu(), -1.0 if is_score else 1.0
+    if higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
+        raise MeasurementError(
+            "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
+            "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
+        )
+    return checked * sign, sign
+
+
 def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     """By how much the first losses are lower, example by example, with the standard error of that mean."""
     first, second = check_values(better), check_values(than)

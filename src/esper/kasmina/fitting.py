@@ -157,6 +157,26 @@ def price_copies(
     return now
 
 
+def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
+    """A budget as a number of parameters: a float is a multiple of what the model has."""
+    own = count_parameters(model)
+    if budget is None:
+        return None
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        if budget <= own:
+            raise SettingError(
+                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
+                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
+            )
+        return budget
+    if not isinstance(budget, float) or not 1.0 < budget < math.inf:
+        raise SettingError(
+            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
+            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
+        )
+    return int(budget * own)
+
+
 def refuse_limits(
     max_seeds: int | None, budget: int | None, host_params: int, costs: Mapping[tuple[str, str, str], int]
 ) -> None:

@@ -183,10 +183,7 @@ def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
 
 def _is_slots(hook: Any) -> bool:
     hook = getattr(hook, "hook", hook)  # as torch wraps what is called before loading
-    return isinstance(getattr(hook, "__self__", None), SeedSlot) or getattr(hook, "func", None) in (
-        _note_growth,
-        _take_note,
-    )
+    return isinstance(getattr(hook, "__self__", None) or next(iter(getattr(hook, "args", ())), None), SeedSlot)
 
 
 def has_gate(seed: nn.Module | None) -> bool:

@@ -127,19 +127,16 @@ class OptimizerLink:
 
         Muon takes matrices only. What trains vectors takes parameters of any rank.
         """
-        everywhere = [p for link in self.all for group in link.optimizer.param_groups for p in group["params"]]
-        for rank, among in (
-            (parameter.dim(), self.sources[slot_id].parameters()),
-            (parameter.dim(), everywhere),
-            (1, everywhere),
-        ):
-            sizes = dict.fromkeys(self.all, 0)
-            for p in among:
-                if p.dim() == rank and id(p) in owner:
-                    sizes[owner[id(p)][0]] += p.numel()
-            if any(sizes.values()):
-                link = max(self.all, key=lambda each: sizes[each])
-                return link, link.home
+        groups = [group for link in self.all for group in link.optimizer.param_groups]
+        trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
+        alike, inside = (
+            [p for p in trained if p.dim() == parameter.dim()],
+            {*map(id, self.sources[slot_id].parameters())},
+        )
+        for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
+            sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
+            if any(sizes):
+                return (link := self.all[sizes.index(max(sizes))]), link.home
         return self, self.home
 
     def release(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -161,9 +158,8 @@ class OptimizerLink:
 
     def detach(self) -> None:
         """Stop following; the groups stay, since a scheduler may already count on them."""
-        for link in self.all:
-            for handle in link._handles:
-                handle.remove()
+        for handle in [handle for link in self.all for handle in link._handles]:
+            handle.remove()
 
     def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         if parameters and isinstance(self.optimizer, torch.optim.Adagrad):  # others do it at the first step
