@@ -1,14 +1,20 @@
 """The examples run as they stand, on tiny settings, and stay short enough to read at a glance."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from simic.team_workers import free_port
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "own_cnn.py": ["--epochs", "6"],
+    "ddp.py": ["--epochs", "4"],
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],
     "trainer_callback.py": ["--epochs", "4", "--texts", "64"],
@@ -39,3 +45,27 @@ def test_example_runs_and_plants_a_seed(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert any(sign in done.stdout for sign in ("GERMINATE", "grown minus never", "copies   "))
+
+
+@pytest.mark.ranks
+def test_two_processes_end_with_one_network_which_is_that_of_one_process(tmp_path):
+    alone, both = {}, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    runs = [("one.pt", alone), *(("two.pt", {**both, "RANK": str(rank)}) for rank in range(2))]
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "ddp.py"), "--epochs", "6", "--weights", weights],
+            cwd=tmp_path,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for weights, env in runs
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    _, first, second = (re.search(r"[\d,]+ parameters, digest (\w+)$", text, re.MULTILINE)[0] for text in said)
+    assert first == second
+    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
+    assert one.keys() == two.keys()
+    assert len(one) > 4
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5

@@ -60,6 +60,7 @@ def share(tensors: Iterable[Tensor]) -> None:
     """Every process takes over the first one's values."""
     for own in _alike(tensors) if count() > 1 else []:
         flat = torch.cat([tensor.detach().flatten() for tensor in own])
+        flat = flat.cuda() if distributed.get_backend() == "nccl" else flat  # a model may still be on the CPU
         distributed.broadcast(flat, 0)
         for tensor, part in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
             tensor.detach().copy_(part.view_as(tensor))
