@@ -1,7 +1,7 @@
 """The examples run as they stand, on tiny settings, and stay short enough to read at a glance."""
 
-import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simic.team_workers import free_port
+from simic.team_workers import assert_ended_well, run_ranks
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = {
@@ -34,7 +34,7 @@ def test_example_is_short(name):
     assert len((ROOT / "examples" / name).read_text().splitlines()) < most
 
 
-LONG = ("continue_trained.py", "deepen_gpt.py")
+LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS])
@@ -49,21 +49,13 @@ def test_example_runs_and_plants_a_seed(name, tmp_path):
 
 @pytest.mark.ranks
 def test_two_processes_end_with_one_network_which_is_that_of_one_process(tmp_path):
-    alone, both = {}, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    runs = [("one.pt", alone), *(("two.pt", {**both, "RANK": str(rank)}) for rank in range(2))]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "examples" / "ddp.py"), "--epochs", "6", "--weights", weights],
-            cwd=tmp_path,
-            env={**os.environ, **env},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for weights, env in runs
+    example = runpy.run_path(str(ROOT / "examples" / "ddp.py"))
+    ended = [
+        *run_ranks(tmp_path / "alone", 1, lambda rank: example["main"](6, str(tmp_path / "one.pt"))),
+        *run_ranks(tmp_path / "both", 2, lambda rank: example["main"](6, str(tmp_path / "two.pt"))),
     ]
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0]
-    _, first, second = (re.search(r"[\d,]+ parameters, digest (\w+)$", text, re.MULTILINE)[0] for text in said)
+    assert_ended_well(ended)
+    _, first, second = (re.search(r"[\d,]+ parameters, digest (\w+)$", e.said, re.MULTILINE)[0] for e in ended)
     assert first == second
     one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
     assert one.keys() == two.keys()
