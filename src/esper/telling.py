@@ -51,7 +51,7 @@ def warn_of_low_rate(link: OptimizerLink | None, events: Iterable[Event], epoch:
 def warn_of_idle_step(link: OptimizerLink, epoch: int) -> list[Event]:
     """Two steps, and no training between them."""
     text = "the attached optimiser took no step since the last garden.step; call step once per epoch that you train."
-    return [GrowthHint(0, epoch, text)] if epoch > 1 and not link.steps else []
+    return [GrowthHint(0, epoch, text)] if epoch > 1 and link.follows_rates and not link.steps else []
 
 
 def looks_unpaired(base: Tensor, others: Iterable[Tensor]) -> bool:
