@@ -228,6 +228,11 @@ def test_optimisers_that_do_not_fit_together_are_refused_and_left_alone():
         with pytest.raises(OptimizerError):
             garden.attach(wrong)
     assert [len(each.param_groups) for each in (muon, adam)] == [1, 1]
+    garden.attach([muon, adam])
+    groups = len(adam.param_groups)
+    with pytest.raises(OptimizerError, match="once"):
+        garden.attach([adam, muon])
+    assert len(adam.param_groups) == groups
 
 
 # -- evaluations, steps, harvests --------------------------------------------------------------------------------------
@@ -248,9 +253,11 @@ def drawn(garden):
 
 
 @pytest.mark.parametrize(("build", "word"), [(shuffled, "order"), (drawn, "other values")])
-def test_an_evaluation_that_does_not_repeat_itself_gives_a_hint(build, word):
-    garden = grow_cnn({0: PLANT_FIRST})
+@pytest.mark.parametrize("ramp", [1, 0], ids=["live", "pruned"])
+def test_an_evaluation_that_does_not_repeat_itself_gives_a_hint(ramp, build, word):
+    garden = grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(ramp=ramp))
     play(garden, 3, build(garden))
+    garden.prune(build(garden))
     assert any("evaluate()" in text and word in text for text in hints(garden))
 
 

@@ -246,6 +246,7 @@ class Garden:
     @contextmanager
     def _together(self) -> Iterator[None]:
         """All processes hold the same network before it is measured, and after it has changed."""
+        refuse_wrapped(self.model)
         processes.share(self.model.buffers())
         processes.require_equal(self.model)
         yield
@@ -288,19 +289,22 @@ class Garden:
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        started, charges = time.perf_counter(), list[Charge]()
+        started, charges, found = time.perf_counter(), list[Charge](), list[Tensor]()
 
         def measure() -> Tensor:
             values, _ = self._values(evaluate)
             flops = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
             charges.append(("counterfactual", len(values), flops))
+            found.append(values)
             return values[None]
 
         verdicts, left = prune(self.model, measure, base[None])
+        again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
         seconds = time.perf_counter() - started
         self.ledger.settle(charges, seconds)
         self._resumed += seconds  # which your own loop did not take
-        return [*tell_fossils(0, epoch, verdicts), *telling.warn_of_doubt(verdicts, epoch)], left[0]
+        hints = [*telling.warn_of_doubt(verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+        return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
         """Book the epoch that was trained, and its measurement on `count` examples."""

@@ -78,6 +78,6 @@ FAULTS = [
         "telling.py",
         "[0, 1]) < 0.5",
         "[0, 1]) < -1.0",
-        "test_garden_loops.py::test_an_evaluation_that_does_not_repeat_itself_gives_a_hint[shuffled-order]",
+        "test_garden_loops.py::test_an_evaluation_that_does_not_repeat_itself_gives_a_hint[live-shuffled-order]",
     ),
 ]

@@ -380,10 +380,8 @@ class MorphogeneticModel(nn.Module):
 
     def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
         """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
-        if self.link is not None and self.link.optimizer is optimizer:
-            raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
         sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
-        link = link_optimizers(optimizer, self.host, sources, self._note_gradients, **options)
+        link = link_optimizers(optimizer, self.link, self.host, sources, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link

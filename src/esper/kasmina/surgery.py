@@ -203,12 +203,13 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def link_optimizers(
     optimizer: Any,
+    before: OptimizerLink | None,
     host: nn.Module,
     sources: Mapping[str, nn.Module],
     note_gradients: Callable[[], None],
     **options: Any,
 ) -> OptimizerLink:
-    """Let one optimiser, or each of several, follow a network; refused with all of them as they were."""
+    """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
     given, plans = options.pop("scheduler", None), list[Any]()
     optimizers = [
         _unwrap(each, "optimizer") for each in (optimizer if isinstance(optimizer, list | tuple) else [optimizer])
@@ -217,6 +218,8 @@ def link_optimizers(
         plans = [_unwrap(each, "scheduler") for each in (given if isinstance(given, list | tuple) else [given])]
     if not options.get("seed_lr", 1.0) > 0:
         raise SettingError(f"seed_lr must be above 0, got {options['seed_lr']!r}; it is a multiple of the host's rate.")
+    if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
+        raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
     notes = [note_gradients, *[lambda: None] * len(optimizers)]
