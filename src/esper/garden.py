@@ -123,6 +123,8 @@ class Garden:
     ):
         """`flops` are of one example forward through the bare host; None where they cannot be counted."""
         self.model = model
+        for slot_id in model.slot_config.slot_ids:
+            model.slot(slot_id).is_noted = True
         facts = facts_of(model, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         if not isinstance(policy, str) and not callable(policy):

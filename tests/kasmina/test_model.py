@@ -293,17 +293,14 @@ def test_wrapping_changes_no_output():
     assert torch.equal(output(MorphogeneticModel(host), images()), before)
 
 
-def test_the_hosts_keys_are_unchanged_under_their_prefix_but_for_a_note_of_what_grew():
+def test_the_hosts_keys_are_unchanged_under_their_prefix():
     host = cnn_host()
     keys = set(host.state_dict())
     model = grow_cnn(host)
     put_on_probation(model, "r0c0", "conv_light", "gated", images())
     model.fossilize_seed("r0c0")
-    (note,) = set(host.state_dict()) - keys
-    assert "conv_light" in note
-    assert "garden.save" in note
-    own = {key for key in model.state_dict() if key.startswith("host.")}
-    assert own == {f"host.{key}" for key in (*keys, note)}
+    assert set(host.state_dict()) == keys
+    assert {key for key in model.state_dict() if key.startswith("host.")} == {f"host.{key}" for key in keys}
 
 
 def test_attributes_fall_through_to_the_host():

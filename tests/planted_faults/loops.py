@@ -69,7 +69,7 @@ FAULTS = [
     Fault(
         "a state is loaded without its seeds",
         "kasmina/slot.py",
-        "    if slot.note:\n",
+        "    if slot.is_noted and slot.note:\n",
         "    if False:\n",
         "test_garden_loops.py::test_a_state_with_seeds_does_not_fit_a_network_without_them[live]",
     ),

@@ -48,7 +48,7 @@ class SeedSlot(nn.Module):
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
-        self.is_in_output = self.is_shadowed = False
+        self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None
         self.gradient_norm: float | None = None
         self.greedy_score: float | None = None
@@ -155,7 +155,7 @@ class SeedSlot(nn.Module):
 
 
 def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    if slot.note:
+    if slot.is_noted and slot.note:
         state[prefix + slot.note] = slot.alpha.new_empty(0)
 
 
