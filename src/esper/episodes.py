@@ -196,7 +196,8 @@ def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthVie
 
 def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> HostFacts:
     """What a rule may know of a network; `epochs` is the length of its episode, if known."""
-    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number)
+    prices = {slot_id: model.slot(slot_id).prices for slot_id in model.slot_config.slot_ids}
+    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number, prices)
 
 
 def decision_flops(network: nn.Module | None) -> int:

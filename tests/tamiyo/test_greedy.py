@@ -95,7 +95,8 @@ def test_a_slot_for_which_only_a_sham_is_left_does_not_compete():
 def test_what_is_planted_is_what_the_heuristic_would_plant_there(share):
     for room in range(30, 3000, 30):
         facts = replace(FACTS, host_params=1000, budget=1000 + room)
-        reports = scored(0.1, 0.2, 0.9)
+        closed = {slot: {"stage": SeedStage.EMBARGOED} for slot in ("r0c0", "r0c1")}
+        reports = scored(0.1, 0.2, 0.9, **closed)
         greedy, heuristic = (
             rule.choose(masks_of(reports), reports, {"epoch": 0, "host": 0})[0]
             for rule in (Greedy(facts, **share), Heuristic(facts, **share))

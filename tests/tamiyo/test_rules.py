@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.episodes import facts_of as known_facts
 from esper.kasmina import MorphogeneticModel, build_cnn_host
+from esper.kasmina.blueprints import BlueprintCost
 from esper.leyline import SeedMetrics, SeedStage, SeedStateReport
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
@@ -166,8 +169,38 @@ def test_a_policy_without_prices_is_refused(facts):
 # -- heuristic ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_heuristic_plants_in_the_later_slot_first(facts):
-    assert choose(Heuristic(facts), facts)[:2] == (OP_GERMINATE, 2)
+def with_work(facts, **work):
+    """The facts with FLOPs by blueprint, the same in every slot; what is not named computes nothing."""
+    own = {(name, gated): BlueprintCost(1, work.get(name, 0)) for _, name, _ in facts.costs for gated in (False, True)}
+    return replace(facts, prices=dict.fromkeys(facts.space.slots.slot_ids, own))
+
+
+def test_of_equal_seeds_the_heuristic_plants_in_the_later_slot(facts):
+    same = replace(facts, costs=dict.fromkeys(facts.costs, 50), budget=100_000)
+    assert choose(Heuristic(same), same)[:2] == (OP_GERMINATE, 2)
+
+
+def test_of_equal_work_the_heuristic_plants_the_larger_seed():
+    facts = with_work(facts_of(budget=100_000))
+    slot, blueprint = choose(Heuristic(facts), facts)[1:3]
+    assert facts.cheapest_blend(slot, blueprint)[0] == max(
+        cost for (_, name, blend), cost in facts.costs.items() if name != "sham" and blend == "linear"
+    )
+
+
+def test_the_heuristic_plants_what_computes_most_not_what_is_largest():
+    facts = with_work(facts_of(budget=100_000), norm=9, conv_light=5)
+    chosen = choose(Heuristic(facts), facts)
+    assert facts.space.blueprint_ids[chosen[2]] == "norm"
+
+
+def test_the_heuristic_reads_the_works_of_a_real_network():
+    model = MorphogeneticModel(build_cnn_host(), budget=20_000)
+    facts = known_facts(model, None)
+    slot, blueprint = choose(Heuristic(facts), facts, model.get_slot_reports())[1:3]
+    works = {(s, b): facts.work(s, facts.space.blueprint_index(b)) for s in range(3) for b in ("conv_heavy", "norm")}
+    assert (slot, facts.space.blueprint_ids[blueprint]) == (1, "conv_heavy")
+    assert works[1, "conv_heavy"] == works[2, "conv_heavy"] > works[2, "norm"]
 
 
 def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(facts):
@@ -179,20 +212,21 @@ def price(facts, slot, blueprint):
     return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint))[0]
 
 
-def test_the_heuristic_plants_the_largest_blueprint_within_its_share():
+def test_the_heuristic_plants_within_its_share_or_the_smallest_seed_of_all():
     facts = facts_of(budget=100_000)
-    costs = {name: price(facts, 2, name) for name in ("conv_light", "conv_small", "norm")}
-    assert costs["conv_light"] > costs["conv_small"] > costs["norm"]
-    for share, expected in ((1.0, "conv_light"), (0.0, "norm")):
-        blueprint = choose(Heuristic(facts, share=share), facts)[2]
-        assert facts.space.blueprint_ids[blueprint] == expected
+    costs = [price(facts, slot, name) for slot in range(3) for name in ("conv_light", "conv_small", "norm")]
+    for share, expected in ((1.0, max(costs)), (0.0, min(costs))):
+        chosen = choose(Heuristic(facts, share=share), facts)
+        assert facts.cheapest_blend(*chosen[1:3])[0] == expected
 
 
 @pytest.mark.parametrize("live", [0, 40])
 def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, live):
     small = price(facts, 2, "conv_small")
     least = 1000 + live + math.ceil(small / 0.75)
-    reports = reports_of(r0c0={"stage": SeedStage.BLENDING, "params": live})
+    reports = reports_of(
+        r0c0={"stage": SeedStage.BLENDING, "params": live}, r0c1={"stage": SeedStage.BLENDING, "params": 0}
+    )
     limits = [HostFacts(facts.space, facts.costs, 1000, budget) for budget in (least, least - 1)]
     chosen = [own.space.blueprint_ids[choose(Heuristic(own), own, reports)[2]] for own in limits]
     assert chosen == ["conv_small", "norm"]

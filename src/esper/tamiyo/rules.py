@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from esper.kasmina.blueprints import BlueprintCost
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.tamiyo.masks import Masks
@@ -32,6 +33,8 @@ class HostFacts:
     """decisions in this episode, if known"""
     number: int = 0
     """tells hosts apart where a rule draws lots"""
+    prices: Mapping[str, Mapping[tuple[str, bool], BlueprintCost]] = field(default_factory=dict)
+    """by slot what its seeds cost, FLOPs included; the bool is whether the blend has a gate"""
 
     @property
     def most_room(self) -> int:
@@ -42,6 +45,13 @@ class HostFacts:
         """Price and number of the blend that adds least; ties go to the first in the space."""
         key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
         return min((self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends))
+
+    def work(self, slot: int, blueprint: int) -> int:
+        """FLOPs of the seed that `plant` plants; its parameters where nobody counted FLOPs."""
+        price, blend = self.cheapest_blend(slot, blueprint)
+        key = str(self.space.blueprint_ids[blueprint]), self.space.blends[blend] == "gated"
+        counted = self.prices.get(self.space.slots.slot_ids[slot], {}).get(key)
+        return price if counted is None else counted.flops
 
     def plant(self, slot: int, blueprint: int) -> Choice:
         return OP_GERMINATE, slot, blueprint, self.cheapest_blend(slot, blueprint)[1]
@@ -189,12 +199,12 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Plant where there is room, one seed per decision. What becomes of a seed is mechanical.
+    """Plant what computes most, where least has grown, one seed per decision. What becomes of a seed is mechanical.
 
-    The slot with the fewest fossils comes first, later slots before earlier ones (they gained most in our
-    measurements), in it the largest blueprint that takes at most `share` of the room left, or else the smallest. Equal
-    sizes: the first listed. Where the episode's length is known, only its first part is for planting: a seed needs time
-    and a high learning rate.
+    Of the seeds that take at most `share` of the room left (if none does: of the smallest alone), those in the slots
+    with the fewest fossils count, and of these the one with the most FLOPs on an example is planted. Ties: more
+    parameters, the later slot, the first listed. Where the episode's length is known, only its first part is for
+    planting: a seed needs time and a high learning rate.
     """
 
     facts: HostFacts
@@ -203,12 +213,14 @@ class Heuristic:
     """part of a known episode in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, places = self.facts.space.slots.slot_ids, _places_in_time(self.facts, masks, self.planting_part, memory)
+        facts, ids = self.facts, self.facts.space.slots.slot_ids
+        places = _places_in_time(facts, masks, self.planting_part, memory)
         if not places:
             return WAIT, memory
-        crowd = {s: reports[ids[s]].fossil_count for s, _ in places}
-        slot = min(crowd, key=lambda s: (crowd[s], -s))
-        return _plant_largest(self.facts, slot, places, self.share, reports), memory
+        fitting = _fitting(facts, places, self.share, reports)
+        fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
+        first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
+        return _plant_most_work(facts, first), memory
 
 
 @dataclass(frozen=True)
@@ -235,7 +247,8 @@ class Greedy:
                 "measure it; in a loop of your own, choose another policy."
             )
         slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
-        return _plant_largest(self.facts, slot, places, self.share, reports), memory
+        there = [place for place in places if place[0] == slot]
+        return _plant_most_work(self.facts, _fitting(self.facts, there, self.share, reports)), memory
 
 
 def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
@@ -245,12 +258,15 @@ def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory)
     return [(s, b) for s, b in _legal_places(masks) if facts.space.blueprint_ids[b] != "sham"]
 
 
-def _plant_largest(facts: HostFacts, slot: int, places: Sequence[Place], share: float, reports: Reports) -> Choice:
-    """The largest blueprint that takes at most `share` of the room left, or else the smallest; ties: the first."""
-    room = _room(facts, reports)
-    prices = sorted((facts.cheapest_blend(s, b)[0], b) for s, b in places if s == slot)
-    cost = max((price for price, _ in prices if price <= share * room), default=prices[0][0])
-    return facts.plant(slot, min(b for price, b in prices if price == cost))
+def _fitting(facts: HostFacts, places: Sequence[Place], share: float, reports: Reports) -> Sequence[Place]:
+    """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
+    room, prices = _room(facts, reports), {place: facts.cheapest_blend(*place)[0] for place in places}
+    return [place for place in places if prices[place] <= share * room] or [min(places, key=prices.__getitem__)]
+
+
+def _plant_most_work(facts: HostFacts, places: Sequence[Place]) -> Choice:
+    """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
+    return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
 
 
 def _room(facts: HostFacts, reports: Reports) -> int:
