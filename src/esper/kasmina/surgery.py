@@ -210,12 +210,7 @@ def link_optimizers(
     **options: Any,
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
-    given, plans = options.pop("scheduler", None), list[Any]()
-    optimizers = [
-        _unwrap(each, "optimizer") for each in (optimizer if isinstance(optimizer, list | tuple) else [optimizer])
-    ]
-    if given is not None:
-        plans = [_unwrap(each, "scheduler") for each in (given if isinstance(given, list | tuple) else [given])]
+    optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
     if not options.get("seed_lr", 1.0) > 0:
         raise SettingError(f"seed_lr must be above 0, got {options['seed_lr']!r}; it is a multiple of the host's rate.")
     if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
@@ -231,11 +226,10 @@ def link_optimizers(
     return links[0]
 
 
-def _unwrap(thing: Any, name: str) -> Any:
-    """What a wrapper of accelerate's holds; hooks of the wrapper itself would never be called."""
-    while type(thing).__module__.startswith("accelerate."):
-        thing = getattr(thing, name)
-    return thing
+def _unwrap(given: Any, name: str) -> list[Any]:
+    """All that was given, without accelerate's wrappers: their own hooks would never be called."""
+    found = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
+    return [getattr(each, name) if type(each).__module__.startswith("accelerate.") else each for each in found]
 
 
 def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[Any]) -> None:
@@ -246,9 +240,9 @@ def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[An
             "one by one, and the optimiser must treat them so. Use SGD, Adam, AdamW or another param_groups optimiser."
         )
     owned = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
-    if len(owned) != len(set(owned)):
+    if len(owned) != len(known := set(owned)):
         raise OptimizerError("two of these optimisers own the same parameter; give each one parameters of its own.")
-    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in set(owned)]
+    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise OptimizerError(
