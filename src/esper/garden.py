@@ -18,10 +18,10 @@ from esper.kasmina import processes
 from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import as_losses, measure_pairs, score_sites
-from esper.kasmina.fitting import total_budget
+from esper.kasmina.fitting import refuse_wrapped, total_budget
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.probing import Example, Place, choose_places, find_places, find_wrapper, undisturbed
+from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.settings import GrowthSettings
@@ -100,15 +100,6 @@ def grow(
         settings=settings,
     )
     return Garden(grown, policy, higher_is_better, count_flops(model, example))
-
-
-def refuse_wrapped(model: nn.Module) -> None:
-    """Seeds come and go, and no wrapper's buckets or shards would follow."""
-    if (wrapper := find_wrapper(model)) not in (None, "OptimizedModule"):
-        raise HostError(
-            f"this model holds a {wrapper}, which would not know of seeds that are planted later. Grow the plain model "
-            "and train DistributedDataParallel(garden.model); what has to be sharded is garden.harvest()."
-        )
 
 
 class Garden:
