@@ -192,7 +192,8 @@ class OptimizerLink:
     def _follow(self, multiple: float) -> None:
         groups = self.optimizer.param_groups
         for like, place in (pair for own in self.groups.values() for pair in own.items()):
-            groups[place].update(_options(groups[like]), lr=_options(groups[like])["lr"] * multiple)
+            options = _options(groups[like])
+            groups[place].update(options, lr=options["lr"] * multiple)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
