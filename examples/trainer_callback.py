@@ -23,10 +23,10 @@ class GrowthCallback(TrainerCallback):
 
 
 def main(epochs: int, texts: int, context: int = 32, folder: str = "runs/trainer") -> None:
+    torch.manual_seed(0)  # first, so that all processes hold out the same rows
     text = torch.tensor(list(inspect.getsource(typing).encode()))
     rows = text[: len(text) // context * context].view(-1, context)[torch.randperm(len(text) // context)]
     held_out, rows = rows[:32], [{"input_ids": row, "labels": row} for row in rows[32 : 32 + texts]]
-    torch.manual_seed(0)
     config = {"n_positions": context, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, **config))
 

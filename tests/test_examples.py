@@ -1,14 +1,20 @@
 """The examples run as they stand, on tiny settings, and stay short enough to read at a glance."""
 
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from simic.team_workers import assert_ended_well, run_ranks
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "own_cnn.py": ["--epochs", "6"],
+    "ddp.py": ["--epochs", "4"],
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],
     "trainer_callback.py": ["--epochs", "4", "--texts", "64"],
@@ -28,7 +34,7 @@ def test_example_is_short(name):
     assert len((ROOT / "examples" / name).read_text().splitlines()) < most
 
 
-LONG = ("continue_trained.py", "deepen_gpt.py")
+LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS])
@@ -39,3 +45,19 @@ def test_example_runs_and_plants_a_seed(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert any(sign in done.stdout for sign in ("GERMINATE", "grown minus never", "copies   "))
+
+
+@pytest.mark.ranks
+def test_two_processes_end_with_one_network_which_is_that_of_one_process(tmp_path):
+    example = runpy.run_path(str(ROOT / "examples" / "ddp.py"))
+    ended = [
+        *run_ranks(tmp_path / "alone", 1, lambda rank: example["main"](6, str(tmp_path / "one.pt"))),
+        *run_ranks(tmp_path / "both", 2, lambda rank: example["main"](6, str(tmp_path / "two.pt"))),
+    ]
+    assert_ended_well(ended)
+    _, first, second = (re.search(r"[\d,]+ parameters, digest (\w+)$", e.said, re.MULTILINE)[0] for e in ended)
+    assert first == second
+    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
+    assert one.keys() == two.keys()
+    assert len(one) > 4
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5

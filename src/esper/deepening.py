@@ -12,12 +12,10 @@ from esper.kasmina.inheritance import study_copies
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.natives import follow_flags, restack
 from esper.kasmina.order import runs_in_order
-from esper.kasmina.probing import Example, refuse_parts
+from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
-
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DTensor")
 
 
 def deepen(
@@ -90,12 +88,7 @@ def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) ->
 def _refuse_unfit(model: nn.Module, optimizer: Any, identity: bool, example: Example | None) -> None:
     if isinstance(model, MorphogeneticModel) or has_slots(model):
         raise HostError("this model is growing in a garden; deepen garden.harvest(), or the model before esper.grow.")
-    kinds = [
-        *(type(module).__name__ for module in model.modules()),
-        *(type(p.data).__name__ for p in model.parameters()),
-    ]
-    wrapper = next((kind for kind in kinds if kind in _WRAPPERS), None)
-    if wrapper is not None:
+    if (wrapper := find_wrapper(model)) is not None:
         raise HostError(f"this model holds a {wrapper}; deepen the plain model, then wrap, shard or compile it.")
     if identity and example is None:
         raise SettingError("identity=True finds by trying which layers to zero; pass example=, one batch.")

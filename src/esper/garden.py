@@ -1,33 +1,32 @@
 """Growing inside the user's own training loop: wrap a model, step once per epoch, take a plain network home."""
 
-import io
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
+from esper import telling
 from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_fossils, tell_seeds
+from esper.kasmina import processes
+from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.evidence import check_values, measure_pairs, score_sites
+from esper.kasmina.evidence import as_losses, measure_pairs, score_sites
+from esper.kasmina.fitting import refuse_wrapped, total_budget
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.settings import GrowthSettings
-from esper.kasmina.slot import count_parameters
-from esper.kasmina.surgery import LOW_RATE
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES, OP_WAIT
+from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import (
@@ -43,23 +42,10 @@ from esper.runtime.ledger import (
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import ActionTaken, Event, GrowthHint, HostEpoch, LedgerClosed, from_record, to_record
+from esper.telemetry.events import Event, HostEpoch, LedgerClosed, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
-
-
-def refuse_several_processes() -> None:
-    """Each process would decide by its own evidence, and the copies of the model would no longer be equal."""
-    told = os.environ.get("WORLD_SIZE", "")
-    size = int(told) if told.isdecimal() else 1
-    if distributed.is_available() and distributed.is_initialized():
-        size = distributed.get_world_size()
-    if size > 1:
-        raise SettingError(
-            f"this is one of {size} processes that train together, and a growing model is not kept equal over several. "
-            "Grow it in one process, then train garden.harvest() in as many as you like."
-        )
 
 
 def inspect(model: nn.Module, example: Example) -> list[Place]:
@@ -90,12 +76,13 @@ def grow(
             `HostFacts` to a policy; greedy needs an `evaluate` that returns losses with gradients.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
-    refuse_several_processes()
     settings = settings or GrowthSettings()
     if not isinstance(settings, GrowthSettings):
         raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
     if isinstance(model, MorphogeneticModel):
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
+    refuse_wrapped(model)
+    processes.share([*model.parameters(), *model.buffers()])
     patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
         raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
@@ -115,26 +102,6 @@ def grow(
     return Garden(grown, policy, higher_is_better, count_flops(model, example))
 
 
-def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
-    """A budget as a number of parameters: a float is a multiple of what the model has."""
-    own = count_parameters(model)
-    if budget is None:
-        return None
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        if budget <= own:
-            raise SettingError(
-                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
-                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
-            )
-        return budget
-    if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        raise SettingError(
-            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
-            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
-        )
-    return int(budget * own)
-
-
 class Garden:
     """A growing model and whoever decides about it. One `step` per epoch, between two epochs of training."""
 
@@ -147,6 +114,8 @@ class Garden:
     ):
         """`flops` are of one example forward through the bare host; None where they cannot be counted."""
         self.model = model
+        for slot_id in model.slot_config.slot_ids:
+            model.slot(slot_id).is_noted = True
         facts = facts_of(model, model.settings.epochs)
         self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
         if not isinstance(policy, str) and not callable(policy):
@@ -164,29 +133,50 @@ class Garden:
         """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
         self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
+        self.average: Average | None = None
+        self._stepped: torch.utils.hooks.RemovableHandle | None = None
+        self._follower = processes.Follower(model)
+        self._is_split = False
+        """whether every process measures examples of its own"""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(self, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
-        """Let the optimiser follow the model: seeds enter and leave it, all other state is kept to the bit.
+    def attach(self, optimizer: Any, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
+        """Let the optimiser, or each of a list, follow the model: seeds enter and leave, other state stays to the bit.
 
-        Pass the scheduler if it exists already. Seeds learn at `seed_lr` times the host's rate.
+        Pass the scheduler, or a list, if it exists already. Seeds have the settings of the host's group, and learn at
+        `seed_lr` times its rate. Of several optimisers, the first one's rate and steps count.
         """
-        refuse_several_processes()
+        refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         self._resumed = time.perf_counter()
         if self.pending_optimizer is not None:
             restore_optimizer(self.model, link, self.pending_optimizer)
             self.pending_optimizer = None
+        if self._stepped is not None:
+            self._stepped.remove()
+        self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
+        self._follower.follow()
+
+    def ema(self, decay: float) -> Average:
+        """An average of all weights, seeds included, that follows every optimiser step; see `Average.applied`."""
+        if self.average is None:
+            self.average = Average(self.model, decay)
+        elif decay != self.average.decay:
+            raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
+        return self.average
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if self.model.link is None:
             raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
         epoch = self.epoch + 1
-        events = [*self._measure(evaluate, epoch), *self._decide(epoch), *tell_changes(0, epoch, self.model.tick())]
+        with self._together():
+            idle = telling.warn_of_idle_step(self.model.link, epoch)
+            events = [*self._measure(evaluate, epoch), *idle, *self._decide(epoch)]
+            events += tell_changes(0, epoch, self.model.tick())
         self.history.extend(events)
         self.epoch = epoch
         self._resumed = time.perf_counter()
@@ -194,7 +184,8 @@ class Garden:
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
         """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
-        judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate)[0])
+        with self._together():
+            judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate, is_base=True)[0])
         self.history.extend(judged)
         return judged
 
@@ -206,6 +197,7 @@ class Garden:
 
     def harvest(self) -> nn.Module:
         """The grown network as a plain module of the host's class, without live seeds; its cost ends the history."""
+        self._warn_of_left_out()
         plain = harvest(self.model)
         closed = close_ledger(0, self.model.settings.seed, self.ledger)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
@@ -214,10 +206,17 @@ class Garden:
 
     def export(self, folder: str | Path) -> Path:
         """Write the harvested weights and a source file that rebuilds the network without esper."""
-        return export_network(self.model, Path(folder))
+        self._warn_of_left_out()
+        return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
+
+    def _warn_of_left_out(self) -> None:
+        hints = telling.warn_of_left_out(self.model, self.epoch)
+        self.history += [hint for hint in hints if hint not in self.history]
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything needed to go on from here, optimiser included; `esper.load` reads it."""
+        """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
+        if not processes.is_first():
+            return Path(folder)
         extra = {
             "epoch": self.epoch,
             "is_pruned": self.is_pruned,
@@ -227,33 +226,32 @@ class Garden:
             "history": [to_record(event) for event in self.history],
             "flops": self.flops,
             "ledger": asdict(self.ledger),
+            "decay": self.average and self.average.decay,
         }
-        return save_network(self.model, Path(folder), extra)
+        return save_network(self.model, Path(folder), extra, None if self.average is None else self.average.tensors())
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence, as a table to print."""
-        model, text = self.model, io.StringIO()
-        limit = f" of {model.budget:,}" if model.budget is not None else ""
-        seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
-        table = Table(title=f"epoch {self.epoch}", caption=f"{model.total_params:,}{limit} parameters; seeds: {seeds}")
-        numbers = ("alpha", "parameters", "fossils", "contribution")
-        for column in ("slot", "module", "kind", "stage", "seed", *numbers):
-            table.add_column(column, justify="right" if column in numbers else "left")
-        for slot_id, report in model.get_slot_reports().items():
-            measured = model.slot(slot_id).state.contribution
-            evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
-            alpha, evidence = (f"{report.alpha:.2f}", evidence) if report.is_live else ("-", "-")
-            place = (slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name)
-            counts = (f"{report.metrics.seed_param_count:,}", str(report.fossil_count))
-            table.add_row(*place, report.blueprint_id or "-", alpha, *counts, evidence)
-        Console(width=120, file=text).print(table)
-        return text.getvalue().rstrip()
+        return telling.summarize(self.model, self.epoch)
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """All processes hold the same network before it is measured, and after it has changed."""
+        refuse_wrapped(self.model)
+        processes.share(self.model.buffers())
+        processes.require_equal(self.model)
+        yield
+        self._follower.follow()
+
+    def _after_step(self, *_: Any) -> None:
+        if self.average is not None:
+            self.average.update()
+
     def _measure(self, evaluate: Evaluate, epoch: int) -> list[Event]:
         started = time.perf_counter()
-        base, sign = self._values(evaluate)
+        base, sign = self._values(evaluate, is_base=True)
         reports = self.model.get_slot_reports()
         shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
         ablated = {s: self.model.slot_off for s, r in reports.items() if r.is_live and r.alpha > 0}
@@ -262,16 +260,17 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
+        again = self._values(evaluate)[0] if telling.looks_unpaired(base, values.values()) else base
         is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
         if is_scored:
             self._score(evaluate)
-        self._charge(started, len(base), list(shadowed), len(ablated), is_scored)
+        self._charge(started, len(base), list(shadowed), len(ablated) + (again is not base), is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
-        judged: list[Event] = []
+        judged, hints = list[Event](), telling.warn_of_unpaired(base, again, epoch)
         assert self.model.link is not None
         if self.model.settings.prunes and not self.is_pruned and self.model.link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
@@ -279,28 +278,32 @@ class Garden:
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
         flops = None if self.flops is None else self.ledger.flops
         measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops)
-        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports()), *judged]
+        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports()), *judged, *hints]
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        started, charges = time.perf_counter(), list[Charge]()
+        started, charges, found = time.perf_counter(), list[Charge](), list[Tensor]()
 
         def measure() -> Tensor:
             values, _ = self._values(evaluate)
             flops = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
             charges.append(("counterfactual", len(values), flops))
+            found.append(values)
             return values[None]
 
         verdicts, left = prune(self.model, measure, base[None])
+        again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
         seconds = time.perf_counter() - started
         self.ledger.settle(charges, seconds)
         self._resumed += seconds  # which your own loop did not take
-        return [*tell_fossils(0, epoch, verdicts)], left[0]
+        hints = [*telling.warn_of_doubt(verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+        return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
         """Book the epoch that was trained, and its measurement on `count` examples."""
-        examples, link = self.model.examples, self.model.link
+        link, everyones = self.model.link, processes.gather(lambda: self.model.examples)
         assert link is not None
+        examples = {phase: sum(own[phase] for own in everyones) for phase in self.model.examples}
         if link.steps and not examples["training"]:
             self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
         whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
@@ -323,33 +326,33 @@ class Garden:
         slots = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
         sites = [self.model.site(slot.slot_id) for slot in slots]
         with undisturbed(self.model):
-            scores = score_sites(evaluate, sites, [slot.kind for slot in slots])
+            scores = score_sites(evaluate, sites, [slot.kind for slot in slots], processes.add_up)
         for slot, score in zip(slots, scores.tolist(), strict=True):
             slot.greedy_score = score
 
-    def _values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
-        """Losses (lower is better) from the user's function, and the sign that turns them back into its own scale."""
+    def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
+        """Losses (lower is better) of all processes' examples, and the sign that turns them back into the user's scale.
+
+        `is_base` tells whether processes have examples of their own; those that all of them measured count once.
+        """
+        parts, signs = zip(*processes.gather(partial(self._own_values, evaluate)), strict=True)
+        if is_base:
+            self._is_split = any(not torch.equal(part, parts[0]) for part in parts)
+        return torch.cat(parts) if self._is_split else parts[0], signs[0]
+
+    def _own_values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         if not callable(evaluate):
             raise MeasurementError(f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself.")
         with undisturbed(self.model):
-            values = evaluate()
-        is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
-        is_score = is_bool if self.higher_is_better is None else self.higher_is_better
-        sign = -1.0 if is_score else 1.0
-        checked = check_values(values)
-        if self.higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
-            raise MeasurementError(
-                "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
-                "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
-            )
-        return checked * sign, sign
+            return as_losses(evaluate(), self.higher_is_better)
 
     def _decide(self, epoch: int) -> list[Event]:
         started = time.perf_counter()
         events: list[Event] = []
         while True:
             view = self.model.view()
-            actions, memory = self.policy.decide(None, compute_batch_masks([view]), [view.reports], self.memory)
+            ask = partial(self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory)
+            actions, memory = processes.ask_first(ask)
             op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
             events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
             self.memory = memory
@@ -357,15 +360,7 @@ class Garden:
                 break
             self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        link, planted = self.model.link, OP_NAMES[OP_GERMINATE]
-        is_planted = any(isinstance(event, ActionTaken) and event.op == planted for event in events)
-        if is_planted and link is not None and link.is_rate_low:
-            text = (
-                f"a seed was planted at a learning rate of {link.rate:.2g}, at most {LOW_RATE:.0%} of the peak "
-                f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
-            )
-            events.append(GrowthHint(0, epoch, text))
-        return events
+        return events + telling.warn_of_low_rate(self.model.link, events, epoch)
 
 
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
@@ -380,13 +375,15 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
         if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
-    refuse_several_processes()
-    (network, optimizer), extra = load_network(Path(folder), model, check)
+    refuse_wrapped(model)
+    (network, optimizer), average, extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
     garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.pending_optimizer = optimizer
+    if average is not None:
+        garden.ema(extra["decay"]).restore(average)
     return garden
 
 

@@ -144,7 +144,7 @@ def test_a_shared_parameter_survives_a_cull_in_the_optimiser():
     model.germinate_seed("r0c0", "copy")
     model.tick()
     model.cull_seed("r0c0")
-    assert {id(parameter) for parameter in model.host.parameters()} <= model.link.owned()
+    assert {id(parameter) for parameter in model.host.parameters()} <= model.link.owners().keys()
 
 
 def test_a_later_copy_copies_the_last_block_that_is_there():

@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "late pruning keeps what changes nothing",
         "kasmina/pruning.py",
-        "gain.mean > 0",
-        "gain.mean >= 0",
+        "gain.mean > model.settings.least_gain",
+        "gain.mean >= model.settings.least_gain",
         "kasmina/test_pruning.py::test_what_helps_stays_and_what_does_not_leaves",
     ),
     Fault(
@@ -83,8 +83,8 @@ FAULTS = [
     Fault(
         "the greedy score grows with the batch",
         "kasmina/evidence.py",
-        "torch.stack(scores) / len(values)",
-        "torch.stack(scores)",
+        "    return total / add_up(",
+        "    return total + 0.0 * add_up(",
         "runtime/test_counterfactuals.py::test_the_greedy_score_is_the_slope_along_the_best_map_of_equal_weights",
     ),
     Fault(

@@ -154,30 +154,30 @@ FAULTS = [
     Fault(
         "germinating clears the optimiser's memory",
         "kasmina/surgery.py",
-        "            group = self.optimizer.param_groups[place]\n",
-        "            group = self.optimizer.param_groups[place]\n            self.optimizer.state.clear()\n",
+        '            group["params"].append(parameter)\n',
+        '            group["params"].append(parameter)\n            link.optimizer.state.clear()\n',
         "kasmina/test_surgery.py::test_germinating_keeps_the_state_of_all_others",
     ),
     Fault(
         "culling clears the optimiser's memory",
         "kasmina/surgery.py",
-        "            del self.optimizer.state[parameter]\n",
-        "            self.optimizer.state.clear()\n            break\n",
+        "                del link.optimizer.state[parameter]\n",
+        "                link.optimizer.state.clear()\n                break\n",
         "kasmina/test_surgery.py::test_culling_keeps_the_state_of_all_others",
     ),
     Fault(
         "a fossil starts without its history",
         "kasmina/surgery.py",
-        '            moving = self.optimizer.param_groups[own]["params"]\n',
-        '            moving = self.optimizer.param_groups[own]["params"]\n'
-        "            [self.optimizer.state.pop(parameter, None) for parameter in moving]\n",
+        '                moving = link.optimizer.param_groups[own]["params"]\n',
+        '                moving = link.optimizer.param_groups[own]["params"]\n'
+        "                [link.optimizer.state.pop(parameter, None) for parameter in moving]\n",
         "kasmina/test_surgery.py::test_fossilizing_keeps_the_state_of_all_and_of_the_fossil",
     ),
     Fault(
         "a scheduler's seeds do not get the multiplier",
         "kasmina/surgery.py",
-        '["lr"] = self._planned[place] * self.seed_lr',
-        '["lr"] = self._planned[place]',
+        "self._follow(self.seed_lr)",
+        "self._follow(1.0)",
         "kasmina/test_rates.py::test_a_seeds_rate_is_a_multiple_of_the_hosts_at_every_step",
     ),
     Fault(
@@ -370,8 +370,8 @@ FAULTS = [
     Fault(
         "a copy's weight decay is that of the largest group",
         "kasmina/surgery.py",
-        "like = self.home if original is None else owner.get(id(original), self.home)",
-        "like = self.home",
+        "owner.get(id(original)) or self._choose(slot_id, parameter, owner)",
+        "self._choose(slot_id, parameter, owner)",
         "kasmina/test_copies.py::test_a_copy_takes_over_the_optimiser_settings_of_its_originals",
     ),
     Fault(

@@ -132,5 +132,5 @@ def test_sham_growth_ends_where_the_host_alone_ends_to_the_bit(host, data, ramp)
     assert planted
     assert set(planted) == {"sham"}
     assert sham.model.total_params == sham.model.host_params
-    expected = never.model.host.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in sham.model.host.state_dict().items())
+    expected, found = never.model.host.state_dict(), sham.model.host.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -32,6 +32,19 @@ def check_values(values: object, name: str = "evaluate()") -> Tensor:
     return values
 
 
+def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, float]:
+    """Checked values, lower is better, and the sign that made them so; bools are scores, unless told otherwise."""
+    is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
+    is_score = is_bool if higher_is_better is None else higher_is_better
+    checked, sign = check_values(values).cpu(), -1.0 if is_score else 1.0
+    if higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
+        raise MeasurementError(
+            "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
+            "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
+        )
+    return checked * sign, sign
+
+
 def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     """By how much the first losses are lower, example by example, with the standard error of that mean."""
     first, second = check_values(better), check_values(than)
@@ -77,11 +90,17 @@ def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) ->
     return output.clone()
 
 
-def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]) -> Tensor:
+def score_sites(
+    losses: Callable[[], Tensor],
+    sites: Sequence[nn.Module],
+    kinds: Sequence[str],
+    add_up: Callable[[Tensor], Tensor] = lambda values: values,
+) -> Tensor:
     """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
-    `losses` runs the network and returns one loss per example, with the features in their graph.
+    `losses` runs the network and returns one loss per example, with the features in their graph. `add_up` makes sums
+    over all processes.
     """
     with torch.enable_grad(), watched(sites) as seen:
         values = losses()
@@ -100,9 +119,10 @@ def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds:
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        score = sum(products[1:], products[0]).abs().sum() if products else values.new_zeros(())
+        score = add_up(sum(products[1:], products[0])).abs().sum() if products else values.new_zeros(())
         scores.append(score.to(values.device).double())
-    return torch.stack(scores) / len(values)
+    total = torch.stack(scores)
+    return total / add_up(total.new_full((), len(values)))
 
 
 def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed, Bluepri
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.inheritance import Inheritance, study_copies
-from esper.kasmina.probing import Example, find_places, source_name
+from esper.kasmina.probing import Example, find_places, find_wrapper, source_name
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
@@ -155,6 +155,35 @@ def price_copies(
             slot.prices[name, blend == "gated"] = cost = price(slot, name, blend == "gated", site)
             now[slot.slot_id, name, blend] = cost.params
     return now
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Seeds come and go, and no wrapper's buckets or shards would follow."""
+    if (wrapper := find_wrapper(model)) not in (None, "OptimizedModule"):
+        raise HostError(
+            f"this model holds a {wrapper}, which would not know of seeds that are planted later. Grow the plain model "
+            "and train DistributedDataParallel(garden.model); what has to be sharded is garden.harvest()."
+        )
+
+
+def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
+    """A budget as a number of parameters: a float is a multiple of what the model has."""
+    own = count_parameters(model)
+    if budget is None:
+        return None
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        if budget <= own:
+            raise SettingError(
+                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
+                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
+            )
+        return budget
+    if not isinstance(budget, float) or not 1.0 < budget < math.inf:
+        raise SettingError(
+            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
+            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
+        )
+    return int(budget * own)
 
 
 def refuse_limits(

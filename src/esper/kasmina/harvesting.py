@@ -34,6 +34,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     fossils, the module before them runs them from a hook.
     """
     grown = copy.deepcopy(model, copies.detached_memo(model))
+    remove_slots(grown.host, runs=False)
     sites = [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]
     for slot, site in sites:
         hooks = site._forward_hooks

@@ -15,7 +15,7 @@ from esper.kasmina.probing import Example, batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
-from esper.kasmina.surgery import OptimizerLink
+from esper.kasmina.surgery import OptimizerLink, link_optimizers
 from esper.leyline.errors import MeasurementError, OptimizerError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
 from esper.leyline.gates import Measurement, optimizer_gate
@@ -61,7 +61,7 @@ class MorphogeneticModel(nn.Module):
         """norms before `clip_gradients`, for the step that follows"""
         self._gradient_sums: Tensor | None = None
         for slot in self._ordered():
-            self.site(slot.slot_id).register_forward_hook(slot.hook, with_kwargs=True)
+            slot.sit_on(self.site(slot.slot_id))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -200,7 +200,7 @@ class MorphogeneticModel(nn.Module):
         return SlotChange(slot.slot_id, before, after)
 
     def _require_owned(self) -> None:
-        owned = set() if self.link is None else self.link.owned()
+        owned = {} if self.link is None else self.link.owners()
         for slot in self._ordered():
             if slot.seed is None:
                 continue
@@ -378,18 +378,16 @@ class MorphogeneticModel(nn.Module):
     def total_params(self) -> int:
         return self.host_params + self.fossilized_params + self.active_params
 
-    def attach(self, optimizer: torch.optim.Optimizer, **options: Any) -> OptimizerLink:
-        """Let an optimiser follow this network, from now on this one; see `OptimizerLink` for the options."""
-        if self.link is not None and self.link.optimizer is optimizer:
-            raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
+    def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
+        """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
         sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
-        link = OptimizerLink(optimizer, self.host, sources, self._note_gradients, **options)
+        link = link_optimizers(optimizer, self.link, self.host, sources, self._note_gradients, **options)
         if self.link is not None:
             self.link.detach()
         self.link = link
         for slot in self._ordered():
             for fossil in slot.fossils:
-                link.claim_fossil(fossil.parameters(), self._originals(slot.slot_id, fossil))
+                link.adopt(slot.slot_id, fossil.parameters(), self._originals(slot.slot_id, fossil), is_host=True)
             if slot.seed is not None:
                 link.release(slot.seed.parameters())
                 link.adopt(slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import KINDS
 from esper.leyline.errors import HostError, UnknownNameError
 
+_WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 """One batch as the model takes it: a tensor, positional arguments, or keyword arguments."""
 
@@ -96,6 +97,15 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
         reason = refuse_copy(model, source, given.get(source), outputs[0]) if place.problem is None else None
         places.append(replace(place, copy_problem=reason))
     return places
+
+
+def find_wrapper(model: nn.Module) -> str | None:
+    """What spreads a model over devices or processes, or compiles it; None for a plain one."""
+    kinds = {
+        *(type(module).__name__ for module in model.modules()),
+        *(type(p.data).__name__ for p in model.parameters()),
+    }
+    return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
 
 
 def source_name(model: nn.Module, name: str) -> str:

@@ -15,7 +15,7 @@ from esper.kasmina.fitting import KnownShapes
 from esper.kasmina.inheritance import read_inheritance
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
-from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
+from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import EsperError, OptimizerError, SaveError
 from esper.leyline.files import Content
@@ -36,15 +36,21 @@ class OptimizerSnapshot:
 Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
-def save_network(model: MorphogeneticModel, folder: Path, extra: Plain) -> Path:
-    """Write model, optimiser and `extra` (plain data of the caller's) to a folder, replacing an earlier save there."""
+def save_network(
+    model: MorphogeneticModel, folder: Path, extra: Plain, average: Mapping[str, Tensor] | None = None
+) -> Path:
+    """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder."""
     facts, contents = describe_network(model)
+    if average is not None:
+        contents["average"] = partial(save_file, dict(average))
     files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
     _store(folder).save({**facts, "extra": extra}, files)
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) -> tuple[Rebuilt, Plain]:
+def load_network(
+    folder: Path, host: nn.Module, check: Callable[[Plain], None]
+) -> tuple[Rebuilt, dict[str, Tensor] | None, Plain]:
     """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
@@ -55,11 +61,12 @@ def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], None]) 
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
     extra = save.facts["extra"]
-    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), extra
+    average = load_file(paths["average"]) if "average" in paths else None
+    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), average, extra
 
 
 def _store(folder: Path) -> Store:
-    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer)")
+    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer|average)")
 
 
 def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:
@@ -127,10 +134,9 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
             slot.built_in = saved["built_in"]
             if saved["seed"] is not None:
                 slot.seed = model.build_seed(slot_id, *saved["seed"])
+            slot.assign(TypeAdapter(SeedState).validate_python(saved["state"]))
+            slot.gradient_ratio = saved["gradient_ratio"]
     load_model(model, str(paths["model"]))
-    for slot_id, saved in slots.items():
-        model.slot(slot_id).assign(TypeAdapter(SeedState).validate_python(saved["state"]))
-        model.slot(slot_id).gradient_ratio = saved["gradient_ratio"]
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
     if facts["optimizer"] is None:
         return model, None
@@ -139,7 +145,8 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
 
 def _describe_tensors(host: nn.Module) -> Plain:
     """What a host must have in common with another one to carry its weights; its grown parts are not looked at."""
-    return {key: [list(value.shape), str(value.dtype)] for key, value in host.state_dict().items()}
+    found = host.state_dict()
+    return {key: [list(value.shape), str(value.dtype)] for key, value in found.items() if NOTE not in key}
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
@@ -160,7 +167,13 @@ def _describe_slot(slot: SeedSlot) -> Plain:
 
 
 def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
-    """State by parameter name, group settings, the scheduler's numbers and the highest rate so far."""
+    """State by parameter name, group settings, the scheduler's numbers and the highest rate so far, link by link."""
+    first, *others = [_snapshot_one(model, each) for each in link.all]
+    tensors = {name: tensor for each in (first, *others) for name, tensor in each.tensors.items()}
+    return OptimizerSnapshot({**first.facts, "others": [each.facts for each in others]}, tensors)
+
+
+def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Plain] = {}
@@ -190,13 +203,21 @@ def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> Optimi
 
 
 def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
-    """Put a snapshot into a freshly attached optimiser of the same kind."""
-    facts, optimizer = snapshot.facts, link.optimizer
-    if type(optimizer).__name__ != facts["kind"] or len(optimizer.param_groups) != len(facts["groups"]):
+    """Put a snapshot into freshly attached optimisers of the same kinds."""
+    saved = [snapshot.facts, *snapshot.facts["others"]]
+    kinds = [(facts["kind"], len(facts["groups"])) for facts in saved]
+    own = [(type(each.optimizer).__name__, len(each.optimizer.param_groups)) for each in link.all]
+    if kinds != own:
+        told, got = (" and ".join(f"{kind} with {n} parameter groups" for kind, n in each) for each in (kinds, own))
         raise OptimizerError(
-            f"the save belongs to {facts['kind']} with {len(facts['groups'])} parameter groups (slots included), got "
-            f"{type(optimizer).__name__} with {len(optimizer.param_groups)}. Build the optimiser as before saving."
+            f"the save belongs to {told} (slots included), got {got}. Build every optimiser as before saving."
         )
+    for each, facts in zip(link.all, saved, strict=True):
+        _restore_one(model, each, OptimizerSnapshot(facts, snapshot.tensors))
+
+
+def _restore_one(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
+    facts, optimizer = snapshot.facts, link.optimizer
     parameters = dict(model.named_parameters())
     for name, scalars in facts["scalars"].items():
         tensors = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}

@@ -1,5 +1,6 @@
 """How seeds are raised in one network, and what a change of a slot looks like. Plain data."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,10 +28,14 @@ class GrowthSettings:
 
     prunes: bool = True
     """whether fossils that do not pay are removed once, when the rate has fallen to a tenth of its peak"""
+    least_gain: float = 0.0
+    """what a fossil pays: it is removed unless the mean held-out loss is higher by more than this without it"""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise SettingError(f"GrowthSettings.epochs must be at least 1 or None if unknown, got {self.epochs}.")
+        if not 0.0 <= self.least_gain < math.inf:
+            raise SettingError(f"GrowthSettings.least_gain must be finite and at least 0, got {self.least_gain}.")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,8 @@ from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
+NOTE = "grew here: write it with garden.save(folder), read it with esper.load(folder, model)"
+"""in the name of a key that a state with seeds carries: whoever loads it elsewhere is told that it is unexpected"""
 _IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
 _sizes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
@@ -47,7 +50,7 @@ class SeedSlot(nn.Module):
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
-        self.is_in_output = self.is_shadowed = False
+        self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None
         self.gradient_norm: float | None = None
         self.greedy_score: float | None = None
@@ -74,6 +77,18 @@ class SeedSlot(nn.Module):
         if output.is_nested:
             raise HostError(f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False.")
         return self(output, *args[1:], **kwargs)
+
+    def sit_on(self, site: nn.Module) -> None:
+        """Run after a module of the host, and keep its state from being loaded without what grew there."""
+        site.register_forward_hook(self.hook, with_kwargs=True)
+        site.register_state_dict_post_hook(partial(_note_growth, self))
+        site.register_load_state_dict_pre_hook(partial(_take_note, self))
+
+    @property
+    def note(self) -> str:
+        """The key that says what grew here; empty if nothing did."""
+        grown = [*self.fossil_names, *([str(self.state.blueprint_id)] if self.seed is not None else [])]
+        return f"[{', '.join(grown)} {NOTE}]" if grown else ""
 
     def assign(self, state: SeedState) -> None:
         """Take over a state: alpha and the seed's place in the output follow."""
@@ -141,24 +156,36 @@ class SeedSlot(nn.Module):
         )
 
 
-def _slot_hooks(host: nn.Module) -> list[tuple[nn.Module, int]]:
-    return [
-        (module, key)
-        for module in host.modules()
-        for key, hook in module._forward_hooks.items()
-        if isinstance(getattr(hook, "__self__", None), SeedSlot)
-    ]
+def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if slot.is_noted and slot.note:
+        state[prefix + slot.note] = slot.alpha.new_empty(0)
+
+
+def _take_note(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    state.pop(f"{prefix}{slot.note}", None)  # the same grew here
 
 
 def has_slots(host: nn.Module) -> bool:
     """Whether somebody is growing this host already."""
-    return bool(_slot_hooks(host))
+    return any(_is_slots(hook) for module in host.modules() for hook in module._forward_hooks.values())
 
 
-def remove_slots(host: nn.Module) -> None:
-    """Take every slot's hook off a host."""
-    for module, key in _slot_hooks(host):
-        del module._forward_hooks[key]
+def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
+    """Take every slot's hooks off a host; with `runs=False` it still runs them."""
+    for module in host.modules():
+        kinds = [
+            module._state_dict_hooks,
+            module._load_state_dict_pre_hooks,
+            *([module._forward_hooks] if runs else []),
+        ]
+        for hooks in kinds:
+            for key in [key for key, hook in hooks.items() if _is_slots(hook)]:
+                del hooks[key]
+
+
+def _is_slots(hook: Any) -> bool:
+    hook = getattr(hook, "hook", hook)  # as torch wraps what is called before loading
+    return isinstance(getattr(hook, "__self__", None) or next(iter(getattr(hook, "args", ())), None), SeedSlot)
 
 
 def has_gate(seed: nn.Module | None) -> bool:

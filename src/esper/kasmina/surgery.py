@@ -1,6 +1,6 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,12 @@ class OptimizerLink:
     """One optimiser that follows one growing network: parameter groups per slot, empty until a seed is planted.
 
     A slot has one group like the host's largest, and one like each other group that its module has parameters in: a
-    copy takes over the settings of what it copies.
+    copy takes over the settings of what it copies. Of several optimisers the first one's link leads those of `others`.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        host: nn.Module,
         sources: Mapping[str, nn.Module],
         note_gradients: Callable[[], None] = lambda: None,
         *,
@@ -47,10 +46,8 @@ class OptimizerLink:
         `follows_rates` watches every step: `note_gradients`, the seeds' rates, the hint about low rates. It is off
         where the rates are tensors on a device, which nobody may read back inside an epoch.
         """
-        if not seed_lr > 0:
-            raise SettingError(f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate.")
-        _refuse_unfit(optimizer, host, scheduler)
-        self.optimizer, self.scheduler, self.seed_lr = optimizer, scheduler, seed_lr
+        self.optimizer, self.scheduler, self.seed_lr, self.sources = optimizer, scheduler, seed_lr, sources
+        self.others: tuple[OptimizerLink, ...] = ()
         sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
         self.home = sizes.index(max(sizes))
         self.groups: dict[str, dict[int, int]] = {}
@@ -64,7 +61,6 @@ class OptimizerLink:
         self.was_high = False
         """whether a step was taken at a rate that is not low"""
         self.follows_rates, self._note_gradients = follows_rates, note_gradients
-        self._planned: dict[int, Any] = {}
         self.steps = 0
         self._handles = []
         if follows_rates:
@@ -87,53 +83,77 @@ class OptimizerLink:
         """Whether the rate is low and was not always: at the start of a warm-up it has not fallen."""
         return self.is_rate_low and self.was_high
 
-    def owned(self) -> set[int]:
-        """Parameters of all groups, by identity."""
-        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+    @property
+    def all(self) -> tuple["OptimizerLink", ...]:
+        return (self, *self.others)
+
+    def owners(self) -> dict[int, tuple["OptimizerLink", int]]:
+        """Link and number of the group that each parameter is in."""
+        groups = [(link, number) for link in self.all for number in range(len(link.optimizer.param_groups))]
+        return {id(p): (link, n) for link, n in groups for p in link.optimizer.param_groups[n]["params"]}
 
     def adopt(
         self,
         slot_id: str,
         parameters: Iterable[nn.Parameter],
         originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
+        *,
+        is_host: bool = False,
     ) -> None:
-        """A seed is planted: its parameters start without history, each in the slot's group like its original's."""
-        owner = {id(p): index for index, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        """A seed is planted: its parameters start without history, each in the slot's group like its original's.
+
+        With `is_host` they are a fossil's that is older than this optimiser, and join the original's group itself.
+        """
+        owner = self.owners()
         for parameter in parameters:
+            if is_host and id(parameter) in owner:
+                continue
             original = (originals or {}).get(parameter)
-            like = self.home if original is None else owner.get(id(original), self.home)
-            place = self.groups[slot_id].get(like, self.groups[slot_id][self.home])
-            group = self.optimizer.param_groups[place]
+            link, like = owner.get(id(original)) or self._choose(slot_id, parameter, owner)
+            own = link.groups[slot_id]
+            group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
             group["params"].append(parameter)
-            self._make_state([parameter], group)
+            link._make_state([parameter], group)
+
+    def _choose(
+        self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, tuple["OptimizerLink", int]]
+    ) -> tuple["OptimizerLink", int]:
+        """Who trains a parameter without original: whoever trains most of that rank in the slot's module, or anywhere.
+
+        Muon takes matrices only. What trains vectors takes parameters of any rank.
+        """
+        groups = [group for link in self.all for group in link.optimizer.param_groups]
+        trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
+        alike, inside = (
+            [p for p in trained if p.dim() == parameter.dim()],
+            {*map(id, self.sources[slot_id].parameters())},
+        )
+        for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
+            sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
+            if any(sizes):
+                return (link := self.all[sizes.index(max(sizes))]), link.home
+        return self, self.home
 
     def release(self, parameters: Iterable[nn.Parameter]) -> None:
         """A seed is culled: its parameters and their state leave."""
         gone = {id(parameter) for parameter in parameters}
-        for group in self.optimizer.param_groups:
-            group["params"][:] = [p for p in group["params"] if id(p) not in gone]
-        for parameter in [p for p in self.optimizer.state if id(p) in gone]:
-            del self.optimizer.state[parameter]
+        for link in self.all:
+            for group in link.optimizer.param_groups:
+                group["params"][:] = [p for p in group["params"] if id(p) not in gone]
+            for parameter in [p for p in link.optimizer.state if id(p) in gone]:
+                del link.optimizer.state[parameter]
 
     def commit(self, slot_id: str) -> None:
         """A seed is host now: its parameters move to the host's groups, state and all."""
-        for like, own in self.groups[slot_id].items():
-            moving = self.optimizer.param_groups[own]["params"]
-            self.optimizer.param_groups[like]["params"].extend(moving)
-            moving.clear()
-
-    def claim_fossil(self, parameters: Iterable[nn.Parameter], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """A fossil that is older than this optimiser belongs to the host's groups, a copy to those of its original."""
-        owner = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        for parameter in parameters:
-            if id(parameter) not in owner:
-                group = owner.get(id(originals.get(parameter)), self.optimizer.param_groups[self.home])
-                group["params"].append(parameter)
-                self._make_state([parameter], group)
+        for link in self.all:
+            for like, own in link.groups[slot_id].items():
+                moving = link.optimizer.param_groups[own]["params"]
+                link.optimizer.param_groups[like]["params"].extend(moving)
+                moving.clear()
 
     def detach(self) -> None:
         """Stop following; the groups stay, since a scheduler may already count on them."""
-        for handle in self._handles:
+        for handle in [handle for link in self.all for handle in link._handles]:
             handle.remove()
 
     def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
@@ -142,18 +162,11 @@ class OptimizerLink:
             options = {key: group[key] for key in accepted if key in group}
             self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
 
-    def _own_groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for own in self.groups.values():
-            for place in own.values():
-                yield place, self.optimizer.param_groups[place]
-
     def _add_group(self, like: int) -> int:
         """An empty group with the settings of another; returns its number."""
         home = self.optimizer.param_groups[like]
-        options = {key: value for key, value in home.items() if key not in ("params", "name", "param_names")}
-        options = {key: value.clone() if isinstance(value, Tensor) else value for key, value in options.items()}
         home.pop("param_names", None)  # names given at construction cannot be kept true while parameters move
-        self.optimizer.add_param_group({"params": [], **options})
+        self.optimizer.add_param_group({"params": [], **_options(home)})
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):  # the scheduler's plan for the host is the slot's too
             values = getattr(self.scheduler, name, None)
             if isinstance(values, list) and values:
@@ -161,45 +174,88 @@ class OptimizerLink:
         return len(self.optimizer.param_groups) - 1
 
     def _before_step(self, *_: Any) -> None:
-        """The seeds' multiple acts on one step; the plan's rates come back after it."""
+        """Seeds have the settings of the host's group, whoever set them; their multiple acts on one step."""
         self.steps += 1
         self._note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
         self.was_high |= not self.is_rate_low
-        self._planned = {place: group["lr"] for place, group in self._own_groups()}
-        for place, group in self._own_groups():
-            group["lr"] = self._planned[place] * self.seed_lr
+        self._follow(self.seed_lr)
 
     def _after_step(self, *_: Any) -> None:
-        for place, rate in self._planned.items():
-            self.optimizer.param_groups[place]["lr"] = rate
+        self._follow(1.0)
+
+    def _follow(self, multiple: float) -> None:
+        groups = self.optimizer.param_groups
+        for like, place in (pair for own in self.groups.values() for pair in own.items()):
+            options = _options(groups[like])
+            groups[place].update(options, lr=options["lr"] * multiple)
 
 
-def _refuse_unfit(optimizer: Any, host: nn.Module, scheduler: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's settings, for another one to have."""
+    found = {key: value for key, value in group.items() if key not in ("params", "name", "param_names")}
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()}
+
+
+def link_optimizers(
+    optimizer: Any,
+    before: OptimizerLink | None,
+    host: nn.Module,
+    sources: Mapping[str, nn.Module],
+    note_gradients: Callable[[], None],
+    **options: Any,
+) -> OptimizerLink:
+    """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
+    optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
+    if not options.get("seed_lr", 1.0) > 0:
+        raise SettingError(f"seed_lr must be above 0, got {options['seed_lr']!r}; it is a multiple of the host's rate.")
+    if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
+        raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
+    _refuse_unfit(optimizers, host, plans)
+    plan_of = {id(plan.optimizer): plan for plan in plans}
+    notes = [note_gradients, *[lambda: None] * len(optimizers)]
+    links = [
+        OptimizerLink(each, sources, note, scheduler=plan_of.get(id(each)), **options)
+        for each, note in zip(optimizers, notes, strict=False)
+    ]
+    links[0].others = tuple(links[1:])
+    return links[0]
+
+
+def _unwrap(given: Any, name: str) -> list[Any]:
+    """All that was given, without accelerate's wrappers: their own hooks would never be called."""
+    found = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
+    return [getattr(each, name) if type(each).__module__.startswith("accelerate.") else each for each in found]
+
+
+def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[Any]) -> None:
+    unfit = [o for o in optimizers if not isinstance(o, torch.optim.Optimizer) or isinstance(o, torch.optim.LBFGS)]
+    if unfit or not optimizers:
         raise OptimizerError(
-            f"{type(optimizer).__name__} cannot follow a growing network: parameters enter and leave one by one, "
-            "so the optimiser must treat them one by one. Use SGD, Adam, AdamW or another param_groups optimiser."
+            f"{type(unfit[0]).__name__ if unfit else '[]'} cannot follow a growing network: parameters enter and leave "
+            "one by one, and the optimiser must treat them so. Use SGD, Adam, AdamW or another param_groups optimiser."
         )
-    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in owned]
+    owned = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
+    if len(owned) != len(known := set(owned)):
+        raise OptimizerError("two of these optimisers own the same parameter; give each one parameters of its own.")
+    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise OptimizerError(
-            f"this optimiser does not own {len(missing)} of the host's trainable parameters ({shown}). "
+            f"what you attach does not own {len(missing)} of the host's trainable parameters ({shown}). "
             "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         )
-    if scheduler is None and any("initial_lr" in group for group in optimizer.param_groups):
+    planned = {id(plan.optimizer) for plan in plans if hasattr(plan, "optimizer")}
+    if any("initial_lr" in group for each in optimizers if id(each) not in planned for group in each.param_groups):
         raise OptimizerError(
             "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
             "attach(optimizer, scheduler), or create it after attach(optimizer)."
         )
-    if scheduler is None:
-        return
-    if type(scheduler) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
-        raise OptimizerError(
-            f"scheduler {type(scheduler).__name__} cannot be extended to a slot's parameter group. Use one of "
-            f"{PER_GROUP_SCHEDULERS}, or create the scheduler after attach(optimizer) and leave it out of the call."
-        )
-    if scheduler.optimizer is not optimizer:
+    for plan in plans:
+        if type(plan) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
+            raise OptimizerError(
+                f"scheduler {type(plan).__name__} cannot be extended to a slot's parameter group. Use one of "
+                f"{PER_GROUP_SCHEDULERS}, or create the scheduler after attach(optimizer) and leave it out of the call."
+            )
+    if planned - {id(each) for each in optimizers}:
         raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")
