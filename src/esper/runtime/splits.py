@@ -131,11 +131,13 @@ class Splits:
     train: Split
     validation: Split
     test: SealedSplit
+    corpus: str | None = None
+    """digest and size of what was read, where that differs between machines; a run goes on with the same one only"""
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same splits on a device; moving the test split does not open it."""
         sealed = SealedSplit(self.test.open_for_final_report().to(device))
-        return Splits(self.train.to(device), self.validation.to(device), sealed)
+        return Splits(self.train.to(device), self.validation.to(device), sealed, self.corpus)
 
 
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
