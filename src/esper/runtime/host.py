@@ -201,7 +201,12 @@ class HostRun:
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
         tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
-        return {"tensors": tensors, **self.plain_state(), "stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
+        return {
+            "tensors": tensors,
+            **self.plain_state(),
+            "stream": self.plan.stream.state(),
+            "ledger": self.ledger.copy(),
+        }
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""

@@ -1,7 +1,7 @@
 """N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,11 +92,18 @@ class Population:
     def __len__(self) -> int:
         return len(self.runs)
 
+    def describe(self, tell: Callable[[str], None]) -> None:
+        """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
+        for known in (self.clock, self.corpus and f"corpus: {self.corpus}"):
+            if known:
+                tell(str(known))
+
     def train_epoch(self) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end."""
         self._require_episode()
-        for run in self.runs if self.clock is not None else ():
-            self.clock.plan(run)
+        if self.clock is not None:
+            for run in self.runs:
+                self.clock.plan(run)
         started = time.perf_counter()
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs)

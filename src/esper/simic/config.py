@@ -83,8 +83,9 @@ def anneal(start: float, floor: float, decisions: int, over: int | None) -> floa
 class RewardConfig(Configuration):
     """What a decision earns."""
 
-    family: Literal["contribution", "loss"] = "contribution"
-    """lead over the twin in accuracy, or in held-out loss"""
+    family: Literal["contribution", "loss", "compute"] | None = None
+    """lead over the twin in accuracy, in held-out loss, or in loss at equal compute; null is compute with that clock,
+    else contribution"""
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 
@@ -143,8 +144,14 @@ class TrainingConfig(HostsConfig):
     def check(self) -> None:
         super().check()
         refuse_idle(self.hosts, self.devices)
-        weights_of(self.reward.family, self.reward.weights)
-        if (epochs := self.task.build().epochs) < 2:
+        weights_of(self.family, self.reward.weights)
+        task = self.task.build()
+        if (self.family == "compute") != (task.clock == "compute"):
+            raise SettingError(
+                f"reward.family is {self.family}, but the clock is {task.clock}. Family compute goes with clock "
+                "compute, the others with epochs; leave the family out."
+            )
+        if (epochs := task.epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
             raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())
@@ -152,7 +159,13 @@ class TrainingConfig(HostsConfig):
     def settled(self) -> Self:
         """The same with what follows from other fields written out, so that a later change cannot move it."""
         whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
-        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole)})
+        reward = self.reward.model_copy(update={"family": self.family})
+        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole), "reward": reward})
+
+    @property
+    def family(self) -> str:
+        """The family of rewards, which follows the clock unless it is named."""
+        return self.reward.family or ("compute" if self.task.build().clock == "compute" else "contribution")
 
 
 def presets() -> tuple[str, ...]:

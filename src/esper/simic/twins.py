@@ -16,7 +16,8 @@ from esper.runtime.storing import read_reading, spell_reading
 from esper.runtime.tasks import Task
 from esper.telemetry.store import Store
 
-_FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
+_FACTS = ("name", "batch", "optimizer", "beta2", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment")
+_FACTS += ("held_out", "clock", "compute", "warmup", "decay")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
@@ -30,7 +31,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
     facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]
     facts["score"] = getattr(task.score, "__qualname__", "")
     if (splits := population.get("splits")) is not None:
-        facts["examples"] = [len(splits.train), len(splits.validation)]
+        facts["examples"] = [len(splits.train), len(splits.validation), splits.corpus]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -49,6 +50,8 @@ def twin_readings(
     missing = [seed for seed in paths if seed not in found]
     if missing:
         hosts = Population(task, missing, **population)
+        for run in hosts.runs:
+            run.is_static = True
         found |= {seed: [] for seed in missing}
         episodes = Episodes(hosts)
         for _ in range(task.epochs):
