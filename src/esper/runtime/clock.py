@@ -1,4 +1,4 @@
-"""Compute as the clock: an episode is a budget of FLOPs, and each decision an equal share of it. Plans; runs nothing."""
+"""Compute as the clock: an episode is a budget of FLOPs, each decision an equal share of it. Plans; runs nothing."""
 
 from esper.kasmina.pruning import find_judged
 from esper.leyline.errors import SettingError
@@ -13,6 +13,7 @@ from esper.runtime.ledger import (
     incubation_flops,
     learning_flops,
     network_flops,
+    score_flops,
 )
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
@@ -20,11 +21,12 @@ from esper.runtime.tasks import Task
 
 def training_charges(run: HostRun, flops: HostFlops, examples: int) -> list[Charge]:
     """What it costs to learn from examples with the network as it stands."""
-    whole = learning_flops(run.model, flops)
-    charges = [("training", examples, whole)]
+    charges = [("training", examples, learning_flops(run.model, flops))]
     if incubated := incubated_slots(run):
+        # the host is frozen in the shadow pass: gradients go back to the first of these seeds and to no weight of it
+        passes = network_flops(run.model, flops) + ablation_flops(run.model, flops, incubated[0].slot_id)
         seeds = sum(incubation_flops(slot) for slot in incubated)
-        charges.append(("shadow", examples, whole + (1 + BACKWARD) * seeds))
+        charges.append(("shadow", examples, passes + (1 + BACKWARD) * seeds))
     return charges
 
 
@@ -32,7 +34,7 @@ def score_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     """What the greedy scores of an epoch cost."""
     if not run.pays_for_measuring:
         return []
-    return [("score", min(SCORE_EXAMPLES, run.plan.most * run.plan.size), learning_flops(run.model, flops))]
+    return [("score", min(SCORE_EXAMPLES, run.plan.most * run.plan.size), score_flops(run.model, flops))]
 
 
 def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
@@ -63,7 +65,7 @@ class ComputeClock:
         unit = task.epochs * steps * size * flops.learnt
         if task.reference is not None:
             build, examples = task.reference
-            unit = examples * HostFlops.of_task(build, split).learnt
+            unit = examples * HostFlops.of_task(build, split, is_cut=False).learnt
         self.budget = round(task.compute * unit)
         self.most_steps = 2 * self.budget // (task.epochs * size * flops.learnt) + 8
         """more than any decision has: no network is cheaper than the bare host; the rest is carried over"""

@@ -71,8 +71,8 @@ class TaskConfig(Configuration):
             task = replace(task, clock="compute")
         if (self.clock or task.clock) == "epochs" and (self.compute or self.decay) is not None:
             raise SettingError(
-                f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which belong to clock compute. "
-                "Give compute without a clock, or leave both out."
+                f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which are of clock compute. "
+                "Give them without that clock, or leave them out."
             )
         changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
         lengths = {name: value for name, value in self.lengths if value is not None}

@@ -1,5 +1,6 @@
 """What a host has cost: FLOPs, examples and seconds by phase. Counted from shapes; nothing here runs on a device."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -81,15 +82,15 @@ class HostFlops:
     """forward and backward; the first layer needs no gradient of its input"""
 
     @classmethod
-    def of_task(cls, build_host: Callable[[], nn.Module], split: Split) -> Self:
-        """Counted without memory."""
+    def of_task(cls, build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> Self:
+        """Counted without memory; from each slot on only if `is_cut`."""
         with torch.device("meta"):
             host = build_host()
         example = split.example()[:1].to("meta")
         learnt = _count(lambda: host(example).sum().backward(), learns=True)
         host.eval()
         after: dict[str, int] = {}
-        if isinstance(host, SegmentedHost):
+        if is_cut and isinstance(host, SegmentedHost):
             for slot_id in host.slot_config().slot_ids:
                 with torch.no_grad():
                     features = host.forward_to_segment(slot_id, example)
@@ -137,6 +138,14 @@ def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
 def learning_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """FLOPs of one example forward and backward through the network as it stands."""
     return host.learnt + (1 + BACKWARD) * (network_flops(model, host) - host.whole)
+
+
+def score_flops(model: MorphogeneticModel, host: HostFlops) -> int:
+    """FLOPs of one example's greedy scores: a pass, its gradients back to the first slot, each slot's products."""
+    first, *later = (model.slot(slot_id) for slot_id in model.slot_config.slot_ids)
+    back = host.after.get(first.slot_id, host.whole) + sum(map(_slot_flops, later))
+    products = sum(2 * slot.channels * math.prod(slot.feature_shape) for slot in (first, *later))
+    return network_flops(model, host) + back + products
 
 
 def ablation_flops(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:

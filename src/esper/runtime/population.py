@@ -81,7 +81,8 @@ class Population:
         self.corpus = splits.corpus
         self.is_over = False
         with memory_errors():
-            placed, most = zip(seeds, self.placed, strict=True), self.clock and self.clock.most_steps
+            placed = zip(seeds, self.placed, strict=True)
+            most = None if self.clock is None else self.clock.most_steps
             self.runs = [HostRun(task, on_device[device], seed, device, amp, most) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
         if not self.runs[0].has_segments:

@@ -220,8 +220,12 @@ _TEXT |= {"blueprints": ("lora", "mlp_small", "mlp", "attention", "norm")}
 _TEXT |= {"build_host": partial(build_transformer_host, vocabulary=256, width=64, layers=2, context=64, slots=2)}
 
 
-def _code(name: str, summary: str, *, width: int, context: int, size: int, steps: int, **settings: Any) -> Task:
-    """A byte GPT of 2 blocks that grows to at most 8 by copies; 1.0 of compute is 8 blocks for this many steps."""
+def _code(name: str, summary: str, sizes: tuple[int, int, int, int], **settings: Any) -> Task:
+    """A byte GPT of 2 blocks that grows to at most 8 by copies; 1.0 of compute is 8 blocks for so many steps.
+
+    `sizes` are its width, its context, the bytes of the corpus, and these steps.
+    """
+    width, context, size, steps = sizes
     host = partial(build_transformer_host, vocabulary=256, width=width, context=context)
     return Task(
         name,
@@ -273,14 +277,21 @@ for _task in (
     _code(
         "code",
         "Python sources, bytes, GPT of 2 blocks",
-        **{"width": 256, "context": 256, "size": 2**26, "steps": 3000},
-        **{"batch": 64, "epoch_examples": 9600, "held_out": 512, "budget": 3.67},
+        (256, 256, 2**26, 3000),
+        batch=64,
+        epoch_examples=9600,
+        held_out=512,
+        budget=3.67,
     ),
     _code(
         "code_tiny",
         "the same in small, for a CPU",
-        **{"width": 32, "context": 32, "size": 2**20, "steps": 400},
-        **{"batch": 16, "epoch_examples": 320, "held_out": 128, "budget": 2.8, "epochs": 10},
+        (32, 32, 2**20, 400),
+        batch=16,
+        epoch_examples=320,
+        held_out=128,
+        budget=2.8,
+        epochs=10,
     ),
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),
     Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),

@@ -153,8 +153,8 @@ def saved_rounds(folder: Path) -> int:
 
 def require_saved_corpus(folder: Path, corpus: str | None) -> None:
     """Refuse to go on with another corpus than the one that a run's checkpoints rest on."""
-    for save in _store(folder, 1).generations():
-        require_corpus(save.facts.get("corpus"), corpus, folder)
+    for kept in _store(folder, 1).generations():
+        require_corpus(kept.facts.get("corpus"), corpus, folder)
 
 
 def _store(folder: Path, keep: int) -> Store:

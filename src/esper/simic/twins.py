@@ -16,13 +16,14 @@ from esper.runtime.storing import read_reading, spell_reading
 from esper.runtime.tasks import Task
 from esper.telemetry.store import Store
 
-_FACTS = ("name", "batch", "optimizer", "beta2", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment")
-_FACTS += ("held_out", "clock", "compute", "warmup", "decay")
+_FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
+_PLAN = ("beta2", "clock", "compute", "warmup", "decay")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
-    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _FACTS}}
+    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)}}
+    facts["reference"] = task.reference and task.reference[1]
     facts |= {key: str(population[key]) for key in ("executor", "amp") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
     facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
