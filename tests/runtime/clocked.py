@@ -25,13 +25,16 @@ TEXT = replace(
     get_task("code"),
     load=lambda root: text_splits(),
     build_host=partial(_GPT, layers=2, slots=2),
-    reference=(partial(_GPT, layers=8, slots=8), 50 * 8),
+    reference=(partial(_GPT, layers=4, slots=4), 60 * 8),
+    budget=1.001
+    * sum(p.numel() for p in _GPT(layers=8, slots=8).parameters())
+    / sum(p.numel() for p in _GPT(layers=2).parameters()),
     batch=8,
     epoch_examples=80,
     held_out=16,
     epochs=8,
 )
-"""`code` in small: 1.0 of compute is 8 blocks for 50 steps."""
+"""`code` in small: 1.0 of compute is 4 blocks for 60 steps."""
 RESNET = replace(
     get_task("cifar10_resnet"),
     load=lambda root: image_splits(160, 32, 3),

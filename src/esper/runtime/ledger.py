@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Self
 
 import torch
@@ -84,18 +84,26 @@ class HostFlops:
     @classmethod
     def of_task(cls, build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> Self:
         """Counted without memory; from each slot on only if `is_cut`."""
-        with torch.device("meta"):
-            host = build_host()
-        example = split.example()[:1].to("meta")
-        learnt = _count(lambda: host(example).sum().backward(), learns=True)
-        host.eval()
-        after: dict[str, int] = {}
-        if is_cut and isinstance(host, SegmentedHost):
-            for slot_id in host.slot_config().slot_ids:
-                with torch.no_grad():
-                    features = host.forward_to_segment(slot_id, example)
-                after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
-        return cls(_count(partial(host, example)), after, learnt)
+        example = split.example()[:1]
+        whole, after, learnt = _count_host(build_host, example.shape, example.dtype, is_cut)
+        return cls(whole, dict(after), learnt)
+
+
+@cache  # many populations of one task are built in a process, and counting takes longer than building
+def _count_host(
+    build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
+) -> tuple[int, dict[str, int], int]:
+    with torch.device("meta"):
+        host, example = build_host(), torch.zeros(shape, dtype=dtype)
+    learnt = _count(lambda: host(example).sum().backward(), learns=True)
+    host.eval()
+    after: dict[str, int] = {}
+    if is_cut and isinstance(host, SegmentedHost):
+        for slot_id in host.slot_config().slot_ids:
+            with torch.no_grad():
+                features = host.forward_to_segment(slot_id, example)
+            after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+    return _count(partial(host, example)), after, learnt
 
 
 def count_flops(model: nn.Module, example: Example) -> int | None:
