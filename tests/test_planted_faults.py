@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import evidence, growing, learning, updates
+from planted_faults import compute, evidence, growing, learning, updates
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
-FAULTS = [*learning.FAULTS, *updates.FAULTS, *evidence.FAULTS, *growing.FAULTS]
+FAULTS = [*learning.FAULTS, *updates.FAULTS, *evidence.FAULTS, *growing.FAULTS, *compute.FAULTS]
 PASSED, FAILED = 0, 1
 
 

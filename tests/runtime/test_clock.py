@@ -92,7 +92,7 @@ def test_an_episode_uses_its_budget_and_not_more(plan):
     clock, run = population.clock, population.runs[0]
     step = run.plan.size * learning_flops(run.model, population.flops)
     left = clock.budget - run.ledger.flops
-    assert 0 <= left
+    assert left >= 0
     judged = sum(isinstance(event, FossilJudged) for event in events)
     unused = (judged + 1) * len(run.splits.validation) * network_flops(run.model, population.flops) if judged else 0
     assert left < step + unused  # pruning is set aside at its highest price
@@ -300,10 +300,10 @@ def test_giving_compute_sets_the_clock():
 
 @pytest.mark.parametrize("values", [{"compute": 1.0}, {"decay": 0.5}], ids=str)
 def test_a_clock_that_contradicts_its_settings_is_refused(values):
-    with pytest.raises(SettingError, match="clock is epochs"):
+    with pytest.raises(SettingError, match="epochs, .*decay"):
         TaskConfig.of({"name": "code", "clock": "epochs", **values}).build()
     if "decay" in values:
-        with pytest.raises(SettingError, match="clock is epochs"):
+        with pytest.raises(SettingError, match="epochs, .*decay"):
             TaskConfig.of({"name": "digits", **values}).build()
 
 

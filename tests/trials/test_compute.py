@@ -64,7 +64,7 @@ def test_every_decision_tells_its_steps_and_the_share_that_is_used(tmp_path):
 
 
 def test_a_run_tells_its_budget_and_its_corpus(tmp_path, capsys):
-    said = call(capsys, *"run --task text --policy never --out".split(), str(tmp_path / "run"))
+    said = call(capsys, *["run", "--task", "text", "--policy", "never", "--out"], str(tmp_path / "run"))
     code, out, _ = said
     assert not code
     assert f"{Population(TASKS['text'], [0]).clock.budget:.4g} FLOPs" in out
