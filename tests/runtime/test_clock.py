@@ -300,10 +300,10 @@ def test_giving_compute_sets_the_clock():
 
 @pytest.mark.parametrize("values", [{"compute": 1.0}, {"decay": 0.5}], ids=str)
 def test_a_clock_that_contradicts_its_settings_is_refused(values):
-    with pytest.raises(SettingError, match="epochs, .*decay"):
+    with pytest.raises(SettingError, match=r"epochs, .*decay"):
         TaskConfig.of({"name": "code", "clock": "epochs", **values}).build()
     if "decay" in values:
-        with pytest.raises(SettingError, match="epochs, .*decay"):
+        with pytest.raises(SettingError, match=r"epochs, .*decay"):
             TaskConfig.of({"name": "digits", **values}).build()
 
 

@@ -160,7 +160,8 @@ class TrainingConfig(HostsConfig):
         """The same with what follows from other fields written out, so that a later change cannot move it."""
         whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
         reward = self.reward.model_copy(update={"family": self.family})
-        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole), "reward": reward})
+        learning = {"ppo": self.ppo.annealed_over(whole), "reward": reward}
+        return self.model_copy(update={"task": self.settled_task, **learning})
 
     @property
     def family(self) -> str:

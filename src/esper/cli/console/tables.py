@@ -13,7 +13,7 @@ from esper.telemetry.events import ArmFinished
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
     """One row per arm: what it cost and what it reached."""
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm")
     for column in ("parameters", "validation", "test", "kept", "culled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
