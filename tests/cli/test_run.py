@@ -193,6 +193,9 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     assert found.pop("task") | {} == {
         "name": "blobs",
         "epochs": 2,
+        "clock": "epochs",
+        "compute": None,
+        "decay": None,
         "budget": 9.0,
         "max_seeds": 1,
         "slots": ["r0c1"],

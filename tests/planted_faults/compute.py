@@ -11,7 +11,7 @@ FAULTS = [
         "runtime/test_clock.py::test_what_a_share_leaves_is_carried_over[cnn]",
     ),
     Fault(
-        "measuring is free",
+        "measuring is not paid from the budget",
         "runtime/population.py",
         "run.ledger.settle(evaluation_charges(run, self.flops), seconds)",
         "run.ledger.settle([], seconds)",
@@ -32,7 +32,7 @@ FAULTS = [
         "runtime/test_clock.py::test_every_step_has_the_rate_of_its_share",
     ),
     Fault(
-        "a warm-up counts as a rate that has fallen",
+        "a rate that rises counts as one that has fallen",
         "runtime/tasks.py",
         "is_low(self.rate(epoch), self.lr) and not is_rising",
         "is_low(self.rate(epoch), self.lr)",

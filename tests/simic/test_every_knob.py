@@ -21,8 +21,8 @@ LONGER = {"task__epochs": 8}
 """Episodes in which slots open again."""
 
 
-FEW = {"task__held_out": 8}
-"""Held-out examples that a budget of compute can pay for."""
+FEW = {"task__held_out": 8, "task__epoch_examples": 256}
+"""Few enough held-out examples for a budget of compute."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class TaskConfig(Configuration):
     clock: Literal["epochs", "compute"] | None = None
     """what an episode is a length of; `compute` makes it compute"""
     compute: float | None = Field(None, gt=0, le=1e9)
-    """FLOPs of an episode, as a multiple of the task's reference run"""
+    """FLOPs of an episode, in reference runs of the task"""
     decay: float | None = Field(None, gt=0, le=1)
     """last part of the compute, in which the learning rate falls to zero"""
     budget: float | None = Field(None, gt=1, le=1e6)

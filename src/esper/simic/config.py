@@ -83,9 +83,8 @@ def anneal(start: float, floor: float, decisions: int, over: int | None) -> floa
 class RewardConfig(Configuration):
     """What a decision earns."""
 
-    family: Literal["contribution", "loss", "compute"] | None = None
-    """lead over the twin in accuracy, in held-out loss, or in loss at equal compute; null is compute with that clock,
-    else contribution"""
+    family: Literal["contribution", "loss"] | None = None
+    """lead over the twin in accuracy, or in held-out loss"""
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 
@@ -146,10 +145,10 @@ class TrainingConfig(HostsConfig):
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
         task = self.task.build()
-        if (self.family == "compute") != (task.clock == "compute"):
+        if self.family == "compute" and self.reward.family is not None:
             raise SettingError(
-                f"reward.family is {self.family}, but the clock is {task.clock}. Family compute goes with clock "
-                "compute, the others with epochs; leave the family out."
+                f"reward.family is {self.reward.family}, but clock compute has a family of its own, compute. Leave it "
+                "out: --set reward.family=null."
             )
         if (epochs := task.epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
@@ -159,14 +158,12 @@ class TrainingConfig(HostsConfig):
     def settled(self) -> Self:
         """The same with what follows from other fields written out, so that a later change cannot move it."""
         whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
-        reward = self.reward.model_copy(update={"family": self.family})
-        learning = {"ppo": self.ppo.annealed_over(whole), "reward": reward}
-        return self.model_copy(update={"task": self.settled_task, **learning})
+        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole), "task": self.settled_task})
 
     @property
     def family(self) -> str:
-        """The family of rewards, which follows the clock unless it is named."""
-        return self.reward.family or ("compute" if self.task.build().clock == "compute" else "contribution")
+        """The family of rewards that is named, or contribution; clock compute has its own."""
+        return "compute" if self.task.build().clock == "compute" else self.reward.family or "contribution"
 
 
 def presets() -> tuple[str, ...]:
