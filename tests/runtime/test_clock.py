@@ -22,7 +22,7 @@ from runtime.episodes import GERMINATE, act, differing, play, print_of
 PLANS = {
     "gpt": (TEXT, {0: ("r0c0", "copy"), 2: ("r0c1", "copy_zero"), 3: ("r0c0", "copy")}),
     "gpt with live copies": (
-        replace(TEXT, lengths=StageLengths(ramp=2, probation=2)),
+        replace(TEXT, compute=0.6, lengths=StageLengths(ramp=2, probation=2)),
         {0: ("r0c0", "copy"), 1: ("r0c1", "copy")},
     ),
     "resnet": (RESNET, {0: ("r0c1", "copy_zero"), 1: ("r0c5", "copy")}),
@@ -32,7 +32,7 @@ PLANS = {
         {0: ("r0c0", "conv_light"), 1: ("r0c1", "conv_small")},
     ),
 }
-SLOW = {"gpt", "cnn with incubation"}
+SLOW = {"gpt", "resnet", "cnn with incubation"}
 every_plan = pytest.mark.parametrize(
     "plan", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLANS]
 )
