@@ -27,8 +27,8 @@ FAULTS = [
     Fault(
         "all steps of a decision have the rate of its first",
         "runtime/host.py",
-        'group["lr"] = self.rates[self.step - 1]',
-        'group["lr"] = self.rates[0]',
+        "self.rates[self.step - 1]",
+        "self.rates[0]",
         "runtime/test_clock.py::test_every_step_has_the_rate_of_its_share",
     ),
     Fault(

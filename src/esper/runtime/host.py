@@ -80,7 +80,8 @@ class HostRun:
         self.plan = EpochPlan(splits.train, stream, (most_steps or steps, size), task.augment, device)
         self.rates: list[float] = []
         """of each of the next epoch's steps, where a clock plans them; else they all have the epoch's"""
-        self._placed_rates = torch.zeros(most_steps or 1, device=device)
+        self._listed_rates = torch.zeros(most_steps or 1, pin_memory=device.type == "cuda")
+        self._placed_rates = self._listed_rates.to(device, copy=True)
         self.taken = torch.zeros(1, dtype=torch.long, device=device)
         """steps of this epoch so far, counted on the device"""
         self.is_static = False
@@ -124,14 +125,10 @@ class HostRun:
 
     def begin_epoch(self) -> None:
         """Learning rates and examples of the next epoch go to the device."""
-        rate = self.rates[0] if self.rates else self.task.rate(self.epoch)
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        self._set_rate(self.rates[0] if self.rates else self.task.rate(self.epoch))
         if self.rates:
-            self._placed_rates[: len(self.rates)] = torch.tensor(self.rates)
+            self._listed_rates[: len(self.rates)] = torch.tensor(self.rates)
+            self._placed_rates.copy_(self._listed_rates, non_blocking=True)
         self.taken.zero_()
         self.sums.zero_()
         self.step = 0
@@ -152,12 +149,16 @@ class HostRun:
 
     def _follow_plan(self) -> None:
         """This step's rate; where rates are tensors it is looked up on the device, so that a captured step finds it."""
+        is_placed = self.device.type == "cuda"
+        self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_placed else self.rates[self.step - 1])
+        self.taken += 1
+
+    def _set_rate(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(self._placed_rates.index_select(0, self.taken)[0])
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = self.rates[self.step - 1]
-        self.taken += 1
+                group["lr"] = rate
 
     def _learn(self, inputs: Tensor, targets: Tensor) -> None:
         losses, correct = self._forward(inputs, targets)
