@@ -137,8 +137,10 @@ class TrainingConfig(HostsConfig):
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
-        """The named preset, or the task's own, or that of digits."""
-        return cls.from_preset(preset or (task if isinstance(task, str) and task in presets() else "digits"))
+        """The named preset, or the task's own; the defaults for a task without one, digits where none is named."""
+        if preset is None and isinstance(task, str) and task not in presets():
+            return cls.of({"task": {"name": task}})
+        return cls.from_preset(preset or str(task or "digits"))
 
     def check(self) -> None:
         super().check()
