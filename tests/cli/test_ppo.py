@@ -56,6 +56,8 @@ REACHES = {
     "--devices": ("devices", ["cuda:0", "cuda:1"], ("cuda:0", "cuda:1")),
     "--amp": ("amp", ["bf16"], "bf16"),
     "--executor": ("executor", ["eager"], "eager"),
+    "--compile": ("compile", ["off"], "off"),
+    "--graph-memory": ("graph_memory", ["1.5"], 1.5),
     "--reward-family": ("reward.family", ["loss"], "loss"),
     "--rounds": ("rounds", ["7"], 7),
     "--hosts": ("hosts", ["3"], 3),

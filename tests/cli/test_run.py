@@ -185,6 +185,7 @@ def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypat
 
 def test_every_option_reaches_the_run(capsys, tmp_path):
     options = "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 --executor eager --deterministic"
+    options += " --compile off --graph-memory 2"
     run = tmp_path / "run"
     code, _, _ = call(
         capsys, "run", "--task", "blobs", "--policy", "greedy", "--out", str(run), "--devices", "cpu", *options.split()
@@ -201,6 +202,8 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "devices": ["cpu"],
         "executor": "eager",
         "amp": "bf16",
+        "compile": "off",
+        "graph_memory": 2.0,
         "out": str(run),
         "data_root": None,
         "threads": 1,

@@ -182,7 +182,7 @@ def start_of(env, task):
 def test_a_twin_has_the_same_compute_and_pays_for_its_last_measurement_only(tmp_path, monkeypatch):
     played, task = [], TASKS["text"]
     real = Population.train_epoch
-    monkeypatch.setattr(Population, "train_epoch", lambda self: (played.append(self), real(self))[1])
+    monkeypatch.setattr(Population, "train_epoch", lambda self, **_: (played.append(self), real(self))[1])
     twin_readings(task, [3], tmp_path)
     run = played[-1].runs[0]
     assert run.ledger.phases["validation"].examples == len(run.splits.validation)

@@ -141,8 +141,8 @@ def test_a_damaged_trained_host_is_named(found, tmp_path):
 def test_a_host_that_breaks_while_it_is_trained_is_brought_back(tmp_path, monkeypatch):
     train, epochs = Population.train_epoch, []
 
-    def break_the_first(population):
-        readings = train(population)
+    def break_the_first(population, **options):
+        readings = train(population, **options)
         epochs.append(len(epochs))
         if len(epochs) == 2:
             with torch.no_grad():

@@ -195,11 +195,11 @@ def breaking(epoch):
     """A way to train in which the first host breaks in this epoch."""
     train = Population.train_epoch
 
-    def trained(population):
+    def trained(population, **options):
         if population.runs[0].epoch == epoch:
             with torch.no_grad():
                 next(population.runs[0].model.host.parameters()).fill_(math.nan)
-        return train(population)
+        return train(population, **options)
 
     return trained
 

@@ -40,7 +40,7 @@ class TaskConfig(Configuration):
     batch: int | None = Field(None, ge=1)
     """most examples per training step"""
     epochs: int | None = Field(None, ge=2)
-    """epochs in a host's episode; with clock compute, decisions"""
+    """epochs in an episode, or decisions"""
     clock: Literal["epochs", "compute"] | None = None
     """what an episode is a length of; `compute` makes it compute"""
     compute: float | None = Field(None, gt=0, le=1e9)
@@ -102,7 +102,7 @@ class HostsConfig(Configuration):
     amp: Literal["off", "bf16", "fp16"] = "off"
     """precision of hosts' forward passes"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """compile blocks; auto does for large hosts on a GPU"""
+    """compile blocks; auto if large, on GPUs"""
     graph_memory: float | None = Field(None, gt=0)
     """GiB of graphs per GPU; None is half of what is free"""
     out: Path
