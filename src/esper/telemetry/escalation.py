@@ -9,10 +9,7 @@ from esper.leyline.errors import SettingError
 class TelemetryLevel(IntEnum):
     """How much is recorded; each level has all that the lower ones have."""
 
-    OFF = 0
-    MINIMAL = 1
-    NORMAL = 2
-    DEBUG = 3
+    OFF, MINIMAL, NORMAL, DEBUG = range(4)
 
 
 class TelemetryConfig:
