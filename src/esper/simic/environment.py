@@ -77,8 +77,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
-        model = self.population.runs[0].model
-        self.space = model.space
+        self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.of_space(self.space)
         self.width = observation_width(self.space.slots.num_slots, use_telemetry)
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
