@@ -59,9 +59,9 @@ class Episodes:
             happened[0].append(events.BlocksCompiled(*self._place(0), *compiled))
         self.views = self.population.views()
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
-            reading = run.reading
+            reading, progress = run.reading, self.population.progress(host)
             assert reading is not None
-            self.trackers[host].update(epoch_signals(run.task, run.epoch, reading, view), view.reports)
+            self.trackers[host].update(epoch_signals(run.task, progress, reading, view), view.reports)
             measured = events.HostEpoch(
                 *self._place(host),
                 held_out_loss=finite(reading.held_out_loss),
@@ -69,6 +69,8 @@ class Episodes:
                 train_loss=finite(reading.train_loss),
                 held_out_accuracy=finite(reading.held_out_accuracy),
                 flops=run.ledger.flops,
+                steps=run.plan.steps,
+                share=progress,
             )
             happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
             happened[host] += tell_fossils(*self._place(host), judged[host])
@@ -180,12 +182,12 @@ def tell_fossils(host: int, epoch: int, verdicts: Iterable[FossilVerdict]) -> li
     return told
 
 
-def epoch_signals(task: Task, epoch: int, reading: EpochReading, view: GrowthView) -> EpochSignals:
-    """A host's readings as policies look at them, `epoch` epochs into the episode."""
+def epoch_signals(task: Task, progress: float, reading: EpochReading, view: GrowthView) -> EpochSignals:
+    """A host's readings as policies look at them, with this share of the episode over."""
     budget = view.budget or view.params_used
     seeds = view.max_seeds or max(view.seeds_used, view.space.slots.num_slots)
     return EpochSignals(
-        progress=epoch / task.epochs,
+        progress=progress,
         lr_share=reading.lr / task.lr,
         train_loss=finite(reading.train_loss),
         held_out_loss=finite(reading.held_out_loss),

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 from contextlib import nullcontext
+from types import NoneType
+from typing import get_args
 
 import pytest
 
@@ -47,6 +49,7 @@ WIRING = {"--preset", "--config-json", "--set", "--resume", "--json", "--watch"}
 REACHES = {
     "--task": ("task.name", ["blobs"], "blobs"),
     "--epochs": ("task.epochs", ["7"], 7),
+    "--compute": ("task.compute", ["1.5"], 1.5),
     "--slots": ("task.slots", ["r0c0", "r0c1"], ("r0c0", "r0c1")),
     "--budget": ("task.budget", ["2.5"], 2.5),
     "--max-seeds": ("task.max_seeds", ["3"], 3),
@@ -156,7 +159,9 @@ def test_the_help_of_an_option_is_one_sentence(option):
 
 @pytest.mark.parametrize("option", ["--amp", "--executor", "--reward-family"])
 def test_the_help_names_the_choices_that_there_are(option):
-    assert OPTIONS[option].metavar == "|".join(leaves(TrainingConfig)[REACHES[option][0]].annotation.__args__)
+    annotation = leaves(TrainingConfig)[REACHES[option][0]].annotation
+    choices = get_args(annotation)[0] if NoneType in get_args(annotation) else annotation
+    assert OPTIONS[option].metavar == "|".join(get_args(choices))
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ EPISODES = {
     "unequal": (replace(PHOTOS, epoch_examples=601), GROWTH),
     "adamw": (TEXT, TEXT_GROWTH),
     "copies": (COPIED, COPIES),
+    "compute": (replace(COPIED, clock="compute", compute=2.0, held_out=8), COPIES),
+    "photos by compute": (replace(PHOTOS, clock="compute", compute=2.0, held_out=16), GROWTH),
 }
 
 

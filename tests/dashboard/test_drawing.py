@@ -149,6 +149,14 @@ def test_a_bar_is_as_long_as_its_share():
 # -- the chain of slots ------------------------------------------------------------------------------------------------
 
 
+def test_a_host_whose_clock_is_compute_shows_the_share_it_has_used():
+    told = [replace(host_epoch(0, 0, epoch), steps=10 - epoch, share=0.2 * epoch) for epoch in (1, 2)]
+    moment = moment_of([events.RoundBegan(0), *told])
+    assert "compute" not in drawing.draw_chain(moment, 78, 24)[0]
+    moment.view.config = {**CONFIG, "task": {**CONFIG["task"], "clock": "compute"}}
+    assert drawing.draw_chain(moment, 78, 24)[0].endswith("40.0% of its compute, 8 steps")
+
+
 def chain_of(moment, width=78):
     heads, *rows = text_of(drawing.draw_chain, moment, width).splitlines()
     assert heads.split() == ["slot", "stage", "blueprint", "alpha", "contribution", "age", "fossils"]

@@ -13,7 +13,16 @@ from esper.kasmina.blueprints import REGISTRY
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime import population as populations
 from esper.runtime.counterfactuals import bypassed
-from esper.runtime.ledger import PHASES, HostFlops, Ledger, PhaseCost, ablation_flops, network_flops
+from esper.runtime.ledger import (
+    PHASES,
+    HostFlops,
+    Ledger,
+    PhaseCost,
+    ablation_flops,
+    learning_flops,
+    network_flops,
+    score_flops,
+)
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks import TASKS, get_task
@@ -36,14 +45,14 @@ def made_up(name):
     if name == "blobs":
         parts = [TensorSplit(torch.rand(30, 2), torch.randint(2, (30,))) for _ in range(3)]
     else:
-        parts = [TokenSplit(torch.randint(256, (1000,), dtype=torch.uint8), 64) for _ in range(3)]
+        context = {"code": 256, "code_tiny": 32}.get(name, 64)
+        parts = [TokenSplit(torch.randint(256, (16 * context,), dtype=torch.uint8), context) for _ in range(3)]
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))
 
 
 def population_of(name, **changes):
-    task = replace(
-        get_task(name), load=lambda root: made_up(name), batch=8, epoch_examples=16, augment=False, **changes
-    )
+    small = {"batch": 8, "epoch_examples": 16, "held_out": 2, "augment": False}
+    task = replace(get_task(name), load=lambda root: made_up(name), **small, **changes)
     return Population(task, [1])
 
 
@@ -158,14 +167,16 @@ def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed()
 # -- charging ----------------------------------------------------------------------------------------------------------
 
 
-def test_training_a_grown_net_is_charged_three_passes_per_example():
+def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example():
     population = epochs(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     run = population.runs[0]
     before = run.ledger.phases["training"]
     population.train_epoch()
     after = run.ledger.phases["training"]
     assert after.examples - before.examples == run.plan.examples
-    assert after.flops - before.flops == run.plan.examples * 3 * forward_flops(run)
+    charged = after.flops - before.flops
+    assert charged == run.plan.examples * learning_flops(run.model, population.flops)
+    assert 2.5 < charged / (run.plan.examples * forward_flops(run)) < 3  # the first layer's input needs no gradient
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
@@ -208,7 +219,7 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
 
 
 def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
-    """By FLOPs: an example costs the same in training and in scores, and a little more in shadow passes."""
+    """By FLOPs, of which scores and shadow passes take fewer than training: no gradients of the host's weights."""
     population = Population(replace(IMAGES, lengths=StageLengths(training=2)), [1])
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     ledger = population.runs[0].ledger
@@ -217,8 +228,10 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
     population.train_epoch()
     trained = dict(ledger.phases)
     assert sum(cost.seconds for cost in trained.values()) == pytest.approx(2.5)
-    assert trained["score"].seconds == pytest.approx(trained["training"].seconds * 32 / 81)
-    assert trained["shadow"].seconds > trained["training"].seconds
+    run = population.runs[0]
+    prices = [price(run.model, population.flops) for price in (score_flops, learning_flops)]
+    assert trained["score"].seconds == pytest.approx(trained["training"].seconds * 32 / 81 * prices[0] / prices[1])
+    assert trained["training"].seconds > trained["shadow"].seconds > 0.5 * trained["training"].seconds
     population.evaluate()
     assert ledger.phases["validation"].seconds < ledger.phases["shadow"].seconds - trained["shadow"].seconds < 2.5
 

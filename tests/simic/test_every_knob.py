@@ -21,6 +21,10 @@ LONGER = {"task__epochs": 8}
 """Episodes in which slots open again."""
 
 
+FEW = {"task__held_out": 8, "task__epoch_examples": 256}
+"""Few enough held-out examples for a budget of compute."""
+
+
 @dataclass(frozen=True)
 class Knob:
     """Another value for a leaf, and what must differ from a run without it (weights only if they are named)."""
@@ -39,6 +43,9 @@ TABLE = {
     "task.held_out": Knob(100, PLAYS),
     "task.batch": Knob(16, PLAYS),
     "task.epochs": Knob(5, PLAYS),
+    "task.clock": Knob("compute", PLAYS, FEW),
+    "task.compute": Knob(2.0, PLAYS, {**FEW, "task__clock": "compute"}),
+    "task.decay": Knob(0.9, PLAYS, {**FEW, "task__clock": "compute"}),
     "task.budget": Knob(1.01, PLAYS),
     "task.max_seeds": Knob(1, PLAYS),
     "task.slots": Knob(["r0c1"], PLAYS),

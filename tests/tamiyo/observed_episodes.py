@@ -99,7 +99,7 @@ class Watched:
         self.population.evaluate()
         views = self.population.views()
         for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
-            tracker.update(read_signals(self.task, run.epoch, run.reading, view), view.reports)
+            tracker.update(read_signals(self.task, run.epoch / self.task.epochs, run.reading, view), view.reports)
         return observe(self.trackers, use_telemetry), compute_batch_masks(views)
 
     def act(self, actions):

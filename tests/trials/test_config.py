@@ -25,6 +25,9 @@ TASK = {
     "task.held_out": 100,
     "task.batch": 16,
     "task.epochs": 5,
+    "task.clock": "compute",
+    "task.compute": 2.0,
+    "task.decay": 0.9,
     "task.budget": 2.0,
     "task.max_seeds": 1,
     "task.slots": ["r0c1"],
@@ -113,6 +116,10 @@ def changed(command, key, value):
     play, model, base = CASES[command]
     if key == "final_of":
         base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": ["greedy"]}
+    if key in ("task.clock", "task.compute", "task.decay"):  # by compute, held-out examples are not for nothing
+        base = {**base, "task": {**base["task"], "held_out": 8}}
+    if key in ("task.compute", "task.decay"):
+        base = {**base, "task": {**base["task"], "clock": "compute"}}
     if key.startswith("task.lengths"):  # episodes in which slots open again
         base = {**base, "task": {**base["task"], "epochs": 16}}
     if key in ("task.lengths.embargo", "task.lengths.resetting"):  # what is culled by itself, incubation culls

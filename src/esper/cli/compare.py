@@ -12,6 +12,7 @@ from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
+from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, StoppedComparing
@@ -44,16 +45,19 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     values["code"] = code_digest()
     tell = teller(console)
     with claimed(config.out, resume):
-        saved = config.out / runfolder.CONFIG
+        saved, splits = config.out / runfolder.CONFIG, config.task.build().load(config.data_root)
+        values |= {} if splits.corpus is None else {"corpus": splits.corpus}
         if resume and saved.is_file() and (begun := read_started(config.out, "compare")) != values:
+            require_corpus(begun.get("corpus"), splits.corpus, config.out)
             other = "code of Esper" if {**begun, "code": values["code"]} == values else "settings or files"
             raise SettingError(f"{config.out} began with other {other} (see {saved}); choose another --out.")
         try:
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
-                results = summarise(config, Comparison(config, tell, should_stop).run())
+                results = summarise(config, Comparison(config, tell, should_stop, splits).run())
         except StoppedComparing:
             tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
             return None
+        results |= {"corpus": splits.corpus}
         runfolder.write_json(config.out / runfolder.RESULTS, results)
         write_durably(config.out / "results.csv", to_csv(results["rows"]).encode())
         write_durably(config.out / "figure.svg", compared_figure(results).encode())

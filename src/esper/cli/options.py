@@ -24,7 +24,7 @@ def options_of(*keys: str) -> dict[str, str]:
 
 
 HOSTS = options_of(
-    *("task.name", "task.epochs", "task.slots", "task.budget", "task.max_seeds"),
+    *("task.name", "task.epochs", "task.compute", "task.slots", "task.budget", "task.max_seeds"),
     *("seed", "devices", "executor", "amp", "compile", "graph_memory", "deterministic", "data_root", "out"),
 )
 """Options that every command has."""

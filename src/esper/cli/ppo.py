@@ -87,6 +87,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     watch=watch,
                     watch_ranks=lambda ranks: _tell_ranks(ranks, console),
                     should_stop=lambda: is_asked() or time.monotonic() > until,
+                    tell=teller(console),
                     team=team,
                 )
         except InterruptedTraining as stop:

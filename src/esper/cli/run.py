@@ -55,7 +55,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
     with claimed(config.out, resume):
         say(f"{config.policy} on {describe_map(places)}")
 
-        def tell(epoch: int, events: Sequence[Event]) -> None:
+        def watch(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
                 if isinstance(event, ActionTaken | FossilJudged | HostRolledBack) or (
                     isinstance(event, StageChanged) and event.after == "CULLED"
@@ -69,7 +69,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
                 closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
                 stop_on_signals() as should_stop,
             ):
-                results = run_hosts(config, sink=sink, resume=resume, watch=tell, should_stop=should_stop)
+                results = run_hosts(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say)
         except StoppedRun as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
             return None

@@ -49,7 +49,7 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
 
 def _settings(values: Any) -> Any:
     """What a run folder's configuration holds, without what it notes beside the settings."""
-    notes = ("command", "files", "code", runfolder.CHECKSUM)
+    notes = ("command", "files", "code", "corpus", runfolder.CHECKSUM)
     return {key: value for key, value in values.items() if key not in notes} if isinstance(values, dict) else values
 
 

@@ -19,7 +19,7 @@ MOST_SPANS = 400
 MOST_ROWS = 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
 CONTROL = "never"
-_TRAINING = ("name", "epoch_examples", "held_out", "batch")
+_TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", "decay")
 """Settings of a task that a host feels even if nothing grows."""
 
 

@@ -94,7 +94,7 @@ class Episode:
     rank: int = 0
     """whose file tells of it"""
     epochs: Series = field(default_factory=Series)
-    """epoch, train_loss, held_out_loss, accuracy, twin_accuracy, params, flops, reward, part.NAME"""
+    """epoch, train_loss, held_out_loss, accuracy, twin_accuracy, params, flops, steps, share, reward, part.NAME"""
     spans: list[SeedSpan] = field(default_factory=list)
     actions: int = 0
     """those that were refused included"""
@@ -253,7 +253,7 @@ def is_sound(record: Record) -> bool:
     return all(type(value) in fields[name] for name, value in record.items())
 
 
-_MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "reward")
+_MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
 
 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:

@@ -27,7 +27,7 @@ class ExampleStream:
 
     def draw(self, count: int) -> Tensor:
         """The next `count` rows."""
-        parts = []
+        parts = [self.permutation[:0]]
         while count:
             if self.position == len(self.permutation):
                 self.permutation = torch.randperm(self.count, generator=self.generator)
@@ -48,14 +48,18 @@ class ExampleStream:
 
 
 class EpochPlan:
-    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance."""
+    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance.
+
+    `steps` are the most that an epoch may have, and the examples of each. How many the next one has, `self.steps`, may
+    change from epoch to epoch.
+    """
 
     def __init__(
         self, split: Split, stream: ExampleStream, steps: tuple[int, int], augment: bool, device: torch.device
     ):
         self.split, self.stream = split, stream
-        self.steps, self.size = steps
-        self.examples = self.steps * self.size
+        self.most, self.size = steps
+        self.steps = self.most
         shape = 4 if augment else 1, self.examples
         self._drawn = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
         self.placed = self._drawn.to(device, copy=True)
@@ -64,11 +68,17 @@ class EpochPlan:
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self._step = torch.arange(self.size, device=device)
 
+    @property
+    def examples(self) -> int:
+        return self.steps * self.size
+
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
-        self._drawn[0] = self.stream.draw(self.examples)
+        count = self.examples
+        self._drawn[:, count:] = 0  # what an earlier epoch left there would reach greedy scores, and differ on resume
+        self._drawn[0, :count] = self.stream.draw(count)
         if len(self._drawn) > 1:
-            self._drawn[1:] = draw_offsets(self.examples, self.stream.generator)
+            self._drawn[1:, :count] = draw_offsets(count, self.stream.generator)
         self.placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 
@@ -80,14 +90,18 @@ class EpochPlan:
 
 
 class SharedBatchIterator:
-    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
+    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...].
+
+    A host whose epoch has fewer steps than others' is left out of the later ones.
+    """
 
     def __init__(self, plans: Sequence[EpochPlan]):
         self.plans = plans
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = self.plans[0]
-        for start in range(0, first.examples, first.size):
-            drawn = torch.cat([plan.placed[:, start : start + first.size] for plan in self.plans], 1)
+        for start in range(0, max(plan.examples for plan in self.plans), first.size):
+            parts = [plan.placed[:, start : start + first.size] for plan in self.plans if start < plan.examples]
+            drawn = torch.cat(parts, 1)
             inputs, targets = first.split.gather(drawn[0], drawn[1:])
-            yield inputs.unflatten(0, (len(self.plans), -1)), targets.unflatten(0, (len(self.plans), -1))
+            yield inputs.unflatten(0, (len(parts), -1)), targets.unflatten(0, (len(parts), -1))

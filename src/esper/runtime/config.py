@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from esper.leyline.configuration import Configuration
+from esper.leyline.errors import SettingError
 from esper.runtime.executors import refuse_impossible
 from esper.runtime.tasks import Task, get_task
 from esper.telemetry.curve_export import TrackerName
@@ -17,8 +18,8 @@ class LengthsConfig(Configuration):
 
     training: int | None = Field(None, ge=0)
     """incubation before blending; 0 starts to blend at once"""
-    ramp: int | None = Field(None, ge=1)
-    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch"""
+    ramp: int | None = Field(None, ge=0)
+    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 kept at once, unmeasured"""
     probation: int | None = Field(None, ge=1)
     """measured at full strength before a seed is kept"""
     embargo: int | None = Field(None, ge=0)
@@ -39,7 +40,13 @@ class TaskConfig(Configuration):
     batch: int | None = Field(None, ge=1)
     """most examples per training step"""
     epochs: int | None = Field(None, ge=2)
-    """epochs in a host's episode"""
+    """epochs in a host's episode; with clock compute, decisions"""
+    clock: Literal["epochs", "compute"] | None = None
+    """what an episode is a length of; `compute` makes it compute"""
+    compute: float | None = Field(None, gt=0, le=1e9)
+    """FLOPs of an episode, in reference runs of the task"""
+    decay: float | None = Field(None, gt=0, le=1)
+    """last part of the compute, in which the learning rate falls to zero"""
     budget: float | None = Field(None, gt=1, le=1e6)
     """most parameters, as a multiple of the host's"""
     max_seeds: int | None = Field(None, ge=1)
@@ -58,8 +65,15 @@ class TaskConfig(Configuration):
     """epochs that each stage of a seed lasts"""
 
     def build(self) -> Task:
-        """The task with what was changed."""
+        """The task with what was changed; a length in compute makes that the clock."""
         task = get_task(self.name)
+        if self.compute is not None and self.clock is None:
+            task = replace(task, clock="compute")
+        if (self.clock or task.clock) == "epochs" and (self.compute or self.decay) is not None:
+            raise SettingError(
+                f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which are of clock compute. "
+                "Give them without that clock, or leave them out."
+            )
         changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
         lengths = {name: value for name, value in self.lengths if value is not None}
         return replace(task, **changed, lengths=replace(task.lengths, **lengths))
@@ -113,6 +127,13 @@ class HostsConfig(Configuration):
     def settled(self) -> Self:
         """The same with what follows from other fields written out."""
         return self
+
+    @property
+    def settled_task(self) -> TaskConfig:
+        """The task's settings with its length written out, for whoever reads the run folder."""
+        task = self.task.build()
+        compute = task.compute if task.clock == "compute" else None
+        return self.task.model_copy(update={"epochs": task.epochs, "clock": task.clock, "compute": compute})
 
     def check(self) -> None:
         refuse_impossible(self.executor, self.amp, self.devices, self.task.build())

@@ -42,8 +42,8 @@ class EagerExecutor:
         scores = [greedy_scores(run) for run in runs]
         for device in dict.fromkeys(run.device for run in runs):
             own = [run for run in runs if run.device == device]
-            for inputs, targets in SharedBatchIterator([run.plan for run in own]):
-                for index, run in enumerate(own):
+            for step, (inputs, targets) in enumerate(SharedBatchIterator([run.plan for run in own])):
+                for index, run in enumerate(run for run in own if step < run.plan.steps):
                     run.learn(inputs[index], targets[index])
         return scores
 
@@ -280,12 +280,13 @@ class GraphedExecutor:
             return
         self._warmed |= parts
         snapshot = run.snapshot() if name == "train" else None
-        sums, cursor = run.sums.clone(), run.plan.cursor.clone()
+        sums, cursor, taken = run.sums.clone(), run.plan.cursor.clone(), run.taken.clone()
         call()
         if snapshot is not None:
             run.restore(snapshot)
             run.sums.copy_(sums)
             run.plan.cursor.copy_(cursor)
+            run.taken.copy_(taken)
 
     def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
         return {(run.device, self._lane(run).stream) for run in runs}

@@ -72,6 +72,8 @@ ALWAYS_THERE = {
     "digits": "it comes with scikit-learn",
     "blobs": "it is generated",
     "python_text": "it is the source of this Python's standard library",
+    "code": "it is the Python sources of this installation",
+    "code_tiny": "it is the Python sources of this installation",
 }
 
 

@@ -44,7 +44,14 @@ class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
     def __init__(
-        self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str = "off", is_compiled: bool = False
+        self,
+        task: Task,
+        splits: Splits,
+        seed: int,
+        device: torch.device,
+        amp: str = "off",
+        is_compiled: bool = False,
+        most_steps: int | None = None,
     ):
         self.task, self.splits, self.seed, self.device, self.is_compiled = task, splits, seed, device, is_compiled
         self.amp = AMP_TYPES[amp]
@@ -70,8 +77,18 @@ class HostRun:
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
         count = len(splits.train)
-        steps = whole_steps(task.epoch_examples or count, task.batch)
-        self.plan = EpochPlan(splits.train, ExampleStream(count, mix_seed(seed, 2)), steps, task.augment, device)
+        steps, size = whole_steps(task.epoch_examples or count, task.batch)
+        stream = ExampleStream(count, mix_seed(seed, 2))
+        self.plan = EpochPlan(splits.train, stream, (most_steps or steps, size), task.augment, device)
+        self.rates: list[float] = []
+        """of each of the next epoch's steps, where a clock plans them; else they all have the epoch's"""
+        self._listed_rates = torch.zeros(most_steps or 1, pin_memory=device.type == "cuda")
+        self._placed_rates = self._listed_rates.to(device, copy=True)
+        self.taken = torch.zeros(1, dtype=torch.long, device=device)
+        """steps of this epoch so far, counted on the device"""
+        self.is_static = False
+        """whether nobody decides about it: with clock compute it then pays for its last measurement only"""
+        self.pays_for_measuring = True
         own = self.model.slot_config.modules.items()
         self.has_segments = isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
         """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
@@ -110,12 +127,11 @@ class HostRun:
 
     def begin_epoch(self) -> None:
         """Learning rates and examples of the next epoch go to the device."""
-        rate = self.task.rate(self.epoch)
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        self._set_rate(self.rates[0] if self.rates else self.task.rate(self.epoch))
+        if self.rates:
+            self._listed_rates[: len(self.rates)] = torch.tensor(self.rates)
+            self._placed_rates.copy_(self._listed_rates, non_blocking=True)
+        self.taken.zero_()
         self.sums.zero_()
         self.step = 0
         self.plan.draw()
@@ -125,11 +141,26 @@ class HostRun:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
         self.step += 1
+        if self.task.clock == "compute":
+            self._follow_plan()
         devices = [self.device.index or 0] if self.device.type == "cuda" else []
         # a host with dropout draws from numbers of its own, so that it does not matter who trains beside it
         own = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
         with own if self.is_random else nullcontext():
             self._learn(inputs, targets)
+
+    def _follow_plan(self) -> None:
+        """This step's rate; where rates are tensors it is looked up on the device, so that a captured step finds it."""
+        is_placed = self.device.type == "cuda"
+        self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_placed else self.rates[self.step - 1])
+        self.taken += 1
+
+    def _set_rate(self, rate: float | Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _learn(self, inputs: Tensor, targets: Tensor) -> None:
         losses, correct = self._forward(inputs, targets)
@@ -161,15 +192,24 @@ class HostRun:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
         loss, correct, *norms = sums
         steps, examples = self.plan.steps, self.plan.examples
-        rate = self.task.rate(self.epoch)
-        self.reading = EpochReading(self.epoch, loss / examples, correct / examples, norms[0] / steps, rate)
-        self.model.record_gradients(norms, steps, self._groups())
+        if steps:
+            rate = self.rates[-1] if self.rates else self.task.rate(self.epoch)
+            self.reading = EpochReading(self.epoch, loss / examples, correct / examples, norms[0] / steps, rate)
+            self.model.record_gradients(norms, steps, self._groups())
+        else:  # a share of compute that was too small for a step: what was read before still holds
+            assert self.reading is not None
+            self.reading = replace(self.reading, epoch=self.epoch)
         self.epoch += 1
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
         tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
-        return {"tensors": tensors, **self.plain_state(), "stream": self.plan.stream.state()}
+        return {
+            "tensors": tensors,
+            **self.plain_state(),
+            "stream": self.plan.stream.state(),
+            "ledger": self.ledger.copy(),
+        }
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""
@@ -195,6 +235,7 @@ class HostRun:
         self.scaler.load_state_dict(snapshot["scaler"])
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
+            self.ledger = snapshot["ledger"].copy()
             self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned = snapshot["counters"]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -257,7 +298,7 @@ def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch
     rate = torch.tensor(task.lr, device=device) if is_cuda else task.lr
     options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay, "fused": is_cuda or None}
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), capturable=is_cuda, **options)
+        return torch.optim.AdamW(model.parameters(), betas=(0.9, task.beta2), capturable=is_cuda, **options)
     return torch.optim.SGD(model.parameters(), momentum=_MOMENTUM, nesterov=True, **options)
 
 

@@ -1,8 +1,9 @@
 """What a host has cost: FLOPs, examples and seconds by phase. Counted from shapes; nothing here runs on a device."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Self
 
 import torch
@@ -39,6 +40,9 @@ class Ledger:
     phases: dict[str, PhaseCost] = field(default_factory=lambda: dict.fromkeys(PHASES, PhaseCost()))
     peak_params: int = 0
 
+    def copy(self) -> Self:
+        return replace(self, phases=dict(self.phases))
+
     def charge(self, phase: str, examples: int, flops_per_example: int) -> None:
         cost = self.phases[phase]
         flops = cost.flops + examples * flops_per_example
@@ -69,26 +73,37 @@ class Ledger:
 
 @dataclass(frozen=True)
 class HostFlops:
-    """Forward FLOPs of one example through a bare host, whole and from each slot on."""
+    """FLOPs of one example through a bare host: forward whole, forward from each slot on, forward and backward."""
 
     whole: int
     after: dict[str, int] = field(default_factory=dict)
     """empty where no prefix is shared: every counterfactual then costs a whole pass"""
+    learnt: int = 0
+    """forward and backward; the first layer needs no gradient of its input"""
 
     @classmethod
-    def of_task(cls, build_host: Callable[[], nn.Module], split: Split) -> Self:
-        """Counted without memory."""
-        with torch.device("meta"):
-            host = build_host()
-        host.eval()
-        example = split.example()[:1].to("meta")
-        after: dict[str, int] = {}
-        if isinstance(host, SegmentedHost):
-            for slot_id in host.slot_config().slot_ids:
-                with torch.no_grad():
-                    features = host.forward_to_segment(slot_id, example)
-                after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
-        return cls(_count(partial(host, example)), after)
+    def of_task(cls, build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> Self:
+        """Counted without memory; from each slot on only if `is_cut`."""
+        example = split.example()[:1]
+        whole, after, learnt = _count_host(build_host, example.shape, example.dtype, is_cut)
+        return cls(whole, dict(after), learnt)
+
+
+@cache  # many populations of one task are built in a process, and counting takes longer than building
+def _count_host(
+    build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
+) -> tuple[int, dict[str, int], int]:
+    with torch.device("meta"):
+        host, example = build_host(), torch.zeros(shape, dtype=dtype)
+    learnt = _count(lambda: host(example).sum().backward(), learns=True)
+    host.eval()
+    after: dict[str, int] = {}
+    if is_cut and isinstance(host, SegmentedHost):
+        for slot_id in host.slot_config().slot_ids:
+            with torch.no_grad():
+                features = host.forward_to_segment(slot_id, example)
+            after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+    return _count(partial(host, example)), after, learnt
 
 
 def count_flops(model: nn.Module, example: Example) -> int | None:
@@ -100,9 +115,9 @@ def count_flops(model: nn.Module, example: Example) -> int | None:
         return None
 
 
-def _count(run: Callable[[], object]) -> int:
+def _count(run: Callable[[], object], learns: bool = False) -> int:
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    with torch.set_grad_enabled(learns), counter:
         run()
     return int(counter.get_total_flops())
 
@@ -126,6 +141,19 @@ def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """Forward FLOPs of one example through the network as it stands."""
     return host.whole + sum(_slot_flops(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids)
+
+
+def learning_flops(model: MorphogeneticModel, host: HostFlops) -> int:
+    """FLOPs of one example forward and backward through the network as it stands."""
+    return host.learnt + (1 + BACKWARD) * (network_flops(model, host) - host.whole)
+
+
+def score_flops(model: MorphogeneticModel, host: HostFlops) -> int:
+    """FLOPs of one example's greedy scores: a pass, its gradients back to the first slot, each slot's products."""
+    first, *later = (model.slot(slot_id) for slot_id in model.slot_config.slot_ids)
+    back = host.after.get(first.slot_id, host.whole) + sum(map(_slot_flops, later))
+    products = sum(2 * slot.channels * math.prod(slot.feature_shape) for slot in (first, *later))
+    return network_flops(model, host) + back + products
 
 
 def ablation_flops(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:

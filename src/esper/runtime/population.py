@@ -1,7 +1,7 @@
 """N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
+from esper.runtime.clock import ComputeClock, evaluation_charges, score_charges, training_charges
 from esper.runtime.compiling import compiled_so_far, is_compiled
-from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots, score_examples
+from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
 from esper.runtime.governor import Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun
-from esper.runtime.ledger import BACKWARD, Charge, HostFlops, ablation_flops, incubation_flops, network_flops
+from esper.runtime.ledger import Charge, HostFlops, network_flops
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks import Task, check_fit
 
@@ -79,18 +80,29 @@ class Population:
         if task.augment:
             on_device = {device: replace(own, train=own.train.with_border()) for device, own in on_device.items()}
         self.flops = HostFlops.of_task(task.build_host, splits.train)
+        self.clock = ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
+        self.corpus = splits.corpus
         self.is_over = False
         with memory_errors():
             compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
             placed = zip(seeds, self.placed, strict=True)
-            self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled) for seed, device in placed]
+            most = None if self.clock is None else self.clock.most_steps
+            self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled, most) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
         self._compiled = compiled_so_far()
         if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
+        if self.clock is not None:
+            self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
     def __len__(self) -> int:
         return len(self.runs)
+
+    def describe(self, tell: Callable[[str], None]) -> None:
+        """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
+        for known in (self.clock, self.corpus and f"corpus: {self.corpus}"):
+            if known:
+                tell(str(known))
 
     def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end.
@@ -98,6 +110,9 @@ class Population:
         `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that devices may begin with it.
         """
         self._require_episode()
+        if self.clock is not None:
+            for run in self.runs:
+                self.clock.plan(run)
         started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
             scores = self.executor.train(self.runs, then_measure=then_evaluate)
@@ -107,11 +122,7 @@ class Population:
             run.end_epoch(row)
             for slot, value in zip(run.slots, score, strict=True):
                 slot.greedy_score = value
-            flops = (1 + BACKWARD) * network_flops(run.model, self.flops)
-            charges = [("training", run.plan.examples, flops), ("score", min(SCORE_EXAMPLES, run.plan.examples), flops)]
-            if incubated := incubated_slots(run):
-                seeds = sum(incubation_flops(slot) for slot in incubated)
-                charges.append(("shadow", run.plan.examples, flops + (1 + BACKWARD) * seeds))
+            charges = training_charges(run, self.flops, run.plan.examples) + score_charges(run, self.flops)
             run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
@@ -125,7 +136,7 @@ class Population:
         seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         rollbacks, healthy = [], []
         for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
-            self._charge_evaluation(run, seconds)
+            run.ledger.settle(evaluation_charges(run, self.flops), seconds)
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
             run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
@@ -145,14 +156,6 @@ class Population:
         for slot in incubated_slots(run):
             slot.assign(slot.state.incubated(next(found)))
         assert next(found, None) is None
-
-    def _charge_evaluation(self, run: HostRun, seconds: float) -> None:
-        count = len(run.splits.validation)
-        whole = network_flops(run.model, self.flops)
-        ablated = [ablation_flops(run.model, self.flops, slot.slot_id) for slot in measured_slots(run)]
-        charges = [("validation", count, whole), *(("counterfactual", count, flops) for flops in ablated)]
-        charges += [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
-        run.ledger.settle(charges, seconds)
 
     def prune(self, host: int) -> list[FossilVerdict]:
         """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay.
@@ -198,6 +201,11 @@ class Population:
         """Shapes of blocks that were compiled since the last call, and the seconds it took."""
         (shapes, seconds), self._compiled = self._compiled, compiled_so_far()
         return self._compiled[0] - shapes, self._compiled[1] - seconds
+
+    def progress(self, host: int) -> float:
+        """The share of a host's episode that is over: of its epochs, or of its compute."""
+        run = self.runs[host]
+        return run.epoch / self.task.epochs if self.clock is None else run.ledger.flops / self.clock.budget
 
     def readings(self) -> list[EpochReading | None]:
         """Each host's last epoch; None where there has been none yet."""

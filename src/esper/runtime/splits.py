@@ -1,12 +1,13 @@
 """Examples where a device can gather them, held once for all hosts. The test split stays sealed until the end."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, SaveError
 
 PAD = 4
 """Pixels by which a training image may shift."""
@@ -131,11 +132,21 @@ class Splits:
     train: Split
     validation: Split
     test: SealedSplit
+    corpus: str | None = None
+    """digest and size of what was read, where that differs between machines; a run goes on with the same one only"""
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same splits on a device; moving the test split does not open it."""
         sealed = SealedSplit(self.test.open_for_final_report().to(device))
-        return Splits(self.train.to(device), self.validation.to(device), sealed)
+        return Splits(self.train.to(device), self.validation.to(device), sealed, self.corpus)
+
+
+def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
+    """Refuse to go on in a run folder that was begun on another corpus."""
+    if saved != own:
+        raise SaveError(
+            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out, or go back."
+        )
 
 
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:

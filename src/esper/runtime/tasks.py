@@ -18,6 +18,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
+CLOCKS = ("epochs", "compute")
 Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(outputs, targets) -> loss and correctness of each example"""
 
@@ -47,19 +48,32 @@ class Task:
     """most examples per step; all steps of an epoch have as many"""
     optimizer: str = "sgd"
     """sgd (nesterov momentum 0.9) or adamw"""
+    beta2: float = 0.999
+    """decay of AdamW's squared gradients"""
     lr: float = 0.1
-    """peak rate; constant, then a cosine to zero"""
+    """peak rate"""
     weight_decay: float = 5e-4
     clip_norm: float = 5.0
     """largest gradient norm of the host, and of each seed by itself"""
+    clock: str = "epochs"
+    """what an episode is a length of: epochs (rate constant, then a cosine to zero), or compute (warm-up, constant,
+    linear decay)"""
     constant_share: float = 0.5
-    """part of the episode at the peak rate"""
+    """clock epochs: part of the episode at the peak rate"""
+    compute: float = 1.0
+    """clock compute: FLOPs of an episode, in units of the reference run"""
+    reference: tuple[Callable[[], nn.Module], int] | None = None
+    """the run that is 1.0 of compute, a network and how many examples it learns from; None is the host, all epochs"""
+    warmup: float = 0.03
+    """clock compute: part of it in which the rate rises"""
+    decay: float = 0.2
+    """clock compute: last part of it, in which the rate falls to zero"""
     epoch_examples: int | None = None
     """least examples per epoch and decision, rounded up to whole steps; None is one pass over the training split"""
     held_out: int | None = None
     """validation examples to measure on, always the same ones; None is all that were carved off"""
     epochs: int = 20
-    """epochs in an episode"""
+    """epochs in an episode; with clock compute, decisions"""
     augment: bool = False
     """shift by up to 4 pixels and mirror, drawn anew for every example"""
     slots: tuple[str, ...] | None = None
@@ -83,18 +97,31 @@ class Task:
                 raise SettingError(f"task {self.name}: {name} must be at least {least}, got {value}.")
         if self.optimizer not in ("sgd", "adamw"):
             raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
+        if self.clock not in CLOCKS:
+            raise UnknownNameError("clock", self.clock, CLOCKS)
+        for name in ("compute", "warmup", "decay"):
+            if not 0 < getattr(self, name) <= (math.inf if name == "compute" else 1):
+                raise SettingError(
+                    f"task {self.name}: {name} is {getattr(self, name)}, but must be above 0, a share at most 1."
+                )
+
+    def rate_at(self, share: float) -> float:
+        """The learning rate when this share of the episode is over. It does not depend on actions."""
+        if self.clock == "compute":
+            return self.lr * max(0.0, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
+        if share <= self.constant_share:
+            return self.lr
+        fallen = min(1.0, (share - self.constant_share) / (1.0 - self.constant_share))
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * fallen))
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch: what the plan has in its middle. It does not depend on actions."""
-        progress = (epoch + 0.5) / self.epochs
-        if progress <= self.constant_share:
-            return self.lr
-        share = min(1.0, (progress - self.constant_share) / (1.0 - self.constant_share))
-        return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
+        """The learning rate of an epoch or decision: what the plan has in its middle."""
+        return self.rate_at((epoch + 0.5) / self.epochs)
 
     def is_rate_low(self, epoch: int) -> bool:
         """Whether the plan has fallen to a tenth of its peak when this epoch begins, or has no such epoch."""
-        return epoch >= self.epochs or is_low(self.rate(epoch), self.lr)
+        is_rising = epoch + 0.5 < self.warmup * self.epochs
+        return epoch >= self.epochs or (is_low(self.rate(epoch), self.lr) and not is_rising)
 
 
 TASKS: dict[str, Task] = {}
@@ -191,6 +218,35 @@ _TEXT: dict[str, Any] = {"chance": 1 / 256, "optimizer": "adamw", "lr": 2e-3, "w
 _TEXT |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "lengths": StageLengths(ramp=3)}
 _TEXT |= {"blueprints": ("lora", "mlp_small", "mlp", "attention", "norm")}
 _TEXT |= {"build_host": partial(build_transformer_host, vocabulary=256, width=64, layers=2, context=64, slots=2)}
+
+
+def _code(name: str, summary: str, sizes: tuple[int, int, int, int], **settings: Any) -> Task:
+    """A byte GPT of 2 blocks that grows to at most 8 by copies; 1.0 of compute is 8 blocks for so many steps.
+
+    `sizes` are its width, its context, the bytes of the corpus, and these steps.
+    """
+    width, context, size, steps = sizes
+    host = partial(build_transformer_host, vocabulary=256, width=width, context=context)
+    return Task(
+        name,
+        summary,
+        "this Python",
+        partial(data.load_code, context=context, size=size),
+        partial(host, layers=2, slots=2),
+        chance=1 / 256,
+        optimizer="adamw",
+        beta2=0.95,
+        lr=1e-3,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        clock="compute",
+        reference=(partial(host, layers=8, slots=8), steps * settings["batch"]),
+        blueprints=("copy", "copy_zero"),
+        lengths=StageLengths(ramp=0),  # copies at full strength from their first step did best
+        **settings,
+    )
+
+
 _IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr": 0.2}
 # a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised so +4.9
 _IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
@@ -218,6 +274,25 @@ for _task in (
         blueprints=("lora", "mlp"),
         budget=16.0,
     ),
+    _code(
+        "code",
+        "Python sources, bytes, GPT of 2 blocks",
+        (256, 256, 2**26, 3000),
+        batch=64,
+        epoch_examples=9600,
+        held_out=512,
+        budget=3.67,
+    ),
+    _code(
+        "code_tiny",
+        "the same in small, for a CPU",
+        (32, 32, 2**20, 400),
+        batch=16,
+        epoch_examples=320,
+        held_out=128,
+        budget=2.8,
+        epochs=10,
+    ),
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),
     Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),
     Task("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories, **_TEXT),
@@ -235,6 +310,7 @@ for _task in (
         "32 x 32 photographs, ResNet of 6 blocks",
         build_host=build_resnet_host,
         slots=("r0c1", "r0c3", "r0c5"),  # the last block of each stage
+        blueprints=("copy_zero", "copy"),
         **{**_PHOTO, "lr": 0.4, "budget": 3.3},
     ),
 ):

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
+from esper.runtime.splits import require_corpus
 from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
@@ -150,6 +151,12 @@ def saved_rounds(folder: Path) -> int:
     return max((save.facts["rounds"] for save in _store(folder, 1).generations()), default=0)
 
 
+def require_saved_corpus(folder: Path, corpus: str | None) -> None:
+    """Refuse to go on with another corpus than the one that a run's checkpoints rest on."""
+    for kept in _store(folder, 1).generations():
+        require_corpus(kept.facts.get("corpus"), corpus, folder)
+
+
 def _store(folder: Path, keep: int) -> Store:
     manifest, place = folder / runfolder.MANIFEST, folder / runfolder.CHECKPOINTS
     return Store(manifest, "training of a policy", place, r"round-\d{6,}", keep, best="return")
@@ -158,10 +165,12 @@ def _store(folder: Path, keep: int) -> Store:
 class History:
     """Saves after every round and finds the way back."""
 
-    def __init__(self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None):
+    def __init__(
+        self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None, corpus: str | None = None
+    ):
         self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
         self.layout, self.sink, self.team = layout, sink, team or Team()
-        self.hosts, self.episodes = config.hosts, 0
+        self.hosts, self.episodes, self.corpus = config.hosts, 0, corpus
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
         """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
@@ -178,7 +187,8 @@ class History:
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events}
             content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
-            self.store.save({"rounds": rounds, "return": mean_return}, {"policy": (name, content)})
+            known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
+            self.store.save(known, {"policy": (name, content)})
 
     def resume(self, agent: PPOAgent) -> int:
         """Put the learner and the events back to the newest whole checkpoint; the number of rounds it has behind it."""

@@ -83,7 +83,7 @@ def anneal(start: float, floor: float, decisions: int, over: int | None) -> floa
 class RewardConfig(Configuration):
     """What a decision earns."""
 
-    family: Literal["contribution", "loss"] = "contribution"
+    family: Literal["contribution", "loss"] | None = None
     """lead over the twin in accuracy, or in held-out loss"""
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
@@ -143,8 +143,14 @@ class TrainingConfig(HostsConfig):
     def check(self) -> None:
         super().check()
         refuse_idle(self.hosts, self.devices)
-        weights_of(self.reward.family, self.reward.weights)
-        if (epochs := self.task.build().epochs) < 2:
+        weights_of(self.family, self.reward.weights)
+        task = self.task.build()
+        if self.family == "compute" and self.reward.family is not None:
+            raise SettingError(
+                f"reward.family is {self.reward.family}, but clock compute has a family of its own, compute. Leave it "
+                "out: --set reward.family=null."
+            )
+        if (epochs := task.epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
             raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())
@@ -152,7 +158,12 @@ class TrainingConfig(HostsConfig):
     def settled(self) -> Self:
         """The same with what follows from other fields written out, so that a later change cannot move it."""
         whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
-        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole)})
+        return self.model_copy(update={"ppo": self.ppo.annealed_over(whole), "task": self.settled_task})
+
+    @property
+    def family(self) -> str:
+        """The family of rewards that is named, or contribution; clock compute has its own."""
+        return "compute" if self.task.build().clock == "compute" else self.reward.family or "contribution"
 
 
 def presets() -> tuple[str, ...]:

@@ -94,6 +94,8 @@ FAMILIES: dict[str, dict[str, float]] = {
         "breakdown": 0.1,
     },
     "loss": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "rent": 0.01, "churn": 0.02, "breakdown": 0.1},
+    # size and going round in circles are paid for in steps: host and twin have used the same FLOPs at every decision
+    "compute": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "breakdown": 0.1},
 }
 
 

@@ -17,7 +17,7 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
 from esper.simic.agent import PPOAgent
-from esper.simic.checkpoints import History, Layout, saved_rounds
+from esper.simic.checkpoints import History, Layout, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
@@ -50,6 +50,7 @@ def train_ppo_vectorized(
     watch: Callable[[RoundFinished], None] = lambda event: None,
     watch_ranks: Callable[[Sequence[RankTimed]], None] = lambda ranks: None,
     should_stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = lambda line: None,
     team: Team | None = None,
 ) -> PPOAgent:
     """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
@@ -59,6 +60,7 @@ def train_ppo_vectorized(
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to play its share of a round.
         should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
+        tell: is told what episodes may cost and rest on.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
     team = team or Team()
@@ -66,10 +68,11 @@ def train_ppo_vectorized(
         with team.together():
             env = build_environment(config, team, should_stop)
             agent, layout = build_agent(config, env, team)
-            history = History(config, layout, sink, team)
+            history = History(config, layout, sink, team, env.population.corpus)
             first = history.resume(agent) if resume else 0
             if team.rank == 0:  # what it goes on with
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
+        env.population.describe(tell)
         rollout = build_rollout(env, agent, config.hosts)
         started = time.perf_counter()
         for number in range(first, config.rounds):
@@ -92,8 +95,12 @@ def build_environment(
     team = team or Team()
     here, task, folder = team.assign(config.hosts)[team.rank], config.task.build(), config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
-    places = {"devices": config.devices, "data_root": config.data_root, **config.way_to_run}
+    places: dict[str, Any] = {"devices": config.devices, **config.way_to_run}
     try:
+        with team.together():
+            places["splits"] = splits = task.load(config.data_root)
+            require_saved_corpus(config.out, splits.corpus)
+        team.require_same({"the corpus": splits.corpus})
         with team.together():  # every rank plays some of the twins, and then reads the others'
             played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
         if team.any(played is None):
@@ -103,7 +110,7 @@ def build_environment(
             len(here),
             host_seeds=seeds,
             folder=folder,
-            weights=weights_of(config.reward.family, config.reward.weights),
+            weights=weights_of(config.family, config.reward.weights),
             use_telemetry=config.observe_telemetry,
             first=here.start,
             **places,

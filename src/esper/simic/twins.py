@@ -17,11 +17,13 @@ from esper.runtime.tasks import Task
 from esper.telemetry.store import Store
 
 _FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
+_PLAN = ("beta2", "clock", "compute", "warmup", "decay")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
-    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in _FACTS}}
+    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)}}
+    facts["reference"] = task.reference and task.reference[1]
     facts |= {key: str(population[key]) for key in ("executor", "amp", "compile") if key in population}
     facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
     facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
@@ -30,7 +32,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
     facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]
     facts["score"] = getattr(task.score, "__qualname__", "")
     if (splits := population.get("splits")) is not None:
-        facts["examples"] = [len(splits.train), len(splits.validation)]
+        facts["examples"] = [len(splits.train), len(splits.validation), splits.corpus]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -49,6 +51,8 @@ def twin_readings(
     missing = [seed for seed in paths if seed not in found]
     if missing:
         hosts = Population(task, missing, **population)
+        for run in hosts.runs:
+            run.is_static = True
         found |= {seed: [] for seed in missing}
         episodes = Episodes(hosts)
         for _ in range(task.epochs):

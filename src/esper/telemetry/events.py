@@ -38,6 +38,10 @@ class HostEpoch(HostEvent):
     """where your own `evaluate` returns scores instead of losses"""
     flops: int | None = None
     """all phases, since the episode began"""
+    steps: int | None = None
+    """training steps of this epoch"""
+    share: float | None = None
+    """part of the episode that is over: of its epochs, or of its compute"""
     round: int | None = None
     """where a policy is trained; the reward is what the decision before this epoch earned"""
     twin_accuracy: float | None = None

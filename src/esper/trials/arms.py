@@ -166,6 +166,7 @@ def make_decider(
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
+    run.is_static = arm == "never"
     return Decider(policy, episodes.trackers[host], use_telemetry)
 
 

@@ -17,6 +17,7 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
+from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.simic.checkpoints import episodes_of
 from esper.tamiyo.rules import is_rule, replay
@@ -63,11 +64,18 @@ class Trials:
 class Comparison:
     """Runs what is not on disk yet. Arms with equal settings run side by side in one population."""
 
-    def __init__(self, config: CompareConfig, tell: Callable[[str], None], should_stop: Callable[[], bool]):
+    def __init__(
+        self,
+        config: CompareConfig,
+        tell: Callable[[str], None],
+        should_stop: Callable[[], bool],
+        splits: Splits | None = None,
+    ):
         self.config, self.tell, self.should_stop = config, tell, should_stop
         self.task = config.task.build()
-        self.splits = self.task.load(config.data_root)
+        self.splits = splits or self.task.load(config.data_root)
         probe = self.populate(self.task, [0])
+        probe.describe(tell)
         model = probe.runs[0].model
         for policy in config.policies:
             if is_rule(policy) and policy != SHAM:
@@ -207,7 +215,7 @@ class Comparison:
                 self.weights[seed] = load(store.path(save, "host").read_bytes())
         if missing := [seed for seed in stores if seed not in self.weights]:
             self.tell(f"training {len(missing)} hosts alone for {epochs} epochs")
-            hosts = self.populate(replace(self.task, epochs=epochs), missing)
+            hosts = self.populate(replace(self.task, epochs=epochs, clock="epochs"), missing)
             episodes = Episodes(hosts)
             for epoch in range(epochs):
                 self._watch(epoch, ())

@@ -46,9 +46,8 @@ class RunConfig(TrialConfig):
 
     def settled(self) -> Self:
         """The same with the task's own length and budget written out, for whoever reads the run folder."""
-        task = self.task.build()
-        settled = self.task.model_copy(update={"epochs": task.epochs, "budget": task.budget})
-        return self.model_copy(update={"task": settled})
+        budget = {"budget": self.task.build().budget}
+        return self.model_copy(update={"task": self.settled_task.model_copy(update=budget)})
 
 
 class CompareConfig(TrialConfig):
@@ -92,6 +91,9 @@ class CompareConfig(TrialConfig):
             )
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
+        longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]
+        if longer and self.task.build().clock == "compute":
+            raise SettingError(f"with clock compute every arm has the same FLOPs; replace {longer[0]} by final.")
         if any(rate <= 0 for rate in self.rates):
             raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
 

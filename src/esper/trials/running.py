@@ -39,11 +39,13 @@ def run_hosts(
     resume: bool = False,
     watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
     should_stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[ArmFinished]:
     """Play the hosts' episodes under the policy and score the results; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
         episodes, deciders = build(config, resume)
         population = episodes.population
+        population.describe(tell)
         saves = EpochSaves(config.out, population, deciders, sink)
         found = saves.restore() if resume else None
         first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)

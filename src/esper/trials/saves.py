@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from esper.runtime.population import Population
+from esper.runtime.splits import require_corpus
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
 from esper.telemetry import runfolder
 from esper.telemetry.events import Event, from_record, to_record
@@ -54,6 +55,7 @@ class EpochSaves:
         contents[_MEMORY] = partial(save_file, tensors)
         facts = {
             "epoch": save.epoch,
+            "corpus": self.population.corpus,
             "events": self.sink.commit(),
             "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
@@ -71,6 +73,7 @@ class EpochSaves:
         if save is None:
             self.sink.rewind(0)
             return None
+        require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
         paths = {role: self.store.path(save, role) for role in save.files}
         restore_population(self.population, save.facts["hosts"], paths)
         tensors = load_file(paths[_MEMORY])

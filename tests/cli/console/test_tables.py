@@ -24,7 +24,7 @@ def test_a_table_has_one_row_per_arm_with_its_costs_and_scores():
     never, heuristic = (next(line for line in text.splitlines() if arm in line) for arm in ("never", "heuristic"))
     assert "1,402" in never
     assert "42.19%" in never
-    for part in ("3,127", "62.50%", "75.00%", " 2 ", " 1 ", "4.0"):
+    for part in ("3,127", "62.50%", "75.00%", " 2, 1 ", "1e+09", "4.0"):
         assert part in heuristic
     assert "a title" in text
 

@@ -220,6 +220,8 @@
         { label: "held-out", y: e.held_out_loss, tone: "--kept" }, { label: "training", y: e.train_loss, tone: "--muted", dash: DASHES[1] }] },
       { ...base, title: "Parameters", format: whole, ticks: short, series: [{ label: "host and seeds", y: e.params }] },
       { ...base, title: "FLOPs since birth", format: short, series: [{ label: "all phases", y: e.flops }] },
+      { ...base, title: "Steps of each epoch or decision", format: whole, series: [{ label: "steps", y: e.steps }] },
+      { ...base, title: "Share of the episode used", format: percent, series: [{ label: "epochs, or compute", y: e.share }] },
       { ...base, title: "Alpha per slot", ...slotLines(episode, "alpha", false), range: [0, 1.05] },
       { ...base, title: "Contribution per slot ± standard error", ...slotLines(episode, "contribution", true) },
       { ...base, title: "Reward and its parts", series: [{ label: "reward", y: e.reward, tone: "--ink" }, ...named(e, "part.")] },
@@ -510,8 +512,8 @@
   const configTable = (config) => table("What the run was started with", ["setting", "value"],
     flat(config).filter(([, value]) => value !== null).map(([name, value]) => [name, words(value)]));
 
-  const resultsTable = (results) => table("Results on test examples", ["policy", "seed", "test accuracy", "held-out accuracy", "parameters", "kept", "culled", "FLOPs"],
-    results.map((r) => [r.arm, r.seed, percent(r.test_accuracy), percent(r.validation_accuracy), whole(r.final_params), r.fossilized, r.culled, short(r.flops)]), [1, 2, 3, 4, 5, 6, 7]);
+  const resultsTable = (results) => table("Results on test examples", ["policy", "seed", "test accuracy", "held-out accuracy", "parameters", "kept", "culled", "FLOPs", "seconds"],
+    results.map((r) => [r.arm, r.seed, percent(r.test_accuracy), percent(r.validation_accuracy), whole(r.final_params), r.fossilized, r.culled, short(r.flops), number(r.seconds)]), [1, 2, 3, 4, 5, 6, 7, 8]);
 
   const ledgerTable = (ledgers) => table("Ledger: what each episode cost", ["host", "phase", "FLOPs", "examples", "seconds"],
     ledgers.flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);

@@ -1,0 +1,55 @@
+"""Faults of the compute clock: shares, who pays for measuring, rates, the corpus."""
+
+from planted_faults import Fault
+
+FAULTS = [
+    Fault(
+        "what a share leaves is lost",
+        "runtime/clock.py",
+        "left = self.due(run.epoch, reserve) - used - fixed",
+        "left = self.due(0, reserve) - fixed",
+        "runtime/test_clock.py::test_what_a_share_leaves_is_carried_over[cnn]",
+    ),
+    Fault(
+        "measuring is not paid from the budget",
+        "runtime/population.py",
+        "run.ledger.settle(evaluation_charges(run, self.flops), seconds)",
+        "run.ledger.settle([], seconds)",
+        "runtime/test_clock.py::test_the_ledger_agrees_with_torch_about_a_whole_episode[cnn]",
+    ),
+    Fault(
+        "a network that nobody decides about pays for every measurement",
+        "runtime/clock.py",
+        "run.pays_for_measuring = not run.is_static or",
+        "run.pays_for_measuring = True or",
+        "runtime/test_clock.py::test_a_static_network_pays_for_its_last_measurement_only",
+    ),
+    Fault(
+        "all steps of a decision have the rate of its first",
+        "runtime/host.py",
+        "self.rates[self.step - 1]",
+        "self.rates[0]",
+        "runtime/test_clock.py::test_every_step_has_the_rate_of_its_share",
+    ),
+    Fault(
+        "a rate that rises counts as one that has fallen",
+        "runtime/tasks.py",
+        "is_low(self.rate(epoch), self.lr) and not is_rising",
+        "is_low(self.rate(epoch), self.lr)",
+        "runtime/test_clock.py::test_a_warm_up_is_not_a_rate_that_has_fallen",
+    ),
+    Fault(
+        "a corpus is known by its size only",
+        "runtime/data.py",
+        "whole.update(key)",
+        'whole.update(b"")',
+        "runtime/test_code.py::test_a_changed_source_is_another_corpus",
+    ),
+    Fault(
+        "a run goes on with another corpus",
+        "runtime/splits.py",
+        "if saved != own:",
+        "if saved is None and own is not None:",
+        "trials/test_compute.py::test_a_run_does_not_go_on_with_another_corpus",
+    ),
+]
