@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,11 +12,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
+from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.splits import require_corpus
 from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
@@ -36,6 +38,13 @@ class Layout:
     features: tuple[str, ...]
     hidden_dim: int
     head_dim: int
+
+    @classmethod
+    def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
+        """Of a policy of these widths for one run's slots, blueprints and blends."""
+        slots, (_, *names) = space.slots, space.blueprint_ids
+        features = feature_names(slots, reads_telemetry)
+        return cls(slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim)
 
     def plain(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
