@@ -161,9 +161,8 @@ class ObservationCodec:
             )
         self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
-            starts = [0, *np.cumsum(self.sizes)[:-1].tolist()]
-            first = np.atleast_1d(getattr(space, "start", 0)).flatten()
-            self._shift = torch.as_tensor(np.asarray(starts) - first, dtype=torch.long)
+            starts, first = np.cumsum([0, *self.sizes[:-1]]), np.ravel(getattr(space, "start", 0))
+            self._shift = torch.as_tensor(starts - first, dtype=torch.long)
 
     def encode(self, obs: Any) -> Tensor:
         """[N, width]"""
