@@ -115,7 +115,9 @@ def test_without_anything_it_is_the_preset_of_digits(configured):
 
 def test_a_task_brings_its_own_preset_where_there_is_one(configured):
     assert configured("--task", "shakespeare")[0] == TrainingConfig.from_preset("shakespeare")
-    assert configured("--task", "blobs")[0].task.name == "blobs"
+    assert configured("--task", "blobs")[0] == TrainingConfig.of({"task": {"name": "blobs"}}), (
+        "not the digits' episodes"
+    )
     assert configured("--task", "shakespeare", "--preset", "digits")[0].task.epoch_examples == 512
 
 

@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.runtime.host import HostRun
 from esper.runtime.tasks import get_task
+from esper.simic.checkpoints import read_checkpoint
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry.events import to_record
 from esper.telemetry.runfolder import ARMS
@@ -96,6 +98,16 @@ def whole(tmp_path_factory):
     with logged() as log:
         done = compare(config)
     return SimpleNamespace(config=config, done=done, log=log)
+
+
+def test_whoever_plays_other_episodes_than_a_policy_was_trained_for_is_told(checkpoint, tmp_path):
+    said, own = [], read_checkpoint(Path(checkpoint))[1]["facts"]["task"]
+    alike = {f"task__{key}": own[key] for key in ("epochs", "epoch_examples", "batch", "held_out")}
+    for number, changes in enumerate((alike, {**alike, "task__epochs": own["epochs"] + 3})):
+        config = configured(tmp_path / str(number), policies=[checkpoint], **changes)
+        Comparison(config, said.append, lambda: False)
+        assert bool(said) == bool(number)
+    assert f"epochs {own['epochs']} there and {own['epochs'] + 3} here" in said[0]
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------

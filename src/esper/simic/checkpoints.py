@@ -13,7 +13,9 @@ from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.leyline.factored_actions import ActionSpace
+from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
+from esper.runtime.tasks import Task
 from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
@@ -26,6 +28,7 @@ from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store
 
 FORMAT = 2
+_EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,15 @@ def episodes_of(path: Path) -> int | None:
     return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
 
 
+def other_episodes(path: Path, played: Task) -> str | None:
+    """How the episodes that a policy was trained for differ from those it is to play; None where nothing is known."""
+    known = read_checkpoint(path)[1]["facts"].get("task")
+    trained = played if known is None else TaskConfig.of(known, str(path)).build()
+    pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
+    differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
+    return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
+
+
 # -- a run's checkpoints -----------------------------------------------------------------------------------------------
 
 
@@ -180,6 +192,7 @@ class History:
         self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
         self.layout, self.sink, self.team = layout, sink, team or Team()
         self.hosts, self.episodes, self.corpus = config.hosts, 0, corpus
+        self.task = config.settled_task.model_dump(mode="json")
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
         """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
@@ -194,7 +207,7 @@ class History:
         events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
-            facts = {"rounds": rounds, "episodes": self.episodes, "events": events}
+            facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
             content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
             known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
             self.store.save(known, {"policy": (name, content)})

@@ -137,20 +137,21 @@ class TrainingConfig(HostsConfig):
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
-        """The named preset, or the task's own, or that of digits."""
-        return cls.from_preset(preset or (task if isinstance(task, str) and task in presets() else "digits"))
+        """The named preset, or the task's own; the defaults for a task without one, digits where none is named."""
+        if preset is None and isinstance(task, str) and task not in presets():
+            return cls.of({"task": {"name": task}})
+        return cls.from_preset(preset or str(task or "digits"))
 
     def check(self) -> None:
         super().check()
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
-        task = self.task.build()
         if self.family == "compute" and self.reward.family is not None:
             raise SettingError(
                 f"reward.family is {self.reward.family}, but clock compute has a family of its own, compute. Leave it "
                 "out: --set reward.family=null."
             )
-        if (epochs := task.epochs) < 2:
+        if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
             raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())

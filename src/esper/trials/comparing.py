@@ -20,7 +20,7 @@ from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.simic.checkpoints import episodes_of
+from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
@@ -84,6 +84,8 @@ class Comparison:
         self.most = _ON_A_GPU if config.devices[0].startswith("cuda") else config.seeds
         self.facts = facts_of(model, self.task.epochs)
         self.trained = {policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints}
+        for line in filter(None, (other_episodes(Path(policy), self.task) for policy in config.checkpoints)):
+            tell(line)
         placements = placements_of(model, self.task.epochs)
         self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
         self.done: dict[tuple[str, float], Trials] = {}

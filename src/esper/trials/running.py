@@ -11,7 +11,7 @@ from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
-from esper.simic.checkpoints import Layout, load_policy, require_layout
+from esper.simic.checkpoints import Layout, load_policy, other_episodes, require_layout
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
@@ -45,6 +45,9 @@ def run_hosts(
         episodes, deciders = build(config, resume)
         population = episodes.population
         population.describe(tell)
+        is_file = not is_rule(config.policy) and Path(config.policy).is_file()
+        if is_file and (line := other_episodes(Path(config.policy), population.task)):
+            tell(line)
         saves = EpochSaves(config.out, population, deciders, sink)
         found = saves.restore() if resume else None
         first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
