@@ -349,7 +349,7 @@ FAULTS = [
     Fault(
         "settings changed by hand are believed",
         "telemetry/runfolder.py",
-        "if found.pop(CHECKSUM) != _checksum(found):",
+        "if found.pop(CHECKSUM) != digest_json(found):",
         "if not found.pop(CHECKSUM):",
         "telemetry/test_runfolder.py::test_what_was_changed_by_hand_is_refused",
     ),

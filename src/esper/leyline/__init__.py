@@ -1,46 +1,28 @@
 """Contracts everybody shares: stages, slot ids, factored actions, gates, reports, legality, errors. No torch here."""
 
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.factored_actions import (
-    DEFAULT_SPACE,
-    ActionSpace,
-    BlendAction,
-    BlueprintAction,
-    FactoredAction,
-    LifecycleOp,
-)
-from esper.leyline.gates import GateEvidence, Measurement, Verdict
-from esper.leyline.legality import GrowthView, is_legal, refusal
-from esper.leyline.lifecycle import MIN_CULL_AGE, SeedState, StageLengths, ramp_alpha, tick
-from esper.leyline.reports import SeedMetrics, SeedStateReport
-from esper.leyline.slots import SlotConfig, ordered_slots
-from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
-
-__all__ = [
-    "DEFAULT_SPACE",
-    "LIVE_STAGES",
-    "MIN_CULL_AGE",
-    "TRANSITIONS",
-    "ActionSpace",
-    "BlendAction",
-    "BlueprintAction",
-    "EsperError",
-    "FactoredAction",
-    "GateEvidence",
-    "GrowthView",
-    "LifecycleOp",
-    "Measurement",
-    "SeedMetrics",
-    "SeedStage",
-    "SeedState",
-    "SeedStateReport",
-    "SlotConfig",
-    "StageLengths",
-    "UnknownNameError",
-    "Verdict",
-    "is_legal",
-    "ordered_slots",
-    "ramp_alpha",
-    "refusal",
-    "tick",
-]
+from esper.leyline.errors import EsperError as EsperError
+from esper.leyline.errors import UnknownNameError as UnknownNameError
+from esper.leyline.factored_actions import DEFAULT_SPACE as DEFAULT_SPACE
+from esper.leyline.factored_actions import ActionSpace as ActionSpace
+from esper.leyline.factored_actions import BlendAction as BlendAction
+from esper.leyline.factored_actions import BlueprintAction as BlueprintAction
+from esper.leyline.factored_actions import FactoredAction as FactoredAction
+from esper.leyline.factored_actions import LifecycleOp as LifecycleOp
+from esper.leyline.gates import GateEvidence as GateEvidence
+from esper.leyline.gates import Measurement as Measurement
+from esper.leyline.gates import Verdict as Verdict
+from esper.leyline.legality import GrowthView as GrowthView
+from esper.leyline.legality import is_legal as is_legal
+from esper.leyline.legality import refusal as refusal
+from esper.leyline.lifecycle import MIN_CULL_AGE as MIN_CULL_AGE
+from esper.leyline.lifecycle import SeedState as SeedState
+from esper.leyline.lifecycle import StageLengths as StageLengths
+from esper.leyline.lifecycle import ramp_alpha as ramp_alpha
+from esper.leyline.lifecycle import tick as tick
+from esper.leyline.reports import SeedMetrics as SeedMetrics
+from esper.leyline.reports import SeedStateReport as SeedStateReport
+from esper.leyline.slots import SlotConfig as SlotConfig
+from esper.leyline.slots import ordered_slots as ordered_slots
+from esper.leyline.stages import LIVE_STAGES as LIVE_STAGES
+from esper.leyline.stages import TRANSITIONS as TRANSITIONS
+from esper.leyline.stages import SeedStage as SeedStage

@@ -52,9 +52,7 @@ class SeedLimitError(IllegalActionError): ...  # one seed more than `max_seeds`
 class BlueprintMismatchError(IllegalActionError): ...  # a blueprint whose modules cannot work on the slot's features
 
 
-class HostError(
-    EsperError, ValueError
-): ...  # a host without a named sub-module, or with features that no seed can read
+class HostError(EsperError, ValueError): ...  # a host without a named sub-module, or with features no seed can read
 
 
 class BlueprintError(EsperError, ValueError): ...  # a registered blueprint that breaks the promises every seed makes
@@ -78,9 +76,7 @@ class SaveError(EsperError, ValueError): ...  # a saved garden that is incomplet
 class MaskError(EsperError, ValueError): ...  # a choice for which nothing is possible, or a mask of the wrong shape
 
 
-class CheckpointMismatchError(
-    EsperError, RuntimeError
-): ...  # policy weights for other slots, blueprints or observations
+class CheckpointMismatchError(EsperError, RuntimeError): ...  # weights for other slots, blueprints or observations
 
 
 class EnvironmentMismatchError(EsperError, ValueError): ...  # its spaces or ways are unknown to the learner

@@ -11,18 +11,13 @@ from esper.leyline.slots import SlotConfig
 class LifecycleOp(IntEnum):
     """What to do this epoch. Stages advance by themselves, so there is no op for it."""
 
-    WAIT = 0
-    GERMINATE = 1
-    CULL = 2
-    FOSSILIZE = 3
+    WAIT, GERMINATE, CULL, FOSSILIZE = range(4)
 
 
 class BlendAction(IntEnum):
     """How a seed's share of the output rises from 0 to 1."""
 
-    LINEAR = 0
-    SIGMOID = 1
-    GATED = 2
+    LINEAR, SIGMOID, GATED = range(3)
 
     def to_algorithm_id(self) -> str:
         return self.name.lower()

@@ -6,15 +6,7 @@ from enum import IntEnum
 class SeedStage(IntEnum):
     """Where a slot stands, in the order a successful seed passes through."""
 
-    DORMANT = 0
-    GERMINATED = 1
-    TRAINING = 2
-    BLENDING = 3
-    PROBATIONARY = 4
-    FOSSILIZED = 5
-    CULLED = 6
-    EMBARGOED = 7
-    RESETTING = 8
+    DORMANT, GERMINATED, TRAINING, BLENDING, PROBATIONARY, FOSSILIZED, CULLED, EMBARGOED, RESETTING = range(9)
 
 
 TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {

@@ -44,12 +44,10 @@ def learn(
     if total_steps < env.num_envs:
         raise SettingError(f"total_steps is {total_steps}, but {env.num_envs} environments need as many.")
     config = (config or PPOConfig()).annealed_over(total_steps)
-    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
+    seen, acts = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
     with own_randomness(mix_seed(seed, 0)):
-        network = RecurrentActorCritic(
-            codecs[0].width, codecs[1].spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim
-        )
-    agent = PPOAgent(network, config, seed=seed, codecs=codecs)
+        network = RecurrentActorCritic(seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
+    agent = PPOAgent(network, config, seed=seed, codecs=(seen, acts))
     player = Player(env, agent, seed)
     steps = total_steps // env.num_envs
     for done in range(0, steps, config.horizon):
@@ -104,9 +102,8 @@ class Player:
         """The next `steps` steps of every environment. The storage is reused by the next call."""
         if self._rollout is None or self._rollout.steps != steps:
             shapes = {name: tuple(mask.shape[1:]) for name, mask in self.masks.items()}
-            self._rollout = Rollout(
-                steps, self.env.num_envs, self.observations.width, self.actions.spec, shapes, pieces=self.pieces
-            )
+            size = steps, self.env.num_envs, self.observations.width
+            self._rollout = Rollout(*size, self.actions.spec, shapes, pieces=self.pieces)
         rollout = self._rollout
         rollout.begin(self.hidden)
         for _ in range(steps):
@@ -116,9 +113,8 @@ class Player:
         return rollout
 
     def _step(self, rollout: Rollout) -> None:
-        choices, log_probs, values, hidden = self.agent.network.choose(
-            self.states, self.hidden, self.masks, generator=self.agent.draws
-        )
+        seen, choose = (self.states, self.hidden, self.masks), self.agent.network.choose
+        choices, log_probs, values, hidden = choose(*seen, generator=self.agent.draws)
         rollout.add_decision(self.states, self.masks, choices, log_probs, values, ~self.is_filler, self.begins)
         obs, rewards, terminated, truncated, info = self.env.step(self.actions.decode(choices))
         self.states, self.hidden = self.observations.encode(obs), hidden
@@ -165,9 +161,8 @@ class ObservationCodec:
             )
         self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
-            starts = [0, *np.cumsum(self.sizes)[:-1].tolist()]
-            first = np.atleast_1d(getattr(space, "start", 0)).flatten()
-            self._shift = torch.as_tensor(np.asarray(starts) - first, dtype=torch.long)
+            starts, first = np.cumsum([0, *self.sizes[:-1]]), np.ravel(getattr(space, "start", 0))
+            self._shift = torch.as_tensor(starts - first, dtype=torch.long)
 
     def encode(self, obs: Any) -> Tensor:
         """[N, width]"""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
+from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import Task
@@ -19,6 +20,7 @@ from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
@@ -39,6 +41,13 @@ class Layout:
     features: tuple[str, ...]
     hidden_dim: int
     head_dim: int
+
+    @classmethod
+    def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
+        """Of a policy of these widths for one run's slots, blueprints and blends."""
+        slots, (_, *names) = space.slots, space.blueprint_ids
+        features = feature_names(slots, reads_telemetry)
+        return cls(slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim)
 
     def plain(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
@@ -151,9 +160,7 @@ def other_episodes(path: Path, played: Task) -> str | None:
     known = read_checkpoint(path)[1]["facts"].get("task")
     trained = played if known is None else TaskConfig.of(known, str(path)).build()
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
-    differing = ", ".join(
-        f"{name} {there} there and {here} here" for name, (there, here) in pairs.items() if there != here
-    )
+    differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
 
 

@@ -146,13 +146,12 @@ class TrainingConfig(HostsConfig):
         super().check()
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
-        task = self.task.build()
         if self.family == "compute" and self.reward.family is not None:
             raise SettingError(
                 f"reward.family is {self.reward.family}, but clock compute has a family of its own, compute. Leave it "
                 "out: --set reward.family=null."
             )
-        if (epochs := task.epochs) < 2:
+        if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
             raise UnknownNameError("backend of torch.compile", backend, torch.compiler.list_backends())

@@ -183,7 +183,7 @@ def summarise(
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
     here = [replace(own, **{key: each.cpu() for key, each in vars(own).items() if each is not None}) for own in traces]
     whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
-    first, every = whole[0], _joined(whole)
+    first, every, look = whole[0], _joined(whole), RatioExplosionDiagnostic.of
     joint = _ratios(every.log_ratios.sum(0), every.valid)
     losses = torch.stack([trace.head_losses.expand(len(names)) for trace in whole]).mean(0).tolist()
     entropies = torch.stack([trace.entropies for trace in whole]).mean(0).tolist()
@@ -203,13 +203,13 @@ def summarise(
         ratio_max=float(joint.max()),
         ratio_min=float(joint.min()),
         first_ratio_gap=_gaps(first, names),
-        first_worst=next(iter(_look_through(first, names, 1.0).worst), None),
+        first_worst=next(iter(look(first.log_ratios, first.rows, first.begins, names, limit=1.0).worst), None),
         approx_kl=float(whole[-1].kl),
         clip_fraction=_outside(joint, clip),
         gradient_norm=float(torch.stack(finite).mean()) if finite else 0.0,
         steps=len(finite),
         skipped_steps=len(norms) - len(finite),
-        explosion=_look_through(every, names),
+        explosion=look(every.log_ratios, every.rows, every.begins, names),
         **known,
     )
 
@@ -236,7 +236,3 @@ def _gaps(trace: MinibatchTrace, names: Sequence[str]) -> dict[str, float]:
     shown = zip((*names, "joint"), (*trace.log_ratios, trace.log_ratios.sum(0)), strict=True)
     used = (*trace.is_relevant, trace.valid)
     return {name: float((_ratios(log, own) - 1).abs().max()) for (name, log), own in zip(shown, used, strict=True)}
-
-
-def _look_through(trace: MinibatchTrace, names: Sequence[str], limit: float = 2.0) -> RatioExplosionDiagnostic:
-    return RatioExplosionDiagnostic.of(trace.log_ratios, trace.rows, trace.begins, names, limit)

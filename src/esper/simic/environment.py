@@ -32,6 +32,7 @@ from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, observation_width, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
+Info = dict[str, Any]
 MAX_ROLLBACKS = 3
 """The governor gives a host up at this many rollbacks in one episode."""
 LEAST_CHANGE = 0.1
@@ -77,8 +78,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
-        model = self.population.runs[0].model
-        self.space = model.space
+        self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.of_space(self.space)
         self.width = observation_width(self.space.slots.num_slots, use_telemetry)
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
@@ -89,7 +89,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
         if seed is not None:
             self.seed, self.begun = seed, 0
@@ -112,9 +112,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
 
-    def step(
-        self, actions: Any
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """One epoch of every host."""
         begins: list[int] = np.flatnonzero(self.is_over).tolist()
         before = [None if host in begins else self.twin(host) for host in range(self.num_envs)]
@@ -182,7 +180,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
                 self.loss[host] = _measured(reading.held_out_loss)
         return happened
 
-    def _see(self, happened: list[list[Event]], more: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:
         info = {
             "action_mask": compute_batch_masks(self.episodes.views),
             "reports": [view.reports for view in self.episodes.views],
@@ -203,18 +201,16 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
         self.observation_space, self.action_space = hosts.single_observation_space, hosts.single_action_space
         self._masks: dict[str, NDArray[np.bool_]] = {}
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
         super().reset(seed=seed)
         obs, info = self.hosts.reset(seed=seed, options=options)
         return obs[0], self._own(info)
 
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
         obs, rewards, terminated, truncated, info = self.hosts.step(np.asarray(action)[None])
         return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._own(info)
 
-    def _own(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _own(self, info: Info) -> Info:
         self._masks = {head: mask[0] for head, mask in info["action_mask"].items()}
         return {name: self._masks if name == "action_mask" else values[0] for name, values in info.items()}
 

@@ -58,16 +58,13 @@ class Rollout:
         """where these rows stand among those of all processes"""
         heads, shape, like = len(spec.heads), (steps, count), torch.zeros((), device=device, dtype=dtype)
         self.states = like.new_zeros(*shape, state_dim)
-        self.choices = torch.zeros(*shape, heads, dtype=torch.long, device=device)
+        self.choices = like.new_zeros(*shape, heads, dtype=torch.long)
         self.log_probs = like.new_zeros(*shape, heads)
         self.values, self.rewards, self.after_values = (like.new_zeros(shape) for _ in range(3))
         self.final_values = like.new_full(shape, torch.nan)
-        self.terminated, self.truncated, self.valid, self.starts = (
-            torch.zeros(shape, dtype=torch.bool, device=device) for _ in range(4)
-        )
-        self.masks = {
-            name: torch.zeros(*shape, *sizes, dtype=torch.bool, device=device) for name, sizes in mask_shapes.items()
-        }
+        false = like.bool()
+        self.terminated, self.truncated, self.valid, self.starts = (false.new_zeros(shape) for _ in range(4))
+        self.masks = {name: false.new_zeros(*shape, *sizes) for name, sizes in mask_shapes.items()}
         self.hidden: Hidden  # from begin on
         self.end_hidden: Hidden  # from finish on
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.factored_actions import OP_NAMES
-from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment import GrowthVectorEnv, Info
 from esper.simic.team import Team
 from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
@@ -34,9 +34,7 @@ class RoundTally:
         self.ranks: list[RankTimed] = []
         """how long each process took to play its share: this one until the round is finished, then all"""
 
-    def take(
-        self, actions: Array, rewards: Array, masks: Mapping[str, Array], info: dict[str, Any], goes_on: Array
-    ) -> None:
+    def take(self, actions: Array, rewards: Array, masks: Mapping[str, Array], info: Info, goes_on: Array) -> None:
         """Take in one step of the hosts whose episode goes on; what an episode has cost is told as it ends."""
         for host in np.flatnonzero(goes_on).tolist():
             self.returns[host] += rewards[host]

@@ -27,7 +27,6 @@ from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
 from esper.simic.twins import twin_readings
 from esper.tamiyo.network import FactoredRecurrentActorCritic
-from esper.tamiyo.observation import feature_names
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
@@ -125,20 +124,13 @@ def build_environment(
 
 def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
-    space, ppo = env.space, config.settled().ppo
-    _, slots, blueprints, blends = space.sizes
+    ppo, (_, slots, blueprints, blends) = config.settled().ppo, env.space.sizes
     widths = {"hidden_dim": ppo.hidden_dim, "head_dim": ppo.head_dim}
     with own_randomness(mix_seed(config.seed, 11)):
         network = FactoredRecurrentActorCritic(env.width, slots, num_blueprints=blueprints, num_blends=blends, **widths)
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    layout = Layout(
-        slots=space.slots.slot_ids,
-        blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
-        blends=space.blends,
-        features=feature_names(space.slots, config.observe_telemetry),
-        **widths,
-    )
+    layout = Layout.of(env.space, config.observe_telemetry, **widths)
     return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
 
 

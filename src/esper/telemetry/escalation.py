@@ -9,10 +9,7 @@ from esper.leyline.errors import SettingError
 class TelemetryLevel(IntEnum):
     """How much is recorded; each level has all that the lower ones have."""
 
-    OFF = 0
-    MINIMAL = 1
-    NORMAL = 2
-    DEBUG = 3
+    OFF, MINIMAL, NORMAL, DEBUG = range(4)
 
 
 class TelemetryConfig:
@@ -25,10 +22,9 @@ class TelemetryConfig:
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
         name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
-        if name not in TelemetryLevel.__members__:
-            raise SettingError(
-                f"level is {level!r}, but must be one of {', '.join(TelemetryLevel.__members__).lower()}."
-            )
+        known = TelemetryLevel.__members__
+        if name not in known:
+            raise SettingError(f"level is {level!r}, but must be one of {', '.join(known).lower()}.")
         if type(escalation_rounds) is not int or escalation_rounds < 1:
             raise SettingError(f"escalation_rounds is {escalation_rounds!r}, but must be a whole number, 1 or more.")
         self.base_level, self.escalation_rounds = TelemetryLevel[name], escalation_rounds

@@ -109,7 +109,7 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a file that people read and `read_json` reads back; it holds its own checksum."""
     plain = json.loads(json.dumps(values, allow_nan=False))
-    write_durably(path, (json.dumps({**plain, CHECKSUM: _checksum(plain)}, indent=1) + "\n").encode())
+    write_durably(path, (json.dumps({**plain, CHECKSUM: digest_json(plain)}, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -122,13 +122,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SaveError(
             f"{path} is of an older format. Use the version of Esper that wrote it, or choose another --out."
         )
-    if found.pop(CHECKSUM) != _checksum(found):
+    if found.pop(CHECKSUM) != digest_json(found):
         raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
     return found
-
-
-def _checksum(values: Mapping[str, Any]) -> str:
-    return digest_json({key: value for key, value in values.items() if key != CHECKSUM})
 
 
 def events_of(rank: int) -> str:

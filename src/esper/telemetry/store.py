@@ -92,13 +92,17 @@ class Store:
             disk.make_folder(self.manifest.parent)
             disk.sync_folder(self.manifest.parent)  # the list as seen is now the one on disk: other names are free
         disk.sweep(self.folder, self._is_own)
-        names = {role: _free_name(name, listed) for role, (name, _) in files.items()}
+        names = {role: self.free_name(name, listed) for role, (name, _) in files.items()}
         digests = disk.write_files(self.folder, {names[role]: content for role, (_, content) in files.items()})
         return {role: {"name": name, "sha256": digests[name]} for role, name in names.items()}
 
-    def free_name(self, name: str) -> str:
+    def free_name(self, name: str, listed: Sequence[Generation] | None = None) -> str:
         """The name that a file gets in the next generation: no listed generation has one of that name."""
-        return _free_name(name, self._listed())
+        listed = self._listed() if listed is None else listed
+        if not any(name in known.names for known in listed):
+            return name
+        stem, dot, ending = name.rpartition(".")
+        return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
 
     def _listed(self) -> list[Generation]:
         try:
@@ -163,13 +167,6 @@ class Store:
         for name in {name for generation in found for name in generation.names if not _PLAIN_NAME.fullmatch(name)}:
             raise ValueError(f"{name!r} is not a plain file name")
         return found
-
-
-def _free_name(name: str, listed: Sequence[Generation]) -> str:
-    if not any(name in known.names for known in listed):
-        return name
-    stem, dot, ending = name.rpartition(".")
-    return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
 
 
 def digest_json(body: Plain) -> str:

@@ -23,8 +23,6 @@ from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChanged
 
-Watch = Callable[[int, Sequence[Event]], None]
-"""(epoch, that epoch's events of all hosts)"""
 Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
 
@@ -61,7 +59,7 @@ def run_entries(
     entries: Sequence[Entry],
     populate: Callable[[Task, Sequence[int]], Population] = Population,
     *,
-    watch: Watch = lambda epoch, events: None,
+    watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
 ) -> list[ArmRun]:
     """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from pydantic import TypeAdapter
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -246,11 +247,7 @@ class Comparison:
 
     def _is_known(self, arm: str, rate: float) -> bool:
         if (arm, rate) not in self.done and (save := _newest(self._store(arm, rate), "its arm is run again")):
-            found = save.facts
-            built = tuple(tuple(map(tuple, one)) for one in found["architectures"])
-            rows, events = tuple(found["rows"]), tuple(map(tuple, found["events"]))
-            given = found["episodes"], found["plan"]
-            self.done[arm, rate] = Trials(found["arm"], found["rate"], rows, built, events, *given)
+            self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
         return (arm, rate) in self.done
 
 

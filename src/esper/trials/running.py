@@ -12,7 +12,6 @@ from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, other_episodes, require_layout
-from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
@@ -94,15 +93,7 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
     """A trained policy that fits these slots and blueprints, and whether it reads telemetry; others are refused."""
     policy, layout = load_policy(path)
     reads_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
-    own = Layout(
-        slots=space.slots.slot_ids,
-        blueprints=tuple(str(name) for name in space.blueprint_ids[1:]),
-        blends=space.blends,
-        features=feature_names(space.slots, reads_telemetry),
-        hidden_dim=layout["hidden_dim"],
-        head_dim=layout["head_dim"],
-    )
-    require_layout(layout, own, path)
+    require_layout(layout, Layout.of(space, reads_telemetry, layout["hidden_dim"], layout["head_dim"]), path)
     return policy, reads_telemetry
 
 
