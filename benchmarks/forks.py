@@ -114,7 +114,7 @@ class Recorder:
         self.policies = ["plan" if number % 2 else "heuristic" for number in range(len(seeds))]
         self.finals: list[dict[str, float]] = []
         self.measured_apart = 0.0
-        """largest difference between a live seed's contribution as measured here and as the episode measured it"""
+        """largest difference between a contribution as measured here and as the episode measured it on probation"""
 
     def play(self) -> list[Fork]:
         """Whole episodes; returns every fork that could be made."""

@@ -29,6 +29,7 @@ from user_models import (
     made_up,
     random_images,
     script,
+    stage_of,
     train_epoch,
     walk_to,
 )
@@ -135,21 +136,21 @@ def offs(garden, count=10):
             calls.append([name for name, slot in slots if slot.state.alpha > 0 and float(slot.alpha) == 0.0])
             return torch.arange(6.0) - 3.0 * sum(float(slot.alpha) for _, slot in slots if slot.seed is not None)
 
-        live = [name for name, slot in garden.model.slots.items() if slot.state.is_live and slot.state.alpha > 0]
+        tried = [name for name in garden.model.slots if stage_of(garden, name) == "PROBATIONARY"]
         garden.step(evaluate)
-        steps.append((live, calls))
+        steps.append((tried, calls))
     return steps
 
 
-def test_evaluate_is_called_again_with_a_slot_off_exactly_for_live_seeds_in_the_output():
-    garden = grow_cnn({1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2))
+def test_evaluate_is_called_again_with_a_slot_off_exactly_for_seeds_on_probation():
+    garden = grow_cnn({1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2, probation=4))
     steps = offs(garden)
-    assert all(calls == [[], *([name] for name in live)] for live, calls in steps)
-    assert {tuple(live) for live, _ in steps} >= {(), ("r0c0",), ("r0c0", "r0c1"), ("r0c1",)}
+    assert all(calls == [[], *([name] for name in tried)] for tried, calls in steps)
+    assert {tuple(tried) for tried, _ in steps} >= {(), ("r0c0",), ("r0c0", "r0c1"), ("r0c1",)}
 
 
 def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
-    garden = walk_to(grow_cnn({0: PLANT_FIRST}), "BLENDING")
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}), "PROBATIONARY")
     seed_on = garden.model.slot("r0c0")
     events = garden.step(lambda: torch.tensor([1.0, 2.0, 3.0]) + (1 - float(seed_on.alpha)) * torch.tensor([1.0, 2, 3]))
     (found,) = of(SeedMeasured, events)
@@ -162,7 +163,7 @@ def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
     [(None, True, 1), (True, False, 1), (False, True, -1), (False, False, -1)],
 )
 def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(higher_is_better, as_bool, sign):
-    garden = walk_to(grow_cnn({0: PLANT_FIRST}, higher_is_better=higher_is_better), "BLENDING")
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, higher_is_better=higher_is_better), "PROBATIONARY")
     slot = garden.model.slot("r0c0")
 
     def evaluate():  # all right with the seed, three of four right without it
@@ -357,7 +358,9 @@ def rendered(table):
 
 
 def test_the_summary_shows_slots_stages_parameters_budget_and_evidence():
-    garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0), "PROBATIONARY")
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0, lengths=StageLengths(probation=2)), "PROBATIONARY")
+    assert "not measured" in rendered(garden.summary())
+    garden.step(made_up(garden))
     text = rendered(garden.summary())
     for part in ("layer1", "PROBATIONARY", "conv_light", "1.00", f"of {garden.model.budget:,} parameters", "±"):
         assert part in text

@@ -270,7 +270,7 @@ def test_a_sound_evaluation_gives_no_hint_and_costs_no_more():
 
     play(garden, 4, evaluate)
     assert hints(garden) == []
-    assert calls == [0, 1, 1, 2, 2, 3]
+    assert calls == [0, 1, 2, 2, 3]
 
 
 def test_a_second_step_without_training_gives_a_hint():

@@ -43,14 +43,15 @@ def test_an_epoch_is_charged_three_passes_per_example_and_its_evaluation_one():
     assert told_flops(garden) == [garden.ledger.flops] == [96 * 3 * host + 24 * host]
 
 
-def test_a_seed_in_the_output_is_charged_with_its_counterfactual():
-    garden = play(grow_cnn({0: PLANT_FIRST}))
+def test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp():
+    garden = play(grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(ramp=2)))
     before = costs(garden)
     grown = flops_of(garden.model)
-    after = costs(play(garden))
+    after = costs(play(garden, epochs=2))
     assert grown > flops_of(CNN())
-    assert after["training"][1] - before["training"][1] == 96 * 3 * grown
-    assert after["counterfactual"] == (24, 24 * grown)
+    assert after["training"][1] - before["training"][1] == 2 * 96 * 3 * grown
+    assert after["counterfactual"] == (0, 0)
+    assert costs(play(garden))["counterfactual"] == (24, 24 * grown)
     assert garden.ledger.peak_params == garden.model.total_params
 
 
@@ -66,7 +67,7 @@ def test_shadow_passes_are_charged_apart():
 
 
 def test_seconds_are_where_examples_are():
-    phases = play(grow_cnn({0: PLANT_FIRST}), epochs=2).ledger.phases
+    phases = play(grow_cnn({0: PLANT_FIRST}), epochs=3).ledger.phases
     timed = {name for name, cost in phases.items() if cost.seconds > 0}
     assert timed == {"training", "validation", "counterfactual", "policy"}
 

@@ -254,7 +254,7 @@ class Garden:
         base, sign = self._values(evaluate, is_base=True)
         reports = self.model.get_slot_reports()
         shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
-        ablated = {s: self.model.slot_off for s, r in reports.items() if r.is_live and r.alpha > 0}
+        ablated = {s: self.model.slot_off for s, r in reports.items() if r.stage is SeedStage.PROBATIONARY}
         values = {}
         for slot_id, switch in {**shadowed, **ablated}.items():
             with switch(slot_id):

@@ -13,7 +13,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import FossilVerdict
 from esper.kasmina.surgery import LOW_RATE, OptimizerLink
 from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
-from esper.telemetry.events import ActionTaken, Event, GrowthHint
+from esper.telemetry.events import ActionTaken, Event, GrowthHint, tell_gain
 
 
 def summarize(model: MorphogeneticModel, epoch: int) -> str:
@@ -26,9 +26,8 @@ def summarize(model: MorphogeneticModel, epoch: int) -> str:
     for column in ("slot", "module", "kind", "stage", "seed", *numbers):
         table.add_column(column, justify="right" if column in numbers else "left")
     for slot_id, report in model.get_slot_reports().items():
-        measured = model.slot(slot_id).state.contribution
-        evidence = "not measured" if measured is None else f"{measured.mean:+.4f} ± {measured.standard_error:.4f}"
-        alpha, evidence = (f"{report.alpha:.2f}", evidence) if report.is_live else ("-", "-")
+        gain = report.metrics.counterfactual_contribution, report.metrics.counterfactual_standard_error
+        alpha, evidence = (f"{report.alpha:.2f}", tell_gain(*gain)) if report.is_live else ("-", "-")
         place = (slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name)
         counts = (f"{report.metrics.seed_param_count:,}", str(report.fossil_count))
         table.add_row(*place, report.blueprint_id or "-", alpha, *counts, evidence)

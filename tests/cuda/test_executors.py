@@ -159,7 +159,7 @@ def test_the_episode_that_is_compared_trains_fifty_steps_and_has_every_change(bo
 
 def test_a_measurement_of_a_grown_host_is_the_same_under_both_executors():
     population = build(seeds=[7])
-    play(population, 3, {0: GROWTH})
+    play(population, 5, {0: {epoch: GROWTH[epoch] for epoch in (0, 1)}})  # both seeds are on probation
     splits = [population.runs[0].splits.validation]
     graphed = population.executor.measure(population.runs, splits)[0].clone()
     eager = EagerExecutor().measure(population.runs, splits)[0]
@@ -182,8 +182,8 @@ def test_only_a_change_of_structure_captures_again_and_only_for_that_host(captur
         counts.append((captured.count(7), captured.count(8)))
         captured.clear()
     first = (3, 3)  # score, train, measure
-    # planted after epochs 0 and 1; ramps and the start of probation in 3 and 4; fossil and cull after 4
-    assert counts == [first, (3, 0), (3, 0), (0, 0), (0, 0), (3, 0)]
+    # planted after epochs 0 and 1; on probation, and so measured, in epoch 4; fossil and cull after 4
+    assert counts == [first, (3, 0), (3, 0), (0, 0), (1, 0), (3, 0)]
 
 
 def test_an_epoch_that_is_no_multiple_of_the_batch_needs_no_further_graph(captured):
@@ -264,7 +264,7 @@ def test_no_step_of_an_epoch_waits_for_the_device(executor, episode):
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
 def test_measuring_does_not_wait_for_the_device(executor):
     population = build(executor=executor)
-    play(population, 3, {0: GROWTH})
+    play(population, 4, {0: GROWTH})  # a seed is on probation
     population.train_epoch()
     population.evaluate()
     with no_waiting():

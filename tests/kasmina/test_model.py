@@ -196,7 +196,7 @@ def attempt(model, move):
         elif move.startswith("cull"):
             model.cull_seed(move[5:])
         else:
-            if model.slot(move[5:]).state.is_live and model.slot(move[5:]).state.alpha > 0:
+            if model.slot(move[5:]).state.stage is SeedStage.PROBATIONARY:
                 measure(model, move[5:])
             model.fossilize_seed(move[5:])
     except BudgetExceededError:

@@ -151,11 +151,14 @@ def test_a_counterfactual_is_positive_when_the_seed_lowers_the_loss():
     assert model.get_slot_reports()["r0c0"].metrics.counterfactual_contribution == 2.0
 
 
-@pytest.mark.parametrize("is_planted", [False, True], ids=["empty", "germinated"])
-def test_evidence_about_a_slot_with_nothing_in_the_output_is_refused(is_planted):
+@pytest.mark.parametrize("stage", [SeedStage.DORMANT, SeedStage.GERMINATED, SeedStage.BLENDING])
+def test_evidence_about_a_slot_without_a_seed_on_probation_is_refused(stage):
     model = grow_cnn()
-    if is_planted:
+    if stage is not SeedStage.DORMANT:
         model.germinate_seed("r0c0", "norm")
+    if stage is SeedStage.BLENDING:
+        model.tick()
+    assert model.slot("r0c0").state.stage is stage
     with pytest.raises(EsperError):
         measure(model, "r0c0")
     assert not model.get_slot_reports()["r0c0"].is_measured

@@ -74,6 +74,27 @@ FAULTS = [
         "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
     ),
     Fault(
+        "a seed is measured on its ramp",
+        "runtime/counterfactuals.py",
+        "slot.state.stage is SeedStage.PROBATIONARY]",
+        "slot.is_in_output]",
+        "runtime/test_counterfactuals.py::test_a_seed_on_its_ramp_costs_no_counterfactual_and_has_none",
+    ),
+    Fault(
+        "a garden measures a seed on its ramp",
+        "garden.py",
+        "if r.stage is SeedStage.PROBATIONARY}",
+        "if r.alpha > 0}",
+        "test_garden_notes.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
+    ),
+    Fault(
+        "probation replays the measurement of the ramp",
+        "runtime/executors.py",
+        "*(slot.slot_id for slot in measured_slots(run))])",
+        "*(slot.slot_id for slot in measured_slots(run)[:0])])",
+        "runtime/test_lanes.py::test_probation_captures_its_measurement_and_no_training",
+    ),
+    Fault(
         "a standard deviation for a standard error",
         "runtime/counterfactuals.py",
         "gains.std(1) / count**0.5",

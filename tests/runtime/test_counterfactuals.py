@@ -19,8 +19,8 @@ TWO_SEEDS = {0: {0: [(GERMINATE, "r0c0", "conv_small", "gated"), (GERMINATE, "r0
 
 @pytest.fixture(scope="module")
 def grown():
-    """A host with a live seed in both slots, in the middle of their ramp."""
-    population = epochs(IMAGES, [3], epochs=1, script=TWO_SEEDS)
+    """A host with a seed on probation in both slots."""
+    population = epochs(IMAGES, [3], epochs=3, script=TWO_SEEDS)
     population.train_epoch()
     return population
 
@@ -90,15 +90,29 @@ def test_measuring_changes_nothing_of_a_host(grown):
     assert grown.runs[0].model.training is mode
 
 
-def test_only_seeds_in_the_output_are_measured():
-    population = epochs(IMAGES, [3], epochs=2, script={0: {0: [(GERMINATE, "r0c1", "norm")]}})
+def test_only_seeds_on_probation_are_measured():
+    moves = {0: [(GERMINATE, "r0c1", "norm")], 1: [(GERMINATE, "r0c0", "conv_small")]}
+    population = epochs(IMAGES, [3], epochs=3, script={0: moves})
     population.train_epoch()
-    assert [slot.slot_id for slot in measured_slots(population.runs[0])] == ["r0c1"]
-    assert len(measure(population.runs[0], population.runs[0].splits.validation)) == 4
+    run = population.runs[0]
+    assert [slot.state.alpha for slot in run.slots] == [1.0, 1.0]  # the first one has just ended its ramp
+    assert [slot.slot_id for slot in measured_slots(run)] == ["r0c1"]
+    assert len(measure(run, run.splits.validation)) == 4
+
+
+def test_a_seed_on_its_ramp_costs_no_counterfactual_and_has_none():
+    population = epochs(replace(IMAGES, lengths=StageLengths(ramp=3)), [3], epochs=4, script=TWO_SEEDS)
+    run = population.runs[0]
+    assert run.ledger.phases["counterfactual"].examples == 0
+    assert [report.is_measured for report in population.reports()[0].values()] == [False, False]
+    population.train_epoch()
+    population.evaluate()
+    assert run.ledger.phases["counterfactual"].examples == 2 * len(run.splits.validation)
+    assert [report.is_measured for report in population.reports()[0].values()] == [True, True]
 
 
 def test_a_report_carries_the_contribution_that_was_measured():
-    population = epochs(IMAGES, [3], epochs=1, script=TWO_SEEDS)
+    population = epochs(IMAGES, [3], epochs=3, script=TWO_SEEDS)
     population.train_epoch()
     run = population.runs[0]
     expected = measure(run, run.splits.validation).tolist()
@@ -232,7 +246,7 @@ def test_slots_named_by_module_are_measured_at_their_own_modules():
     """The ids count the named modules, not the host's own slots: here r0c0 sits where the host has r0c1."""
     task = replace(IMAGES, slots=("blocks.1",))
     population = Population(task, [3])
-    play(population, 2, {0: {0: [(GERMINATE, "r0c0", "conv_light", "linear")]}})
+    play(population, 3, {0: {0: [(GERMINATE, "r0c0", "conv_light", "linear")]}})
     run = population.runs[0]
     split = run.splits.validation
     (slot,) = measured_slots(run)

@@ -114,8 +114,10 @@ GUESSING = replace(HEALTHY, held_out_loss=0.7, held_out_accuracy=0.5)
 
 @pytest.fixture
 def grown():
-    """A host whose seed is on probation, and that is expected to solve its task."""
+    """A host whose seed is on probation and measured, and that is expected to solve its task."""
     population = epochs(BLOBS, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population.train_epoch()
+    population.evaluate()
     population.governors[0].judge(SOLVED)
     return population
 

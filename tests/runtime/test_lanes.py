@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from esper.leyline.stages import SeedStage
 from esper.runtime import executors
 from esper.runtime.executors import GraphedExecutor
 from esper.runtime.population import Population
@@ -97,6 +98,14 @@ def test_a_culled_seed_brings_the_graphs_of_before_back():
     population = build()
     assert captures(population, 2, {0: GROWTH}) == 1 + 3 + 3  # an anchor, alone, with the seed
     assert captures(population, 2) == 0
+
+
+def test_probation_captures_its_measurement_and_no_training():
+    population = build()
+    captures(population, 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert population.reports()[0]["r0c0"].stage is SeedStage.PROBATIONARY
+    assert captures(population, 1) == 1
+    assert population.reports()[0]["r0c0"].is_measured
 
 
 def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypatch):

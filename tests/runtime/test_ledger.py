@@ -180,7 +180,7 @@ def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example(
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
-    population = epochs(IMAGES, [1], epochs=1, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
+    population = epochs(IMAGES, [1], epochs=3, script={0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     run = population.runs[0]
     population.train_epoch()
     before = dict(run.ledger.phases)

@@ -137,7 +137,7 @@ def test_hosts_are_measured_on_exactly_the_first_validation_examples(task):
 
 def test_evidence_says_how_many_held_out_examples_it_rests_on():
     population = Population(replace(BLOBS, held_out=20), [1])
-    play(population, 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    play(population, 4, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     assert population.runs[0].slots[0].state.contribution.examples == 20
 
 
@@ -189,7 +189,7 @@ def test_slots_are_a_hosts_own_by_id_or_modules_by_name(slots, modules):
 def test_an_enabled_slot_is_reported_and_planted_under_its_own_id():
     population = Population(replace(BLOBS, slots=("r0c1",)), [1])
     assert list(population.reports()[0]) == ["r0c1"]
-    play(population, 3, {0: {0: [(GERMINATE, "r0c1", "mlp")]}})
+    play(population, 4, {0: {0: [(GERMINATE, "r0c1", "mlp")]}})
     assert population.reports()[0]["r0c1"].metrics.counterfactual_contribution is not None
 
 
@@ -290,7 +290,7 @@ def test_any_data_set_and_any_module_make_a_task():
 def test_a_plain_module_is_measured_without_segments_to_the_same_numbers():
     """The counterfactual of a host that cannot be run in parts is a full pass with the seed bypassed."""
     population = Population(own_task(epochs=8), [1])
-    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    play(population, 2, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     population.train_epoch()
     run = population.runs[0]
     inputs, targets = run.splits.validation.gather(torch.arange(60))

@@ -84,7 +84,7 @@ class Host:
             self.states[slot] = after
         self.epoch += 1
         for slot, state in enumerate(self.states):
-            if state.is_live and state.alpha > 0:
+            if state.stage is SeedStage.PROBATIONARY:
                 self.states[slot] = state.measured(Measurement(self.gain(slot), 0.01, 500))
         self.read()
 

@@ -105,12 +105,13 @@ def test_a_reset_has_lived_and_measured_one_epoch(twins):
     assert step.obs[:, progress].tolist() == [np.float32(1 / POINTS.epochs)] * 2
 
 
-def test_a_seed_has_lived_and_been_measured_when_its_planting_is_paid(twins):
+def test_a_seed_has_lived_when_its_planting_is_paid_and_is_measured_an_epoch_later(twins):
     env = grow(POINTS, 1, twins)
-    step = play(env, always(PLANT), steps=1)[1]
-    report = step.info["reports"][0]["r0c0"]
+    step, later = play(env, scripted({0: PLANT}), steps=2)[1:]
+    report, measured = (each.info["reports"][0]["r0c0"] for each in (step, later))
     assert (report.stage, report.seed_age_epochs, report.alpha) == (SeedStage.BLENDING, 1, 1.0)
-    assert report.is_measured
+    assert not report.is_measured
+    assert (measured.stage, measured.seed_age_epochs, measured.is_measured) == (SeedStage.PROBATIONARY, 2, True)
     assert step.info["reward_parts"][0]["rent"] < 0
     assert step.info["reward_parts"][0]["churn"] < 0
 

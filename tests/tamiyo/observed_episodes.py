@@ -77,7 +77,7 @@ TASKS = {
     "three slots": replace(
         IMAGES,
         build_host=lambda: build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8),
-        lengths=StageLengths(training=1, ramp=2, probation=2, embargo=1, resetting=1),
+        lengths=StageLengths(training=1, ramp=1, probation=2, embargo=1, resetting=1),
         blueprints=("norm", "conv_small", "depthwise"),
     ),
 }

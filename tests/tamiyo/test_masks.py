@@ -176,7 +176,7 @@ def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, roo
         assert max_seeds is None or model.active_seeds + model.fossilized_seeds <= max_seeds
         model.tick()
         for slot_id, report in model.get_slot_reports().items():
-            if report.is_live and report.alpha > 0:
+            if report.stage is SeedStage.PROBATIONARY:
                 losses = torch.arange(3.0)
                 model.record_counterfactual(slot_id, losses, losses * data.draw(st.sampled_from([0.5, 2.0])))
 

@@ -15,7 +15,7 @@ from textual.renderables.sparkline import Sparkline
 from esper.dashboard.runs import RunSummary
 from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
-from esper.telemetry.events import clock
+from esper.telemetry.events import clock, tell_gain
 
 Picture = tuple[str, RenderableType]
 """A panel's title and what is in it."""
@@ -141,8 +141,7 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
         told = f"{seed.fate.lower()} at epoch {seed.end}"
         told += "" if seed.removed is None else f", removed at {seed.removed}"
         return slot, shown, blueprint, "", "", told, "", fossils
-    is_measured = seed.contribution is not None and seed.standard_error is not None
-    gain = f"{seed.contribution:+.4f} ± {seed.standard_error:.4f}" if is_measured else "not measured"
+    gain = tell_gain(seed.contribution, seed.standard_error)
     return slot, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
 
 

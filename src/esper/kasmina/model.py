@@ -215,8 +215,8 @@ class MorphogeneticModel(nn.Module):
     # -- measuring ---------------------------------------------------------------------------------------------------
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
-        """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
-        slot = self._require_stage(slot_id, SeedStage.BLENDING, SeedStage.PROBATIONARY)
+        """Take held-out losses of the same examples, slot on and slot off, as evidence for a seed on probation."""
+        slot = self._require_stage(slot_id, SeedStage.PROBATIONARY)
         slot.assign(slot.state.measured(gain := measure_pairs(better=with_slot, than=without_slot)))
         return gain
 
@@ -226,14 +226,12 @@ class MorphogeneticModel(nn.Module):
         slot.assign(slot.state.incubated(gain := measure_pairs(better=with_seed, than=without_seed)))
         return gain
 
-    def _require_stage(self, slot_id: str, *stages: SeedStage) -> SeedSlot:
+    def _require_stage(self, slot_id: str, stage: SeedStage) -> SeedSlot:
         slot = self.slot(slot_id)
-        if slot.state.stage not in stages:
-            raise MeasurementError(
-                f"slot {slot_id} is {slot.state.stage.name}, and this evidence is about a seed that is "
-                f"{' or '.join(stage.name for stage in stages)}. Measure it when it is."
-            )
-        return slot
+        if slot.state.stage is stage:
+            return slot
+        rule = f"this evidence is about a seed that is {stage.name}. Measure it when it is."
+        raise MeasurementError(f"slot {slot_id} is {slot.state.stage.name}, and {rule}")
 
     def owners(self) -> list[list[nn.Parameter]]:
         """Parameters of the host (with its fossils), then those of each slot's live seed."""

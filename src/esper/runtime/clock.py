@@ -38,7 +38,7 @@ def score_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
 
 
 def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
-    """What held-out losses and the evidence about live seeds cost."""
+    """What held-out losses and the evidence about seeds cost."""
     if not run.pays_for_measuring:
         return []
     count, whole = len(run.splits.validation), network_flops(run.model, flops)

@@ -36,8 +36,8 @@ def incubated_slots(run: HostRun) -> list[SeedSlot]:
 
 
 def measured_slots(run: HostRun) -> list[SeedSlot]:
-    """Slots whose live seed takes part in the output."""
-    return [slot for slot in run.slots if slot.is_in_output and slot.state.alpha > 0]
+    """Slots whose seed is on probation: what it contributes on its ramp says nothing about the end."""
+    return [slot for slot in run.slots if slot.state.stage is SeedStage.PROBATIONARY]
 
 
 def measure(run: HostRun, split: Split) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.batches import SharedBatchIterator
-from esper.runtime.counterfactuals import greedy_scores, measure
+from esper.runtime.counterfactuals import greedy_scores, measure, measured_slots
 from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
@@ -193,7 +193,7 @@ class GraphedExecutor:
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
-        ready = [run for run in runs if "measure" in self._graphs(run)]  # which is captured last
+        ready = [run for run in runs if _measuring(run) in self._graphs(run)]  # which is captured last
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay([own[2:] for own in calls])
@@ -201,7 +201,7 @@ class GraphedExecutor:
         ends = self._end_training(ready)
         for run in changed:
             self._begin(run, None)
-            self._captured(run, "measure", partial(measure, run, run.splits.validation))
+            self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
         for device, end in [*ends, *self._end_training(changed)]:
             torch.cuda.current_stream(device).wait_event(end)
         scores = [self._graphs(run)["score"].result for run in runs]
@@ -213,7 +213,7 @@ class GraphedExecutor:
     def _end_training(self, runs: Sequence[HostRun]) -> list[tuple[torch.device, torch.cuda.Event]]:
         """Ends of the training of these hosts, to wait for; the measurement that was promised goes on behind them."""
         ends = [(device, stream.record_event()) for device, stream in self._streams(runs)]
-        self._replay([[self._graphs(run)["measure"]] for run in runs if run in self._measured])
+        self._replay([[self._graphs(run)[_measuring(run)]] for run in runs if run in self._measured])
         return ends
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
@@ -232,8 +232,7 @@ class GraphedExecutor:
             call.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
-        pairs = zip(runs, splits, strict=True)
-        calls = [self._captured(run, "measure", partial(measure, run, split)) for run, split in pairs]
+        calls = [self._captured(r, _measuring(r), partial(measure, r, s)) for r, s in zip(runs, splits, strict=True)]
         for device, stream in self._streams(runs):
             stream.wait_stream(torch.cuda.current_stream(device))
         self._replay([[call] for call, run in zip(calls, runs, strict=True) if run not in self._measured])
@@ -300,6 +299,11 @@ class GraphedExecutor:
         for graphs in self._devices.values():
             graphs.drop_spare()
             graphs.keep_within()
+
+
+def _measuring(run: HostRun) -> str:
+    """The name of a host's measurement: probation begins without a change of structure and adds its counterfactual."""
+    return " ".join(["measure", *(slot.slot_id for slot in measured_slots(run))])
 
 
 def _parts(run: HostRun) -> set[Any]:

@@ -121,7 +121,7 @@ class HostRun:
         """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
         number = self._primed.get
         return self.model, *(
-            (s.seed, s.seed and number(s.seed), s.is_in_output, s.state.alpha > 0, *((f, number(f)) for f in s.fossils))
+            (s.seed, s.seed and number(s.seed), s.is_in_output, *((f, number(f)) for f in s.fossils))
             for s in self.slots
         )
 

@@ -128,7 +128,7 @@ class Population:
         return [reading for reading in self.readings() if reading is not None]
 
     def evaluate(self) -> list[Rollback]:
-        """Held-out loss, accuracy and every live seed's contribution; hosts that broke are rolled back."""
+        """Held-out loss, accuracy and what seeds on probation contribute; hosts that broke are rolled back."""
         self._require_episode()
         started = time.perf_counter() - compiled_so_far()[1]
         with memory_errors():

@@ -60,7 +60,7 @@ class HostEpoch(HostEvent):
 
 @dataclass(frozen=True, slots=True)
 class SeedMeasured(HostEvent):
-    """A live seed after an epoch; a contribution of None is not measured."""
+    """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
     slot: str
     stage: str
@@ -72,8 +72,7 @@ class SeedMeasured(HostEvent):
     standard_error: float | None
 
     def __str__(self) -> str:
-        known = self.contribution is not None and self.standard_error is not None
-        gain = f"{self.contribution:+.4f} ± {self.standard_error:.4f}" if known else "not measured"
+        gain = tell_gain(self.contribution, self.standard_error)
         return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
@@ -140,11 +139,8 @@ class FossilJudged(HostEvent):
     is_kept: bool
 
     def __str__(self) -> str:
-        known = self.contribution is not None and self.standard_error is not None
-        gain = f"{self.contribution:+.4f} ± {self.standard_error:.4f}" if known else "not measured"
-        return (
-            f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {'kept' if self.is_kept else 'removed'}, {gain}"
-        )
+        fate, gain = "kept" if self.is_kept else "removed", tell_gain(self.contribution, self.standard_error)
+        return f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {fate}, {gain}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +290,11 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for name, kind in list(globals().items())
     if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent)
 }
+
+
+def tell_gain(contribution: float | None, error: float | None) -> str:
+    """A contribution as people read it."""
+    return "not measured" if contribution is None or error is None else f"{contribution:+.4f} ± {error:.4f}"
 
 
 def finite(value: float | None) -> float | None:
