@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from esper import __version__
 from esper.cli.console.tables import arms_table, tasks_table
-from esper.cli.look import report, runs, serve, watch
+from esper.cli.look import AsJson, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import EsperError, SettingError
 
@@ -119,10 +119,7 @@ for name, panel, summary in (
 
 
 @app.command(rich_help_panel="Data")
-def tasks(
-    data_root: DataRoot = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def tasks(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List what hosts can be trained on."""
     from esper.runtime.tasks import TASKS
 
