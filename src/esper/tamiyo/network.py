@@ -47,9 +47,7 @@ class RecurrentActorCritic(nn.Module):
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
         self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
-        self.policy_heads = nn.ModuleDict(
-            {head.name: _perceptron(hidden_dim, head_dim, head.size) for head in spec.heads}
-        )
+        self.policy_heads = nn.ModuleDict({h.name: _perceptron(hidden_dim, head_dim, h.size) for h in spec.heads})
         earlier = spec.heads[:-1] if spec.chained else ()
         self.embeddings = nn.ModuleDict({head.name: nn.Embedding(head.size, hidden_dim) for head in earlier})
         self.value_head = _perceptron(hidden_dim, head_dim, 1)
