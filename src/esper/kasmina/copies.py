@@ -3,7 +3,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +74,7 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
     return None
 
 
-def copy_module(
-    source: nn.Module, network: nn.Module, held: tuple[object, ...] = ()
-) -> tuple[nn.Module, frozenset[str]]:
+def copy_module(source: nn.Module, network: nn.Module, held: Sequence[object] = ()) -> tuple[nn.Module, frozenset[str]]:
     """A deep copy of a part of `network`, ready to learn, and the names of the parameters it shares with the network.
 
     What the part shares with the rest, the copy shares too: tied weights, a configuration, a table. Objects in `held`

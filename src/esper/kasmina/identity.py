@@ -40,8 +40,7 @@ def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
         for name, module in body.named_modules():
             is_inside = any(name.startswith(f"{outer}.") for outer in attentions)
             if name and not is_inside and (module._parameters or isinstance(module, nn.MultiheadAttention)):
-                handle = module.register_forward_hook(lambda *_, name=name: seen.setdefault(name))
-                stack.callback(handle.remove)
+                stack.enter_context(module.register_forward_hook(lambda *_, name=name: seen.setdefault(name)))
         run(body)
     return list(seen)
 
@@ -49,8 +48,7 @@ def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
 def _is_identity(body: nn.Module, run: Run, features: Tensor, zeroed: Sequence[str]) -> bool:
     with ExitStack() as stack:
         for name in zeroed:
-            handle = body.get_submodule(name).register_forward_hook(lambda _m, _i, output: _zeros(output))
-            stack.callback(handle.remove)
+            stack.enter_context(body.get_submodule(name).register_forward_hook(lambda _m, _i, output: _zeros(output)))
         return torch.equal(run(body), features)
 
 
@@ -58,16 +56,13 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     """0 for most layers, -1 for norms that multiply by one plus their weight; the layer is left like that."""
     layer = body.get_submodule(name)
     loudest: list[float] = []
-    handle = layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_first(output).abs().max())))
-    try:
+    with layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_first(output).abs().max()))):
         for value in (0.0, -1.0):
             silence(layer, value)
             loudest.clear()
             run(body)
             if not any(loudest):
                 return value
-    finally:
-        handle.remove()
     raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
 
 

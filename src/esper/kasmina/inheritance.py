@@ -55,8 +55,9 @@ def study_copies(
     with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
         for slot_id, name in modules.items():
             given, features = calls[sources[slot_id]][0][0], calls[name][2]
+            inner = next((other for other in (*modules.values(), *sites) if other.startswith(f"{name}.")), None)
             problem = refuse_copy(host, sources[slot_id], given, features)
-            problem = problem or _refuse_nested(name, {*modules.values(), *sites})
+            problem = problem or (inner and f"{inner} inside it carries a slot of its own")
             if problem is None:
                 found[slot_id] = _study(host, sources[slot_id], calls[name], count)
                 if COPY_ZERO in names and found[slot_id].problem is None:
@@ -76,15 +77,10 @@ def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> 
 
     with ExitStack() as stack, undisturbed(host):
         for name in names:
-            handle = host.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True)
-            stack.callback(handle.remove)
+            module = host.get_submodule(name)
+            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
         call_with(host, example)
     return calls
-
-
-def _refuse_nested(name: str, sites: Collection[str]) -> str | None:
-    inner = next((other for other in sites if other.startswith(f"{name}.")), None)
-    return None if inner is None else f"{inner} inside it carries a slot of its own"
 
 
 def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
@@ -129,7 +125,3 @@ def _study_zero(
     except ValueError as problem:
         return replace(so_far, zero_problem=str(problem))
     return replace(so_far, zero_problem=None, zeroed=known[build])
-
-
-def read_inheritance(saved: Mapping[str, Any] | None) -> Inheritance | None:
-    return None if saved is None else Inheritance(**saved)

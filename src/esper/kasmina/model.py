@@ -1,7 +1,7 @@
 """A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -283,9 +283,16 @@ class MorphogeneticModel(nn.Module):
         finally:
             slot.alpha.fill_(slot.state.alpha)
 
-    def fossil_off(self, slot_id: str, number: int) -> AbstractContextManager[None]:
-        """The network as it would be without one of this slot's fossils."""
-        return self.slot(slot_id).without_fossil(number)
+    @contextmanager
+    def fossil_off(self, slot_id: str, number: int) -> Iterator[None]:
+        """The network as it would be without one of this slot's fossils; several may be off at once."""
+        slot = self.slot(slot_id)
+        before = slot.left_out
+        try:
+            slot.left_out = (*before, range(len(slot.fossils))[number])
+            yield
+        finally:
+            slot.left_out = before
 
     @contextmanager
     def at_full_strength(self, slot_id: str) -> Iterator[None]:
@@ -348,15 +355,8 @@ class MorphogeneticModel(nn.Module):
         """What legality is judged by; the prices of copies are those of the modules as they are now."""
         if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
             self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
-        return GrowthView(
-            space=self.space,
-            reports=self.get_slot_reports(),
-            seeds_used=self.active_seeds + self.fossilized_seeds,
-            max_seeds=self.max_seeds,
-            params_used=self.total_params,
-            budget=self.budget,
-            costs=self.costs,
-        )
+        reports, seeds = self.get_slot_reports(), self.active_seeds + self.fossilized_seeds
+        return GrowthView(self.space, reports, seeds, self.max_seeds, self.total_params, self.budget, self.costs)
 
     @property
     def active_seeds(self) -> int:

@@ -59,9 +59,8 @@ def _try_taps(
         for place, module in enumerate(host.get_submodule(path).children()):
             layout += [(place, module), *([(place, taps[place])] if place in taps else [])]
         for place, name in places.items():
-            note = outputs[place].append
-            handle = host.get_submodule(name).register_forward_hook(lambda _m, _i, output, note=note: note(output))
-            stack.callback(handle.remove)
+            site, note = host.get_submodule(name), outputs[place].append
+            stack.enter_context(site.register_forward_hook(lambda _m, _i, output, note=note: note(output)))
         try:
             stack.enter_context(restack(host, path, layout))
             with torch.no_grad():

@@ -35,7 +35,6 @@ class OptimizerLink:
         self,
         optimizer: torch.optim.Optimizer,
         sources: Mapping[str, nn.Module],
-        note_gradients: Callable[[], None] = lambda: None,
         *,
         scheduler: Any = None,
         seed_lr: float = 1.0,
@@ -60,14 +59,12 @@ class OptimizerLink:
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False
         """whether a step was taken at a rate that is not low"""
-        self.follows_rates, self._note_gradients = follows_rates, note_gradients
-        self.steps = 0
-        self._handles = []
+        self.follows_rates, self.steps = follows_rates, 0
+        self.note_gradients: Callable[[], None] = lambda: None
+        self._handles = list[torch.utils.hooks.RemovableHandle]()
         if follows_rates:
-            self._handles = [
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            ]
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._follow(1.0)))
 
     @property
     def rate(self) -> float:
@@ -113,7 +110,9 @@ class OptimizerLink:
             own = link.groups[slot_id]
             group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
             group["params"].append(parameter)
-            link._make_state([parameter], group)
+            if isinstance(link.optimizer, torch.optim.Adagrad):  # others make their state at the first step
+                options = {key: group[key] for key in ("initial_accumulator_value", "foreach", "fused") if key in group}
+                link.optimizer.state.update(type(link.optimizer)([parameter], **options).state)
 
     def _choose(
         self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, tuple["OptimizerLink", int]]
@@ -124,10 +123,8 @@ class OptimizerLink:
         """
         groups = [group for link in self.all for group in link.optimizer.param_groups]
         trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
-        alike, inside = (
-            [p for p in trained if p.dim() == parameter.dim()],
-            {*map(id, self.sources[slot_id].parameters())},
-        )
+        alike = [p for p in trained if p.dim() == parameter.dim()]
+        inside = {*map(id, self.sources[slot_id].parameters())}
         for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
             sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
             if any(sizes):
@@ -156,12 +153,6 @@ class OptimizerLink:
         for handle in [handle for link in self.all for handle in link._handles]:
             handle.remove()
 
-    def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        if parameters and isinstance(self.optimizer, torch.optim.Adagrad):  # others do it at the first step
-            accepted = ("initial_accumulator_value", "foreach", "fused")
-            options = {key: group[key] for key in accepted if key in group}
-            self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
-
     def _add_group(self, like: int) -> int:
         """An empty group with the settings of another; returns its number."""
         home = self.optimizer.param_groups[like]
@@ -176,13 +167,10 @@ class OptimizerLink:
     def _before_step(self, *_: Any) -> None:
         """Seeds have the settings of the host's group, whoever set them; their multiple acts on one step."""
         self.steps += 1
-        self._note_gradients()
+        self.note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
         self.was_high |= not self.is_rate_low
         self._follow(self.seed_lr)
-
-    def _after_step(self, *_: Any) -> None:
-        self._follow(1.0)
 
     def _follow(self, multiple: float) -> None:
         groups = self.optimizer.param_groups
@@ -213,13 +201,9 @@ def link_optimizers(
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
-    notes = [note_gradients, *[lambda: None] * len(optimizers)]
-    links = [
-        OptimizerLink(each, sources, note, scheduler=plan_of.get(id(each)), **options)
-        for each, note in zip(optimizers, notes, strict=False)
-    ]
-    links[0].others = tuple(links[1:])
-    return links[0]
+    first, *others = [OptimizerLink(each, sources, scheduler=plan_of.get(id(each)), **options) for each in optimizers]
+    first.note_gradients, first.others = note_gradients, tuple(others)
+    return first
 
 
 def _unwrap(given: Any, name: str) -> list[Any]:
