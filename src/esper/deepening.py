@@ -110,10 +110,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         for n, m in lists.items()
         if not isinstance(m, Fossils) and len({type(each) for each in m}) == 1 and any(True for _ in m.parameters())
     }
-    outer = {
-        n: size for n, size in alike.items() if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)
-    }
-    found = [n for n, size in outer.items() if size > 1] or list(outer)
+    outer = [n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)]
+    found = [n for n in outer if alike[n] > 1] or outer
     if len(found) != 1:
         shown = ", ".join(f"{n!r} ({alike[n]})" for n in found) or "none"
         raise HostError(

@@ -29,16 +29,7 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import (
-    BACKWARD,
-    Charge,
-    HostFlops,
-    Ledger,
-    PhaseCost,
-    count_flops,
-    incubation_flops,
-    network_flops,
-)
+from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
@@ -282,7 +273,7 @@ class Garden:
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        started, charges, found = time.perf_counter(), list[Charge](), list[Tensor]()
+        started, charges, found = time.perf_counter(), list[tuple[str, int, int]](), list[Tensor]()
 
         def measure() -> Tensor:
             values, _ = self._values(evaluate)

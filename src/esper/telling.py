@@ -81,10 +81,8 @@ def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
         for name, gain in found
         if gain is not None and gain.mean < 2 * gain.standard_error
     ]
-    text = (
-        f"kept, but may be chance: {', '.join(doubtful)}. GrowthSettings(least_gain=...) sets what a fossil must gain."
-    )
-    return [GrowthHint(0, epoch, text)] if doubtful else []
+    names, way_out = ", ".join(doubtful), "GrowthSettings(least_gain=...) sets what a fossil must gain."
+    return [GrowthHint(0, epoch, f"kept, but may be chance: {names}. {way_out}")] if doubtful else []
 
 
 def warn_of_left_out(model: MorphogeneticModel, epoch: int) -> list[Event]:
