@@ -42,9 +42,8 @@ def deepen(
     members = dict(model.get_submodule(path).named_children())
     old = list(members.values())
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
-        raise SettingError(
-            f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger number."
-        )
+        has = f"{path or 'the model'} has {len(old)} layers"
+        raise SettingError(f"to is {to!r}, and {has}; it must be a larger number.")
     names = [f"{path}.{key}".lstrip(".") for key in members]
     for name, member in zip(names, old, strict=True):
         if (reason := refuse_parts(member)) is not None:

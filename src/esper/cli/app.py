@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DataRoot = Annotated[
     Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
 ]
+_DEMO = Path("runs/demo")
 
 
 class OneScreen(TyperGroup):
@@ -67,9 +68,7 @@ def _root(
 def demo(
     epochs: Annotated[int, typer.Option(min=8, help="Epochs of training per arm.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the host's weights and its order of the data.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = _DEMO,
 ) -> None:
     """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy

@@ -156,6 +156,5 @@ def zeroed_copy(channels: int, site: Site) -> Copy:
 def silence(layer: nn.Module, value: float) -> None:
     """Set a layer's weights to `value` and its biases to 0."""
     layer = layer.out_proj if isinstance(layer, nn.MultiheadAttention) else layer
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters(recurse=False):
-            parameter.fill_(0.0 if "bias" in name else value)
+    for name, parameter in layer.named_parameters(recurse=False):
+        parameter.detach().fill_(0.0 if "bias" in name else value)

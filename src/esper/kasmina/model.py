@@ -78,8 +78,6 @@ class MorphogeneticModel(nn.Module):
                 raise
             return getattr(self.host, name)
 
-    # -- ops ---------------------------------------------------------------------------------------------------------
-
     def germinate_seed(self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear") -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
         is_incubated = self.settings.lengths.training > 0
@@ -180,8 +178,7 @@ class MorphogeneticModel(nn.Module):
         slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
-        problem = refuse(op, slot_id, blueprint_id, blend_id, self.view())
-        if problem is not None:
+        if (problem := refuse(op, slot_id, blueprint_id, blend_id, self.view())) is not None:
             raise problem
         return slot
 
@@ -211,8 +208,6 @@ class MorphogeneticModel(nn.Module):
                     f"{orphans} parameters of the {slot.state.blueprint_id} seed in slot {slot.slot_id} are in no "
                     "optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
                 )
-
-    # -- measuring ---------------------------------------------------------------------------------------------------
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for the live seed."""
@@ -327,8 +322,6 @@ class MorphogeneticModel(nn.Module):
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer.copy_(value)  # a forward may have put another tensor in its place
 
-    # -- reports -----------------------------------------------------------------------------------------------------
-
     def slot(self, slot_id: str) -> SeedSlot:
         self.slot_config.index_for_slot_id(slot_id)
         slot = self.slots[slot_id]
@@ -381,10 +374,10 @@ class MorphogeneticModel(nn.Module):
     def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
         """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
         sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
-        link = link_optimizers(optimizer, self.link, self.host, sources, self._note_gradients, **options)
+        link = link_optimizers(optimizer, self.link, self.host, sources, **options)
         if self.link is not None:
             self.link.detach()
-        self.link = link
+        self.link, link.note_gradients = link, self._note_gradients
         for slot in self._ordered():
             for fossil in slot.fossils:
                 link.adopt(slot.slot_id, fossil.parameters(), self._originals(slot.slot_id, fossil), is_host=True)

@@ -22,6 +22,9 @@ _ABSENT = "nothing"
 
 Layout = Sequence[tuple[int, nn.Module]]
 """Members in order, each with the place that it, or its original, had before."""
+Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
+Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]
+"""Configurations, each with the sets of its fields that may count the members."""
 Differences = set[tuple[str, Any, Any]]
 """What, in this network, in the one that its configuration builds."""
 
@@ -50,12 +53,7 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
     return own[index + 1 : index + 1 + len(modules)]
 
 
-def place_fossils(
-    host: nn.Module,
-    site: nn.Module,
-    fossils: Sequence[tuple[Any, bool]],
-    graft: Callable[[nn.Module, Sequence[nn.Module]], None],
-) -> None:
+def place_fossils(host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft) -> None:
     """Build the fossils of one module into its host, each with whether it becomes a member behind the one before.
 
     The others are grafted on the member that they come after.
@@ -226,12 +224,7 @@ def _compare(keeper: nn.Module, members: nn.Module) -> tuple[Differences, list[t
 
 
 def _find_configuration(
-    keeper: Any,
-    members: nn.Module,
-    choices: Sequence[tuple[Any, Sequence[tuple[str, ...]]]],
-    known: Differences,
-    old: int,
-    layout: Layout,
+    keeper: Any, members: nn.Module, choices: Choices, known: Differences, old: int, layout: Layout
 ) -> ExitStack:
     """Set the fields with which the configuration builds the longer network; nothing that was equal may differ."""
     kind, problems = type(keeper.config).__name__, list[str]()

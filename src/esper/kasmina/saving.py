@@ -109,8 +109,7 @@ def rebuild_network(
 
 
 def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
-    network = facts["network"]
-    slots = network["slots"]
+    network, slots = facts["network"], facts["network"]["slots"]
     model = MorphogeneticModel(
         host,
         SlotConfig(tuple(network["modules"]), network["modules"]),

@@ -15,6 +15,8 @@ PER_GROUP_SCHEDULERS = (
 )
 """Schedulers whose per-group lists can be extended; others are refused by name."""
 
+Originals = Mapping[nn.Parameter, nn.Parameter]
+Group = tuple["OptimizerLink", int]
 LOW_RATE = 0.1
 """From this share of the peak rate down a new seed learns little, and held-out losses tell what a fossil is worth."""
 
@@ -84,18 +86,13 @@ class OptimizerLink:
     def all(self) -> tuple["OptimizerLink", ...]:
         return (self, *self.others)
 
-    def owners(self) -> dict[int, tuple["OptimizerLink", int]]:
+    def owners(self) -> dict[int, Group]:
         """Link and number of the group that each parameter is in."""
         groups = [(link, number) for link in self.all for number in range(len(link.optimizer.param_groups))]
         return {id(p): (link, n) for link, n in groups for p in link.optimizer.param_groups[n]["params"]}
 
     def adopt(
-        self,
-        slot_id: str,
-        parameters: Iterable[nn.Parameter],
-        originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
-        *,
-        is_host: bool = False,
+        self, slot_id: str, parameters: Iterable[nn.Parameter], originals: Originals, *, is_host: bool = False
     ) -> None:
         """A seed is planted: its parameters start without history, each in the slot's group like its original's.
 
@@ -105,7 +102,7 @@ class OptimizerLink:
         for parameter in parameters:
             if is_host and id(parameter) in owner:
                 continue
-            original = (originals or {}).get(parameter)
+            original = originals.get(parameter)
             link, like = owner.get(id(original)) or self._choose(slot_id, parameter, owner)
             own = link.groups[slot_id]
             group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
@@ -114,9 +111,7 @@ class OptimizerLink:
                 options = {key: group[key] for key in ("initial_accumulator_value", "foreach", "fused") if key in group}
                 link.optimizer.state.update(type(link.optimizer)([parameter], **options).state)
 
-    def _choose(
-        self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, tuple["OptimizerLink", int]]
-    ) -> tuple["OptimizerLink", int]:
+    def _choose(self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, Group]) -> Group:
         """Who trains a parameter without original: whoever trains most of that rank in the slot's module, or anywhere.
 
         Muon takes matrices only. What trains vectors takes parameters of any rank.
@@ -186,12 +181,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def link_optimizers(
-    optimizer: Any,
-    before: OptimizerLink | None,
-    host: nn.Module,
-    sources: Mapping[str, nn.Module],
-    note_gradients: Callable[[], None],
-    **options: Any,
+    optimizer: Any, before: OptimizerLink | None, host: nn.Module, sources: Mapping[str, nn.Module], **options: Any
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
     optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
@@ -202,7 +192,7 @@ def link_optimizers(
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
     first, *others = [OptimizerLink(each, sources, scheduler=plan_of.get(id(each)), **options) for each in optimizers]
-    first.note_gradients, first.others = note_gradients, tuple(others)
+    first.others = tuple(others)
     return first
 
 

@@ -164,9 +164,8 @@ class Sham:
     """(decision, op, slot), as `script_of` makes it from an arm's events"""
 
     def __post_init__(self) -> None:
-        if "sham" not in self.facts.space.blueprint_ids:
-            known = filter(None, self.facts.space.blueprint_ids)
-            raise UnknownNameError("blueprint", "sham", known, "Add it for this arm.")
+        if "sham" not in (names := self.facts.space.blueprint_ids):
+            raise UnknownNameError("blueprint", "sham", filter(None, names), "Add it for this arm.")
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         done = memory.get("done", 0)
@@ -222,15 +221,12 @@ class Heuristic:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Heuristic):
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
     Which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the later slot.
     """
 
-    facts: HostFacts
-    share: Part = 0.75
-    planting_part: Part = 0.4
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
