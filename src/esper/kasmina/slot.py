@@ -118,8 +118,7 @@ class SeedSlot(nn.Module):
         return self.gradient_ratio, self.gradient_norm, self.greedy_score
 
     def report(self, host_param_count: int) -> SeedStateReport:
-        state = self.state
-        contribution = state.contribution
+        state, contribution = self.state, self.state.contribution
         return SeedStateReport(
             slot_id=self.slot_id,
             stage=state.stage,
