@@ -42,9 +42,8 @@ def deepen(
     members = dict(model.get_submodule(path).named_children())
     old = list(members.values())
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
-        raise SettingError(
-            f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger number."
-        )
+        has = f"{path or 'the model'} has {len(old)} layers"
+        raise SettingError(f"to is {to!r}, and {has}; it must be a larger number.")
     names = [f"{path}.{key}".lstrip(".") for key in members]
     for name, member in zip(names, old, strict=True):
         if (reason := refuse_parts(member)) is not None:
@@ -110,10 +109,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         for n, m in lists.items()
         if not isinstance(m, Fossils) and len({type(each) for each in m}) == 1 and any(True for _ in m.parameters())
     }
-    outer = {
-        n: size for n, size in alike.items() if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)
-    }
-    found = [n for n, size in outer.items() if size > 1] or list(outer)
+    outer = [n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)]
+    found = [n for n in outer if alike[n] > 1] or outer
     if len(found) != 1:
         shown = ", ".join(f"{n!r} ({alike[n]})" for n in found) or "none"
         raise HostError(

@@ -25,20 +25,12 @@ from esper.kasmina.probing import Example, Place, choose_places, find_places, un
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
 from esper.kasmina.settings import GrowthSettings
+from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import (
-    BACKWARD,
-    Charge,
-    HostFlops,
-    Ledger,
-    PhaseCost,
-    count_flops,
-    incubation_flops,
-    network_flops,
-)
+from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
@@ -170,12 +162,12 @@ class Garden:
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
-        if self.model.link is None:
+        if (link := self.model.link) is None:
             raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
         epoch = self.epoch + 1
         with self._together():
-            idle = telling.warn_of_idle_step(self.model.link, epoch)
-            events = [*self._measure(evaluate, epoch), *idle, *self._decide(epoch)]
+            idle = telling.warn_of_idle_step(link, epoch)
+            events = [*self._measure(evaluate, epoch, link), *idle, *self._decide(epoch, link)]
             events += tell_changes(0, epoch, self.model.tick())
         self.history.extend(events)
         self.epoch = epoch
@@ -234,8 +226,6 @@ class Garden:
         """Slots, stages, parameters and evidence, as a table to print."""
         return telling.summarize(self.model, self.epoch)
 
-    # -- the parts of a step -----------------------------------------------------------------------------------------
-
     @contextmanager
     def _together(self) -> Iterator[None]:
         """All processes hold the same network before it is measured, and after it has changed."""
@@ -249,7 +239,7 @@ class Garden:
         if self.average is not None:
             self.average.update()
 
-    def _measure(self, evaluate: Evaluate, epoch: int) -> list[Event]:
+    def _measure(self, evaluate: Evaluate, epoch: int, link: OptimizerLink) -> list[Event]:
         started = time.perf_counter()
         base, sign = self._values(evaluate, is_base=True)
         reports = self.model.get_slot_reports()
@@ -264,15 +254,14 @@ class Garden:
         is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
         if is_scored:
             self._score(evaluate)
-        self._charge(started, len(base), list(shadowed), len(ablated) + (again is not base), is_scored)
+        self._charge(link, started, len(base), list(shadowed), len(ablated) + (again is not base), is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
         judged, hints = list[Event](), telling.warn_of_unpaired(base, again, epoch)
-        assert self.model.link is not None
-        if self.model.settings.prunes and not self.is_pruned and self.model.link.has_rate_fallen:
+        if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
             self.is_pruned = True
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
@@ -282,7 +271,7 @@ class Garden:
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        started, charges, found = time.perf_counter(), list[Charge](), list[Tensor]()
+        started, charges, found = time.perf_counter(), list[tuple[str, int, int]](), list[Tensor]()
 
         def measure() -> Tensor:
             values, _ = self._values(evaluate)
@@ -299,10 +288,11 @@ class Garden:
         hints = [*telling.warn_of_doubt(verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
-    def _charge(self, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool) -> None:
+    def _charge(
+        self, link: OptimizerLink, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool
+    ) -> None:
         """Book the epoch that was trained, and its measurement on `count` examples."""
-        link, everyones = self.model.link, processes.gather(lambda: self.model.examples)
-        assert link is not None
+        everyones = processes.gather(lambda: self.model.examples)
         examples = {phase: sum(own[phase] for own in everyones) for phase in self.model.examples}
         if link.steps and not examples["training"]:
             self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
@@ -346,7 +336,7 @@ class Garden:
         with undisturbed(self.model):
             return as_losses(evaluate(), self.higher_is_better)
 
-    def _decide(self, epoch: int) -> list[Event]:
+    def _decide(self, epoch: int, link: OptimizerLink) -> list[Event]:
         started = time.perf_counter()
         events: list[Event] = []
         while True:
@@ -360,7 +350,7 @@ class Garden:
                 break
             self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        return events + telling.warn_of_low_rate(self.model.link, events, epoch)
+        return events + telling.warn_of_low_rate(link, events, epoch)
 
 
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:

@@ -17,7 +17,6 @@ from esper.telemetry.events import ActionTaken, Event, GrowthHint, tell_gain
 
 
 def summarize(model: MorphogeneticModel, epoch: int) -> str:
-    """Slots, stages, parameters and evidence, as a table to print."""
     text = io.StringIO()
     limit = f" of {model.budget:,}" if model.budget is not None else ""
     seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
@@ -35,16 +34,14 @@ def summarize(model: MorphogeneticModel, epoch: int) -> str:
     return text.getvalue().rstrip()
 
 
-def warn_of_low_rate(link: OptimizerLink | None, events: Iterable[Event], epoch: int) -> list[Event]:
+def warn_of_low_rate(link: OptimizerLink, events: Iterable[Event], epoch: int) -> list[Event]:
     """A seed was planted when the host hardly learns any more."""
     is_planted = any(isinstance(event, ActionTaken) and event.op == OP_NAMES[OP_GERMINATE] for event in events)
-    if not is_planted or link is None or not link.is_rate_low:
-        return []
     text = (
         f"a seed was planted at a learning rate of {link.rate:.2g}, at most {LOW_RATE:.0%} of the peak "
         f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
     )
-    return [GrowthHint(0, epoch, text)]
+    return [GrowthHint(0, epoch, text)] if is_planted and link.is_rate_low else []
 
 
 def warn_of_idle_step(link: OptimizerLink, epoch: int) -> list[Event]:
@@ -61,15 +58,13 @@ def looks_unpaired(base: Tensor, others: Iterable[Tensor]) -> bool:
 
 def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
     """The same network, evaluated twice, has other values: a contribution is then mostly noise."""
-    if torch.allclose(base, again, rtol=1e-3):
-        return []
     is_order = torch.allclose(base.sort().values, again.sort().values, rtol=1e-3)
     what = "the same values in another order" if is_order else "other values"
     text = (
         f"evaluate() returned {what} for the same network, so evidence is noise. Return the same examples in the same "
         "order, without a random generator of your own."
     )
-    return [GrowthHint(0, epoch, text)]
+    return [] if torch.allclose(base, again, rtol=1e-3) else [GrowthHint(0, epoch, text)]
 
 
 def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
@@ -80,10 +75,8 @@ def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
         for name, gain in found
         if gain is not None and gain.mean < 2 * gain.standard_error
     ]
-    text = (
-        f"kept, but may be chance: {', '.join(doubtful)}. GrowthSettings(least_gain=...) sets what a fossil must gain."
-    )
-    return [GrowthHint(0, epoch, text)] if doubtful else []
+    names, way_out = ", ".join(doubtful), "GrowthSettings(least_gain=...) sets what a fossil must gain."
+    return [GrowthHint(0, epoch, f"kept, but may be chance: {names}. {way_out}")] if doubtful else []
 
 
 def warn_of_left_out(model: MorphogeneticModel, epoch: int) -> list[Event]:

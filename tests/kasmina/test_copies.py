@@ -10,7 +10,7 @@ import esper
 from esper.kasmina import GrowthSettings, MorphogeneticModel, build_transformer_host, check_blueprint
 from esper.kasmina.blueprints import REGISTRY, blueprint
 from esper.kasmina.copies import Copy, Site
-from esper.kasmina.identity import find_zeroed
+from esper.kasmina.inheritance import find_zeroed
 from esper.leyline import StageLengths
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, BudgetExceededError
 from esper.leyline.slots import SlotConfig

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from esper import __version__
 from esper.cli.console.tables import arms_table, tasks_table
-from esper.cli.look import report, runs, serve, watch
+from esper.cli.look import AsJson, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import EsperError, SettingError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DataRoot = Annotated[
     Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
 ]
+_DEMO = Path("runs/demo")
 
 
 class OneScreen(TyperGroup):
@@ -67,9 +68,7 @@ def _root(
 def demo(
     epochs: Annotated[int, typer.Option(min=8, help="Epochs of training per arm.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the host's weights and its order of the data.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = _DEMO,
 ) -> None:
     """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy
@@ -119,10 +118,7 @@ for name, panel, summary in (
 
 
 @app.command(rich_help_panel="Data")
-def tasks(
-    data_root: DataRoot = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def tasks(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List what hosts can be trained on."""
     from esper.runtime.tasks import TASKS
 

@@ -9,13 +9,11 @@ import typer
 from rich.console import Console
 
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
 
-def runs(
-    folder: Folder = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
     from esper.cli.console.tables import runs_table
     from esper.dashboard.reader import RunReader

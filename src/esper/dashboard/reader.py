@@ -53,10 +53,12 @@ class RunReader:
             return 0
         if self.problem is None:
             self.view.config = blank.config
-        if not self._fits() or (self.problem is None and self.view.kind != blank.kind):
+        files = event_files(self.folder)
+        is_same = all(rank in files and _is_same(files[rank], place) for rank, place in self.places.items())
+        if not is_same or (self.problem is None and self.view.kind != blank.kind):
             self.view, self.places = blank, {}
         before = self.view.events
-        for rank, path in event_files(self.folder).items():
+        for rank, path in files.items():
             place = self.places.setdefault(rank, Place())
             with _reading(path) as file:
                 _follow(file, place, self.view, rank)
@@ -121,11 +123,6 @@ class RunReader:
         config.pop(CHECKSUM, None)
         return config
 
-    def _fits(self) -> bool:
-        """Whether every file still holds what was folded of it."""
-        files = event_files(self.folder)
-        return all(rank in files and _is_same(files[rank], place) for rank, place in self.places.items())
-
 
 def _blank(config: dict[str, Any]) -> RunView:
     return RunView(config.get("command", "ppo"), config)
@@ -179,6 +176,7 @@ def _read_line(line: bytes) -> dict[str, Any]:
 
 
 def _is_same(path: Path, place: Place) -> bool:
+    """Whether a file still holds what was folded of it."""
     with suppress(OSError), open_plain(path) as file:
         file.seek(place.offset - len(place.tail))
         return file.read(len(place.tail)) == place.tail

@@ -39,19 +39,16 @@ class Average:
         """The network with its averaged weights: to evaluate, `garden.harvest()` or `garden.export(folder)`."""
         kept = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
         try:
-            with torch.no_grad():
-                for parameter, _ in kept:
-                    parameter.copy_(self._values.get(parameter, parameter))
+            for parameter, value in kept:
+                parameter.detach().copy_(self._values.get(parameter, value))
             yield
         finally:
-            with torch.no_grad():
-                for parameter, value in kept:
-                    parameter.copy_(value)
+            for parameter, value in kept:
+                parameter.detach().copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by parameter name."""
-        own = self.model.named_parameters()
-        return {name: self._values.get(p, p.detach()).contiguous() for name, p in own}
+        return {name: self._values.get(p, p.detach()).contiguous() for name, p in self.model.named_parameters()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take averages back that `tensors` gave."""

@@ -25,12 +25,13 @@ SHAM = "sham"
 COPY, COPY_ZERO = "copy", "copy_zero"
 """A copy of the slot's own module; the second is the identity at birth."""
 
+Shape = tuple[int, ...]
 AnySeed = seeds.Seed | seeds.Sham | Copy
 Builder = Callable[..., nn.Module]
 """From the number of channels, and the `Site` if it has a parameter `site`, to the body of a seed."""
 
 
-def channels_of(kind: str, shape: tuple[int, ...]) -> int:
+def channels_of(kind: str, shape: Shape) -> int:
     """Width of one example's features: first axis of an image, last axis of a sequence or vector."""
     return shape[0] if kind == "image" else shape[-1]
 
@@ -72,9 +73,7 @@ class Blueprint:
         """Whether it asks for the site, so that what it builds depends on the network."""
         return "site" in signature(self.build).parameters
 
-    def build_seed(
-        self, shape: tuple[int, ...], *, scale: float = 0.0, gated: bool = False, site: Site | None = None
-    ) -> AnySeed:
+    def build_seed(self, shape: Shape, *, scale: float = 0.0, gated: bool = False, site: Site | None = None) -> AnySeed:
         """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity, unless it is a copy."""
         if self.name == SHAM:
             return seeds.Sham()
@@ -95,11 +94,11 @@ class Blueprint:
             return body
         return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)
 
-    def cost(self, shape: tuple[int, ...], gated: bool = False) -> BlueprintCost:
+    def cost(self, shape: Shape, gated: bool = False) -> BlueprintCost:
         """Parameters and FLOPs at a slot with these features, without allocating either."""
         return _cost(self, tuple(shape), gated)
 
-    def cost_at(self, shape: tuple[int, ...], gated: bool, site: Site) -> BlueprintCost:
+    def cost_at(self, shape: Shape, gated: bool, site: Site) -> BlueprintCost:
         """The same for a blueprint that asks for the site: it is built and run once."""
         # the CPU's fused attention is not counted
         with torch.random.fork_rng(devices=[]), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -111,7 +110,7 @@ class Blueprint:
             return _measured(self, alone, shape)
 
 
-def _misfit(blueprint: Blueprint, shape: tuple[int, ...], problem: object) -> BlueprintMismatchError:
+def _misfit(blueprint: Blueprint, shape: Shape, problem: object) -> BlueprintMismatchError:
     return BlueprintMismatchError(
         f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}. "
         "Choose another blueprint for this slot; a seed must keep the shape of its input."
@@ -119,12 +118,12 @@ def _misfit(blueprint: Blueprint, shape: tuple[int, ...], problem: object) -> Bl
 
 
 @lru_cache(maxsize=4096)
-def _cost(blueprint: Blueprint, shape: tuple[int, ...], gated: bool) -> BlueprintCost:
+def _cost(blueprint: Blueprint, shape: Shape, gated: bool) -> BlueprintCost:
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
         return _measured(blueprint, blueprint.build_seed(shape, gated=gated), shape)
 
 
-def _measured(blueprint: Blueprint, seed: AnySeed, shape: tuple[int, ...]) -> BlueprintCost:
+def _measured(blueprint: Blueprint, seed: AnySeed, shape: Shape) -> BlueprintCost:
     counter = FlopCounterMode(display=False)
     try:
         with counter:

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint
+from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint, Shape
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
@@ -20,9 +20,7 @@ TYPICAL_SHAPES = {"image": (8, 6, 6), "sequence": (5, 16), "vector": (16,)}
 _STEPS_TO_WAKE = 3
 
 
-def check_blueprint(
-    kind: str, name: str, shape: tuple[int, ...] | None = None, *, module: nn.Module | None = None
-) -> None:
+def check_blueprint(kind: str, name: str, shape: Shape | None = None, *, module: nn.Module | None = None) -> None:
     """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn.
 
     A blueprint with a parameter `site` needs a `module` to take after.
@@ -43,7 +41,7 @@ def check_blueprint(
         raise BlueprintError(f"{what} does not work on features of shape {shape}: {problem}") from problem
 
 
-def _check_seed(blueprint: Blueprint, shape: tuple[int, ...], what: str, site: Site | None) -> None:
+def _check_seed(blueprint: Blueprint, shape: Shape, what: str, site: Site | None) -> None:
     features, target = torch.randn(4, *shape), torch.randn(4, *shape)
     seed = blueprint.build_seed(shape, site=site)
     if probe_deviation(seed, features, blueprint.name) != 0.0 and not isinstance(seed, Copy):

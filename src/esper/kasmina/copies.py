@@ -3,7 +3,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +74,7 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
     return None
 
 
-def copy_module(
-    source: nn.Module, network: nn.Module, held: tuple[object, ...] = ()
-) -> tuple[nn.Module, frozenset[str]]:
+def copy_module(source: nn.Module, network: nn.Module, held: Sequence[object] = ()) -> tuple[nn.Module, frozenset[str]]:
     """A deep copy of a part of `network`, ready to learn, and the names of the parameters it shares with the network.
 
     What the part shares with the rest, the copy shares too: tied weights, a configuration, a table. Objects in `held`
@@ -158,6 +156,5 @@ def zeroed_copy(channels: int, site: Site) -> Copy:
 def silence(layer: nn.Module, value: float) -> None:
     """Set a layer's weights to `value` and its biases to 0."""
     layer = layer.out_proj if isinstance(layer, nn.MultiheadAttention) else layer
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters(recurse=False):
-            parameter.fill_(0.0 if "bias" in name else value)
+    for name, parameter in layer.named_parameters(recurse=False):
+        parameter.detach().fill_(0.0 if "bias" in name else value)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,8 @@ def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, fl
 def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
     """By how much the first losses are lower, example by example, with the standard error of that mean."""
     first, second = check_values(better), check_values(than)
-    if len(first) != len(second):
-        raise MeasurementError(
-            f"{len(first)} and {len(second)} held-out values do not pair up; use the same examples, in order."
-        )
+    if (count := len(first)) != (other := len(second)):
+        raise MeasurementError(f"{count} and {other} held-out values do not pair up; use the same examples, in order.")
     gain = second - first
     return Measurement(float(gain.mean()), float(gain.std() / math.sqrt(len(gain))), len(gain))
 
@@ -65,21 +63,18 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 
 def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size: int) -> float | None:
     """Gradient norm per root parameter, seed over host; None where there is nothing to compare."""
-    if not (seed_size and host_norm > 0):
-        return None
-    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5)
+    is_known = seed_size and host_norm > 0
+    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5) if is_known else None
 
 
 @contextmanager
 def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
     """Collects what each site puts out, slot included, while the context lasts."""
     seen: list[list[Tensor]] = [[] for _ in sites]
-    handles = [site.register_forward_hook(partial(_keep, own)) for site, own in zip(sites, seen, strict=True)]
-    try:
+    with ExitStack() as stack:
+        for site, own in zip(sites, seen, strict=True):
+            stack.enter_context(site.register_forward_hook(partial(_keep, own)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -19,12 +18,12 @@ from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.gates import GateEvidence, shape_gate
 from esper.leyline.slots import SlotConfig
 
+Prices = dict[tuple[str, str, str], int]
+"""Parameters by slot, blueprint and blend."""
 
-@dataclass(frozen=True)
-class KnownShapes:
+
+class KnownShapes(dict[str, tuple[str, tuple[int, ...], str, Inheritance]]):
     """What is known of each slot without running the host: kind, shape of one example's features, dtype, copies."""
-
-    slots: Mapping[str, tuple[str, tuple[int, ...], str, Inheritance | None]]
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -53,7 +52,7 @@ def build_slots(
     slots: dict[str, SeedSlot] = {}
     if isinstance(example, KnownShapes):
         device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
-        for slot_id, (kind, shape, dtype, inheritance) in example.slots.items():
+        for slot_id, (kind, shape, dtype, inheritance) in example.items():
             like = torch.empty(0, device=device, dtype=getattr(torch, dtype))
             slots[slot_id] = SeedSlot(slot_id, kind, shape, like)
             slots[slot_id].inheritance = inheritance
@@ -82,12 +81,6 @@ def build_slots(
     return slots
 
 
-def _refuse_inheriting(slot: SeedSlot, name: str) -> str | None:
-    """Why a copy cannot be planted in this slot; None if it can."""
-    handed = slot.inheritance or Inheritance("its host was wrapped without an example")
-    return handed.problem or (handed.zero_problem if name == COPY_ZERO else None)
-
-
 def source_of(host: nn.Module, module: str) -> nn.Module:
     """The host's own module that copies in a slot go back to."""
     return host.get_submodule(source_name(host, module))
@@ -97,7 +90,7 @@ def site_of(host: nn.Module, module: str, slot: SeedSlot, held: Sequence[SeedSlo
     """What a blueprint may see of a slot's place: the last block there, a copy that was kept or the module itself."""
     last = slot.fossils[-1] if len(slot.fossils) else None
     source = last.body if isinstance(last, Copy) else source_of(host, module)
-    return Site(source, host, tuple(held), {} if slot.inheritance is None else slot.inheritance.zeroed)
+    return Site(source, host, tuple(held), slot.inheritance.zeroed)
 
 
 def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:
@@ -107,23 +100,23 @@ def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:
         return blueprint.cost(slot.feature_shape, gated)
     if name not in (COPY, COPY_ZERO):
         return blueprint.cost_at(slot.feature_shape, gated, site)
-    if (problem := _refuse_inheriting(slot, name)) is not None or slot.inheritance is None:
+    handed = slot.inheritance
+    problem = handed.problem or (handed.zero_problem if name == COPY_ZERO else None)
+    if problem is not None:
         raise BlueprintMismatchError(f"{name} does not fit slot {slot.slot_id}: {problem}.")
     positions = 1 if slot.kind == "image" else math.prod(slot.feature_shape[:-1])
     gate = BlueprintCost(slot.channels + 1, 2 * slot.channels * positions) if gated else BlueprintCost(0, 0)
-    return BlueprintCost(site.own_parameters() + gate.params, slot.inheritance.flops + gate.flops)
+    return BlueprintCost(site.own_parameters() + gate.params, handed.flops + gate.flops)
 
 
-def price_list(
-    slots: Sequence[SeedSlot], space: ActionSpace, sites: Mapping[str, Site]
-) -> dict[tuple[str, str, str], int]:
-    """Parameters of every (slot, blueprint, blend) that fits; what does not fit is left out."""
+def price_list(slots: Sequence[SeedSlot], space: ActionSpace, sites: Mapping[str, Site]) -> Prices:
+    """All that fits; what does not is left out."""
     kinds, names = sorted({slot.kind for slot in slots}), [name for name in space.blueprint_ids if name is not None]
     problems: set[str] = set()
     for name in names:
         if not any(REGISTRY.has(kind, name) for kind in kinds):
             raise UnknownNameError(f"{' or '.join(kinds)} blueprint", name, REGISTRY.names_for(kinds))
-    costs: dict[tuple[str, str, str], int] = {}
+    costs: Prices = {}
     for name, slot, blend in product(names, slots, space.blends):
         if REGISTRY.has(slot.kind, name):
             try:
@@ -139,11 +132,9 @@ def price_list(
     return costs
 
 
-def price_copies(
-    slots: Sequence[SeedSlot], costs: Mapping[tuple[str, str, str], int], site_of: Callable[[str], Site]
-) -> dict[tuple[str, str, str], int]:
+def price_copies(slots: Sequence[SeedSlot], costs: Prices, site_of: Callable[[str], Site]) -> Prices:
     """The part of a price list that follows the host: what copies cost now."""
-    now: dict[tuple[str, str, str], int] = {}
+    now: Prices = {}
     for slot in slots:
         own = [(name, blend) for of, name, blend in costs if of == slot.slot_id and name in (COPY, COPY_ZERO)]
         site = site_of(slot.slot_id)
@@ -186,9 +177,7 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     return int(budget * own)
 
 
-def refuse_limits(
-    max_seeds: int | None, budget: int | None, host_params: int, costs: Mapping[tuple[str, str, str], int]
-) -> None:
+def refuse_limits(max_seeds: int | None, budget: int | None, host_params: int, costs: Prices) -> None:
     """Limits under which nothing could ever grow are a mistake, not a setting."""
     if max_seeds is not None and max_seeds < 1:
         raise SettingError(f"max_seeds must be at least 1 or None for no limit, got {max_seeds}.")
@@ -217,17 +206,15 @@ def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float
     """How far a newborn seed moves random features; a seed that changes their shape is refused."""
     with torch.no_grad():
         grown = seed(features)
-    if grown.shape != features.shape:
-        raise BlueprintError(
-            f"{blueprint_id!r} turns shape {tuple(features.shape)} into {tuple(grown.shape)}; a seed must keep it."
-        )
+    before, after = tuple(features.shape), tuple(grown.shape)
+    if after != before:
+        raise BlueprintError(f"{blueprint_id!r} turns shape {before} into {after}; a seed must keep it.")
     return float((grown - features).abs().max())
 
 
 def judge_newborn(slot: SeedSlot, seed: AnySeed, probe: Tensor, blueprint_id: str, *, is_zero: bool) -> GateEvidence:
     """G0 of a newborn seed, whose scale `is_zero` or not; a seed that fails is refused."""
     if isinstance(seed, Copy):  # run on the example when the host was wrapped: it needs its original's arguments
-        assert slot.inheritance is not None
         is_identity = blueprint_id == COPY_ZERO
         evidence = shape_gate(0.0 if is_identity else slot.inheritance.deviation, is_identity)
     else:

@@ -46,14 +46,20 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
             raise HostError(f"slot {slot.slot_id} cannot be harvested: {problem}.") from problem
         if isinstance(getattr(hooks[own], "__self__", None), SeedSlot):
             del hooks[own], site._forward_hooks_with_kwargs[own]
-    _warn_of_grafts(grown.host)
+    grafted = [name for name, module in grown.host.named_modules() if isinstance(module, seeds.Fossils)]
+    if grafted and any(hasattr(module, "save_pretrained") for module in grown.host.modules()):
+        warnings.warn(
+            f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them. "
+            "Keep this network with garden.export(folder) or torch.save.",
+            stacklevel=3,
+        )
     return grown.host
 
 
 def _becomes_member(slot: SeedSlot, fossil: nn.Module) -> bool:
     """Whether a fossil can stand in the list of the slot's module: it is a copy, and nothing blends it."""
     is_copy = isinstance(fossil, Copy) and not has_gate(fossil)
-    return is_copy and slot.inheritance is not None and slot.inheritance.is_native
+    return is_copy and slot.inheritance.is_native
 
 
 def _graft(site: nn.Module, own: int, carrier: nn.Module, fossils: Sequence[nn.Module]) -> None:
@@ -65,16 +71,6 @@ def _graft(site: nn.Module, own: int, carrier: nn.Module, fossils: Sequence[nn.M
     else:
         site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
         site._forward_hooks[own] = seeds.run_grown  # in the slot's place among the hooks
-
-
-def _warn_of_grafts(host: nn.Module) -> None:
-    grafted = [name for name, module in host.named_modules() if isinstance(module, seeds.Fossils)]
-    if grafted and any(hasattr(module, "save_pretrained") for module in host.modules()):
-        warnings.warn(
-            f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them. "
-            "Keep this network with garden.export(folder) or torch.save.",
-            stacklevel=4,
-        )
 
 
 def export_network(model: MorphogeneticModel, folder: Path) -> Path:

@@ -17,11 +17,8 @@ class SegmentedHost(Protocol):
     """A host that knows its own slots and can be run in parts."""
 
     def slot_config(self) -> SlotConfig: ...
-
     def example(self) -> Tensor: ...
-
     def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor: ...
-
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor: ...
 
 
@@ -60,14 +57,10 @@ class ChainHost(nn.Module):
 
     def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor:
         """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
-        end = self._index(slot_id)
-        if from_segment is None:
-            features, start = self._enter(inputs), 0
-        else:
-            features, start = inputs, self._index(from_segment)
+        end, start = self._index(slot_id), 0 if from_segment is None else self._index(from_segment)
         if start > end:
             raise SettingError(f"from_segment {from_segment} comes after {slot_id}; a pass goes forward only.")
-        return self._advance(features, start, end)
+        return self._advance(self._enter(inputs) if from_segment is None else inputs, start, end)
 
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
         """The output for features that arrive at `slot_id`; that slot and all after it are applied."""
@@ -98,7 +91,7 @@ def build_cnn_host(
     )
     widths = [base_channels * 2**index for index in range(blocks)]
     layers, size = [], image_size
-    for inputs, outputs in zip([in_channels, *widths], widths, strict=False):
+    for inputs, outputs in pairwise([in_channels, *widths]):
         parts = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
         if size >= 2:  # a small image stops shrinking, the blocks go on
             parts.append(nn.MaxPool2d(2))
@@ -113,17 +106,15 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
-        self.branch = nn.Sequential(
-            *_conv_norm(inputs, outputs, 3, stride), nn.ReLU(), *_conv_norm(outputs, outputs, 3)
-        )
+        self.branch = nn.Sequential(*_conv_bn(inputs, outputs, 3, stride), nn.ReLU(), *_conv_bn(outputs, outputs, 3))
         is_same = stride == 1 and inputs == outputs
-        self.skip = nn.Identity() if is_same else nn.Sequential(*_conv_norm(inputs, outputs, 1, stride))
+        self.skip = nn.Identity() if is_same else nn.Sequential(*_conv_bn(inputs, outputs, 1, stride))
 
     def forward(self, features: Tensor) -> Tensor:
         return nn.functional.relu(self.skip(features) + self.branch(features))
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
     padded = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return padded, nn.BatchNorm2d(outputs)
 
@@ -141,7 +132,7 @@ def build_resnet_host(
         own = width * 2**stage
         layers.append(BasicBlock(own // 2, own, stride=2) if stage else BasicBlock(own, own))
         layers += [BasicBlock(own, own) for _ in range(blocks - 1)]
-    stem = nn.Sequential(*_conv_norm(in_channels, width, 3), nn.ReLU())
+    stem = nn.Sequential(*_conv_bn(in_channels, width, 3), nn.ReLU())
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 2 ** (stages - 1), classes))
     return ChainHost(layers, head, torch.zeros(2, in_channels, 32, 32), stem)
 
@@ -149,10 +140,7 @@ def build_resnet_host(
 def build_mlp_host(*, inputs: int, widths: Sequence[int] = (32, 32), classes: int = 10) -> ChainHost:
     """Linear-ReLU blocks and a linear head."""
     _require_positive(inputs=inputs, classes=classes, **{f"widths_{i}": width for i, width in enumerate(widths)})
-    layers = [
-        nn.Sequential(nn.Linear(before, after), nn.ReLU())
-        for before, after in zip([inputs, *widths], widths, strict=False)
-    ]
+    layers = [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise([inputs, *widths])]
     return ChainHost(layers, nn.Linear(widths[-1] if widths else inputs, classes), torch.zeros(2, inputs))
 
 
@@ -177,9 +165,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.attention = CausalAttention(width, heads)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        inner = 4 * width
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(self, features: Tensor) -> Tensor:
         features = features + self.attention(features)
@@ -195,10 +182,8 @@ def build_transformer_host(
         raise SettingError(f"width {width} is not divisible by {heads} heads; choose a multiple.")
     if slots > layers:
         raise SettingError(f"{slots} slots need as many layers, got {layers}; lower slots or raise layers.")
-    bounds = [round(index * layers / slots) for index in range(slots + 1)]
-    groups = [
-        nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end))) for start, end in pairwise(bounds)
-    ]
+    cuts = [round(index * layers / slots) for index in range(slots + 1)]
+    groups = [nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end))) for start, end in pairwise(cuts)]
     stem = TokenEmbedding(vocabulary, width, context)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
     return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long), stem)

@@ -1,7 +1,7 @@
-"""What can be copied where: found out once, on the example batch, when a host is wrapped. Nothing here changes it."""
+"""What can be copied where, and which zeroed layers make a copy the identity: found by trying. No host is changed."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Copy, copy_module, shared_names, silence
-from esper.kasmina.identity import find_zeroed
 from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
 
@@ -37,6 +36,8 @@ class Inheritance:
     """whether a copy can stand behind it in the list that both are in"""
 
 
+Run = Callable[[nn.Module], Tensor]
+Zeroed = dict[str, float]
 Call = tuple[tuple[Any, ...], dict[str, Any], Tensor]
 """Positional and keyword arguments, output."""
 
@@ -50,19 +51,18 @@ def study_copies(
     """
     sources = {slot_id: source_name(host, name) for slot_id, name in modules.items()}
     calls = _record_calls(host, example, {*modules.values(), *sources.values()})
-    count, known = max(batch_size(example), 1), dict[Any, dict[str, float]]()
+    count, known = max(batch_size(example), 1), dict[Any, Zeroed]()
     found: dict[str, Inheritance] = {}
     with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
         for slot_id, name in modules.items():
             given, features = calls[sources[slot_id]][0][0], calls[name][2]
+            inner = next((other for other in (*modules.values(), *sites) if other.startswith(f"{name}.")), None)
             problem = refuse_copy(host, sources[slot_id], given, features)
-            problem = problem or _refuse_nested(name, {*modules.values(), *sites})
-            if problem is None:
-                found[slot_id] = _study(host, sources[slot_id], calls[name], count)
-                if COPY_ZERO in names and found[slot_id].problem is None:
-                    found[slot_id] = _study_zero(host, sources[slot_id], calls[name], found[slot_id], known)
-            else:
-                found[slot_id] = Inheritance(problem)
+            problem = problem or (inner and f"{inner} inside it carries a slot of its own")
+            handed = Inheritance(problem) if problem else _study(host, sources[slot_id], calls[name], count)
+            if COPY_ZERO in names and handed.problem is None:
+                handed = _study_zero(host, sources[slot_id], calls[name], handed, known)
+            found[slot_id] = handed
     copied = {slot_id: modules[slot_id] for slot_id, handed in found.items() if handed.problem is None}
     reasons = runs_in_order(host, example, list(copied.values()))
     return found | {s: replace(found[s], is_native=reasons[name] is None) for s, name in copied.items()}
@@ -76,15 +76,10 @@ def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> 
 
     with ExitStack() as stack, undisturbed(host):
         for name in names:
-            handle = host.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True)
-            stack.callback(handle.remove)
+            module = host.get_submodule(name)
+            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
         call_with(host, example)
     return calls
-
-
-def _refuse_nested(name: str, sites: Collection[str]) -> str | None:
-    inner = next((other for other in sites if other.startswith(f"{name}.")), None)
-    return None if inner is None else f"{inner} inside it carries a slot of its own"
 
 
 def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
@@ -106,9 +101,7 @@ def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
     return Inheritance(flops=int(counter.get_total_flops()) // count, deviation=deviation)
 
 
-def _study_zero(
-    host: nn.Module, source: str, call: Call, so_far: Inheritance, known: dict[Any, dict[str, float]]
-) -> Inheritance:
+def _study_zero(host: nn.Module, source: str, call: Call, so_far: Inheritance, known: dict[Any, Zeroed]) -> Inheritance:
     """Look for the layers to zero, once for all modules that are built alike."""
     args, kwargs, features = call
     module = host.get_submodule(source)
@@ -131,5 +124,66 @@ def _study_zero(
     return replace(so_far, zero_problem=None, zeroed=known[build])
 
 
-def read_inheritance(saved: Mapping[str, Any] | None) -> Inheritance | None:
-    return None if saved is None else Inheritance(**saved)
+def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
+    """The last layer of each residual branch, and the value of its weights at which it gives zeros.
+
+    `run` calls a module on `features`, as the network does. Works on `body` in place, which becomes the identity.
+    Raises ValueError with the reason if no such layers exist.
+    """
+    layers = _layers_in_order(body, run)
+    if not _is_identity(body, run, features, layers):
+        raise ValueError("its output is not its input when all its layers give zeros: nothing goes around them")
+    needed = list(layers)
+    for name in layers:  # the earliest first, so that the last layer of each branch is left
+        fewer = [other for other in needed if other != name]
+        if _is_identity(body, run, features, fewer):
+            needed = fewer
+    values = {name: _find_silence(body, run, name) for name in needed}
+    if not torch.equal(run(body), features):
+        raise ValueError(f"with {', '.join(needed)} zeroed its output still differs from its input")
+    return values
+
+
+def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
+    """Modules with weights of their own, in the order in which they finish; attention counts as one."""
+    seen: dict[str, None] = {}
+    attentions = [name for name, module in body.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    with ExitStack() as stack:
+        for name, module in body.named_modules():
+            is_inside = any(name.startswith(f"{outer}.") for outer in attentions)
+            if name and not is_inside and (module._parameters or isinstance(module, nn.MultiheadAttention)):
+                stack.enter_context(module.register_forward_hook(lambda *_, name=name: seen.setdefault(name)))
+        run(body)
+    return list(seen)
+
+
+def _is_identity(body: nn.Module, run: Run, features: Tensor, zeroed: Sequence[str]) -> bool:
+    with ExitStack() as stack:
+        for name in zeroed:
+            stack.enter_context(body.get_submodule(name).register_forward_hook(lambda _m, _i, output: _zeros(output)))
+        return torch.equal(run(body), features)
+
+
+def _find_silence(body: nn.Module, run: Run, name: str) -> float:
+    """0 for most layers, -1 for norms that multiply by one plus their weight; the layer is left like that."""
+    layer = body.get_submodule(name)
+    loudest: list[float] = []
+    with layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_first(output).abs().max()))):
+        for value in (0.0, -1.0):
+            silence(layer, value)
+            loudest.clear()
+            run(body)
+            if not any(loudest):
+                return value
+    raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, tuple) else output
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _zeros(output: Any) -> Any:
+    zeros = torch.zeros_like(_first(output))
+    return (zeros, *output[1:]) if isinstance(output, tuple) else zeros

@@ -1,7 +1,7 @@
 """A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -77,8 +77,6 @@ class MorphogeneticModel(nn.Module):
             if name == "host":
                 raise
             return getattr(self.host, name)
-
-    # -- ops ---------------------------------------------------------------------------------------------------------
 
     def germinate_seed(self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear") -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
@@ -180,8 +178,7 @@ class MorphogeneticModel(nn.Module):
         slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
-        problem = refuse(op, slot_id, blueprint_id, blend_id, self.view())
-        if problem is not None:
+        if (problem := refuse(op, slot_id, blueprint_id, blend_id, self.view())) is not None:
             raise problem
         return slot
 
@@ -211,8 +208,6 @@ class MorphogeneticModel(nn.Module):
                     f"{orphans} parameters of the {slot.state.blueprint_id} seed in slot {slot.slot_id} are in no "
                     "optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
                 )
-
-    # -- measuring ---------------------------------------------------------------------------------------------------
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for a seed on probation."""
@@ -281,9 +276,16 @@ class MorphogeneticModel(nn.Module):
         finally:
             slot.alpha.fill_(slot.state.alpha)
 
-    def fossil_off(self, slot_id: str, number: int) -> AbstractContextManager[None]:
-        """The network as it would be without one of this slot's fossils."""
-        return self.slot(slot_id).without_fossil(number)
+    @contextmanager
+    def fossil_off(self, slot_id: str, number: int) -> Iterator[None]:
+        """The network as it would be without one of this slot's fossils; several may be off at once."""
+        slot = self.slot(slot_id)
+        before = slot.left_out
+        try:
+            slot.left_out = (*before, range(len(slot.fossils))[number])
+            yield
+        finally:
+            slot.left_out = before
 
     @contextmanager
     def at_full_strength(self, slot_id: str) -> Iterator[None]:
@@ -318,8 +320,6 @@ class MorphogeneticModel(nn.Module):
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer.copy_(value)  # a forward may have put another tensor in its place
 
-    # -- reports -----------------------------------------------------------------------------------------------------
-
     def slot(self, slot_id: str) -> SeedSlot:
         self.slot_config.index_for_slot_id(slot_id)
         slot = self.slots[slot_id]
@@ -346,15 +346,8 @@ class MorphogeneticModel(nn.Module):
         """What legality is judged by; the prices of copies are those of the modules as they are now."""
         if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
             self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
-        return GrowthView(
-            space=self.space,
-            reports=self.get_slot_reports(),
-            seeds_used=self.active_seeds + self.fossilized_seeds,
-            max_seeds=self.max_seeds,
-            params_used=self.total_params,
-            budget=self.budget,
-            costs=self.costs,
-        )
+        reports, seeds = self.get_slot_reports(), self.active_seeds + self.fossilized_seeds
+        return GrowthView(self.space, reports, seeds, self.max_seeds, self.total_params, self.budget, self.costs)
 
     @property
     def active_seeds(self) -> int:
@@ -379,10 +372,10 @@ class MorphogeneticModel(nn.Module):
     def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
         """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
         sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
-        link = link_optimizers(optimizer, self.link, self.host, sources, self._note_gradients, **options)
+        link = link_optimizers(optimizer, self.link, self.host, sources, **options)
         if self.link is not None:
             self.link.detach()
-        self.link = link
+        self.link, link.note_gradients = link, self._note_gradients
         for slot in self._ordered():
             for fossil in slot.fossils:
                 link.adopt(slot.slot_id, fossil.parameters(), self._originals(slot.slot_id, fossil), is_host=True)

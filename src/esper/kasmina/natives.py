@@ -22,6 +22,9 @@ _ABSENT = "nothing"
 
 Layout = Sequence[tuple[int, nn.Module]]
 """Members in order, each with the place that it, or its original, had before."""
+Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
+Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]
+"""Configurations, each with the sets of its fields that may count the members."""
 Differences = set[tuple[str, Any, Any]]
 """What, in this network, in the one that its configuration builds."""
 
@@ -50,12 +53,7 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
     return own[index + 1 : index + 1 + len(modules)]
 
 
-def place_fossils(
-    host: nn.Module,
-    site: nn.Module,
-    fossils: Sequence[tuple[Any, bool]],
-    graft: Callable[[nn.Module, Sequence[nn.Module]], None],
-) -> None:
+def place_fossils(host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft) -> None:
     """Build the fossils of one module into its host, each with whether it becomes a member behind the one before.
 
     The others are grafted on the member that they come after.
@@ -91,14 +89,12 @@ def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
     members, old = around[0], list(around[0].children())
     keeper = next((module for module in reversed(around) if hasattr(module, "save_pretrained")), None)
     with ExitStack() as undo:
-        known = set() if keeper is None else _compare(keeper, _rebuild(keeper), members)[0]
+        known = set() if keeper is None else _compare(keeper, members)[0]
         _place(members, around[1] if len(around) > 1 else None, layout, undo)
-        for owner in around[1:2]:
-            _follow(owner, next(_choices(owner, path, len(old)), ()), len(old), layout, undo)
         configs = [module.config for module in around if hasattr(module, "config")]
+        for counting in [*around[1:2], *(configs[:1] if keeper is None else [])]:
+            _follow(counting, next(_choices(counting, path, len(old)), ()), len(old), layout, undo)
         if keeper is None:
-            for config in configs[:1]:
-                _follow(config, next(_choices(config, path, len(old)), ()), len(old), layout, undo)
             _renumber(old, layout, undo)
         else:
             distinct = {id(config): config for config in configs}.values()
@@ -182,9 +178,6 @@ def _fields(member: nn.Module, name: str) -> dict[str, Any]:
     return {**plain, "class": type(part).__name__}
 
 
-# -- the configuration of a model with `save_pretrained` ---------------------------------------------------------------
-
-
 def _rebuild(keeper: Any) -> nn.Module:
     """The model as its saved configuration builds it, without weights."""
     config: Any = getattr(keeper, "config", None)
@@ -201,10 +194,9 @@ def _rebuild(keeper: Any) -> nn.Module:
     return fresh
 
 
-def _compare(
-    keeper: nn.Module, fresh: nn.Module, members: nn.Module
-) -> tuple[Differences, list[tuple[nn.Module, str, int]]]:
+def _compare(keeper: nn.Module, members: nn.Module) -> tuple[Differences, list[tuple[nn.Module, str, int]]]:
     """Where a model differs from its rebuilt self, and the numbers that its members would have there."""
+    fresh = _rebuild(keeper)
     path = next(name for name, module in keeper.named_modules() if module is members)
     any_member = re.compile(rf"^{re.escape(path)}\.[^.]+")
     mine, theirs = ({k: tuple(getattr(v, "shape", ())) for k, v in m.state_dict().items()} for m in (keeper, fresh))
@@ -232,12 +224,7 @@ def _compare(
 
 
 def _find_configuration(
-    keeper: Any,
-    members: nn.Module,
-    choices: Sequence[tuple[Any, Sequence[tuple[str, ...]]]],
-    known: Differences,
-    old: int,
-    layout: Layout,
+    keeper: Any, members: nn.Module, choices: Choices, known: Differences, old: int, layout: Layout
 ) -> ExitStack:
     """Set the fields with which the configuration builds the longer network; nothing that was equal may differ."""
     kind, problems = type(keeper.config).__name__, list[str]()
@@ -246,7 +233,7 @@ def _find_configuration(
             for (config, _), counts in zip(choices, chosen, strict=True):
                 _follow(config, counts, old, layout, undo)
             try:
-                found, numbers = _compare(keeper, _rebuild(keeper), members)
+                found, numbers = _compare(keeper, members)
             except (ValueError, AttributeError) as problem:
                 problems.append(str(problem))
                 continue

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 from esper.kasmina.natives import locate, restack
 from esper.kasmina.probing import Example, call_with, undisturbed
 
+Reasons = dict[str, str | None]
+
 
 class Tap(nn.Module):
     """Stands where a copy would stand: gives back its first argument, and is in all else what its original is."""
@@ -31,9 +33,9 @@ class Tap(nn.Module):
         return getattr(vars(self)["stands_for"], name)
 
 
-def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> dict[str, str | None]:
+def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> Reasons:
     """Why a copy of each named module cannot stand behind it in its list; None if it can. The host is as before."""
-    reasons: dict[str, str | None] = {}
+    reasons: Reasons = {}
     lists: dict[tuple[str, str], dict[int, str]] = {}  # a site and its block are two ways to the same place
     for name in names:
         try:
@@ -49,19 +51,15 @@ def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> di
     return {name: reasons[name] for name in names}
 
 
-def _try_taps(
-    host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]
-) -> dict[str, str | None]:
-    taps = {place: Tap(module) for place, module in enumerate(host.get_submodule(path).children()) if place in places}
+def _try_taps(host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]) -> Reasons:
+    members = list(enumerate(host.get_submodule(path).children()))
+    taps = {place: Tap(module) for place, module in members if place in places}
+    layout = [(place, each) for place, module in members for each in (module, taps.get(place)) if each is not None]
     outputs: dict[int, list[Any]] = {place: [] for place in places}
-    layout: list[tuple[int, nn.Module]] = []
     with ExitStack() as stack:
-        for place, module in enumerate(host.get_submodule(path).children()):
-            layout += [(place, module), *([(place, taps[place])] if place in taps else [])]
         for place, name in places.items():
-            note = outputs[place].append
-            handle = host.get_submodule(name).register_forward_hook(lambda _m, _i, output, note=note: note(output))
-            stack.callback(handle.remove)
+            site, note = host.get_submodule(name), outputs[place].append
+            stack.enter_context(site.register_forward_hook(lambda _m, _i, output, note=note: note(output)))
         try:
             stack.enter_context(restack(host, path, layout))
             with torch.no_grad():

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -78,18 +78,16 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
         seen.setdefault(name, []).append(output)
         given[name] = next(iter((*args, *kwargs.values())), None)
 
-    handles = [module.register_forward_hook(partial(note, name), with_kwargs=True) for name, module in modules.items()]
     try:
-        with undisturbed(model):
+        with ExitStack() as stack, undisturbed(model):
+            for name, module in modules.items():
+                stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
             call_with(model, example)
     except Exception as problem:
         raise HostError(
             f"the example batch does not run through {type(model).__name__}: {problem}. "
             "`example` must be what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
         ) from problem
-    finally:
-        for handle in handles:
-            handle.remove()
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     places = []
     for name, outputs in seen.items():
@@ -101,10 +99,7 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
 
 def find_wrapper(model: nn.Module) -> str | None:
     """What spreads a model over devices or processes, or compiles it; None for a plain one."""
-    kinds = {
-        *(type(module).__name__ for module in model.modules()),
-        *(type(p.data).__name__ for p in model.parameters()),
-    }
+    kinds = {type(each).__name__ for each in (*model.modules(), *(p.data for p in model.parameters()))}
     return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
 
 
@@ -172,11 +167,9 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
     if pattern in names:
         return {pattern}
     parts = pattern.split(".")
-    globbed = {
-        name for name in names if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))
-    }
-    if globbed:
-        return globbed
+    found = {name for name in names if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))}
+    if found:
+        return found
     try:
         return {name for name in names if re.fullmatch(pattern, name)}
     except re.error:

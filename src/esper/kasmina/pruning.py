@@ -26,10 +26,9 @@ class FossilVerdict:
 
 def find_judged(model: MorphogeneticModel) -> list[tuple[str, int]]:
     """(slot, number) of every fossil that grew and has an effect: slots in order, newest first in each."""
-    slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
     return [
         (slot.slot_id, number)
-        for slot in slots
+        for slot in map(model.slot, model.slot_config.slot_ids)
         for number in reversed(range(slot.built_in, len(slot.fossils)))
         if slot.fossil_names[number] != SHAM
     ]

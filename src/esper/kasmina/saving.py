@@ -12,7 +12,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from esper.kasmina.fitting import KnownShapes
-from esper.kasmina.inheritance import read_inheritance
+from esper.kasmina.inheritance import Inheritance
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
@@ -24,21 +24,21 @@ from esper.leyline.slots import SlotConfig
 from esper.telemetry.runfolder import MANIFEST
 from esper.telemetry.store import Plain, Store
 
+Tensors = Mapping[str, Tensor]
+
 
 @dataclass(frozen=True)
 class OptimizerSnapshot:
     """An optimiser's state by parameter name, waiting for an optimiser of the same kind to be attached."""
 
     facts: Plain
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
 
 
 Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
-def save_network(
-    model: MorphogeneticModel, folder: Path, extra: Plain, average: Mapping[str, Tensor] | None = None
-) -> Path:
+def save_network(model: MorphogeneticModel, folder: Path, extra: Plain, average: Tensors | None = None) -> Path:
     """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder."""
     facts, contents = describe_network(model)
     if average is not None:
@@ -50,7 +50,7 @@ def save_network(
 
 def load_network(
     folder: Path, host: nn.Module, check: Callable[[Plain], None]
-) -> tuple[Rebuilt, dict[str, Tensor] | None, Plain]:
+) -> tuple[Rebuilt, Tensors | None, Plain]:
     """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
@@ -109,16 +109,13 @@ def rebuild_network(
 
 
 def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
-    network = facts["network"]
-    slots = network["slots"]
+    network, slots = facts["network"], facts["network"]["slots"]
     model = MorphogeneticModel(
         host,
         SlotConfig(tuple(network["modules"]), network["modules"]),
         example=KnownShapes(
-            {
-                slot_id: (s["kind"], tuple(s["shape"]), s["dtype"], read_inheritance(s["inheritance"]))
-                for slot_id, s in slots.items()
-            }
+            (slot_id, (s["kind"], tuple(s["shape"]), s["dtype"], Inheritance(**s["inheritance"])))
+            for slot_id, s in slots.items()
         ),
         blueprints=network["blueprints"],
         max_seeds=network["max_seeds"],
@@ -154,7 +151,7 @@ def _describe_slot(slot: SeedSlot) -> Plain:
         "kind": slot.kind,
         "shape": list(slot.feature_shape),
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
-        "inheritance": None if slot.inheritance is None else asdict(slot.inheritance),
+        "inheritance": asdict(slot.inheritance),
         "fossils": [[name, has_gate(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
         "built_in": slot.built_in,
         "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
@@ -163,25 +160,23 @@ def _describe_slot(slot: SeedSlot) -> Plain:
     }
 
 
-# -- the optimiser -----------------------------------------------------------------------------------------------------
-
-
 def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
     """State by parameter name, group settings, the scheduler's numbers and the highest rate so far, link by link."""
-    first, *others = [_snapshot_one(model, each) for each in link.all]
-    tensors = {name: tensor for each in (first, *others) for name, tensor in each.tensors.items()}
-    return OptimizerSnapshot({**first.facts, "others": [each.facts for each in others]}, tensors)
-
-
-def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
+    first, *others = [_snapshot_one(model, each, tensors) for each in link.all]
+    return OptimizerSnapshot({**first, "others": others}, tensors)
+
+
+def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]) -> Plain:
+    """The facts about one optimiser; its state is added to `tensors`."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
         if (name := names.get(id(parameter))) is None:
             continue  # not a parameter of this network: whoever owns it saves it
         scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-        tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
+        own = {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
+        tensors.update(own)
     groups = [
         {
             "names": [names[id(p)] for p in group["params"] if id(p) in names],
@@ -191,7 +186,7 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSn
     ]
     # the scheduler's functions are the user's own and are made again by their code
     schedule = None if link.scheduler is None else link.scheduler.state_dict()
-    facts = {
+    return {
         "kind": type(link.optimizer).__name__,
         "scalars": scalars,
         "groups": groups,
@@ -199,7 +194,6 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSn
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
     }
-    return OptimizerSnapshot(facts, tensors)
 
 
 def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
@@ -213,21 +207,19 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
             f"the save belongs to {told} (slots included), got {got}. Build every optimiser as before saving."
         )
     for each, facts in zip(link.all, saved, strict=True):
-        _restore_one(model, each, OptimizerSnapshot(facts, snapshot.tensors))
+        _restore_one(model, each, facts, snapshot.tensors)
 
 
-def _restore_one(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
-    facts, optimizer = snapshot.facts, link.optimizer
-    parameters = dict(model.named_parameters())
+def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors) -> None:
+    parameters, optimizer = dict(model.named_parameters()), link.optimizer
     for name, scalars in facts["scalars"].items():
-        tensors = {key.rpartition("|")[2]: v for key, v in snapshot.tensors.items() if key.rpartition("|")[0] == name}
-        device = parameters[name].device
-        moved = {key: v.to(device) if v.dim() else v.clone() for key, v in tensors.items()}
+        own = {key.rpartition("|")[2]: v for key, v in tensors.items() if key.rpartition("|")[0] == name}
+        moved = {key: v.to(parameters[name].device) if v.dim() else v.clone() for key, v in own.items()}
         optimizer.state[parameters[name]] = {**scalars, **moved}
-    own = {id(parameter) for parameter in parameters.values()}
+    known = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
         group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["options"].items()})
-        foreign = [parameter for parameter in group["params"] if id(parameter) not in own]
+        foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict(dict(facts["scheduler"]))

@@ -133,9 +133,8 @@ def lora(channels: int) -> nn.Module:
 
 
 def perceptron(channels: int, hidden: int) -> nn.Module:
-    return nn.Sequential(
-        nn.LayerNorm(channels), nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels, bias=False)
-    )
+    widen, narrow = nn.Linear(channels, hidden), nn.Linear(hidden, channels, bias=False)
+    return nn.Sequential(nn.LayerNorm(channels), widen, nn.GELU(), narrow)
 
 
 def mlp_small(channels: int) -> nn.Module:

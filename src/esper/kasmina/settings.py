@@ -25,7 +25,6 @@ class GrowthSettings:
     """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
     seed: int = 0
     """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
-
     prunes: bool = True
     """whether fossils that do not pay are removed once, when the rate has fallen to a tenth of its peak"""
     least_gain: float = 0.0

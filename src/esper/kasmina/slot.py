@@ -1,7 +1,5 @@
 """One place in a network where seeds grow: forward pass and modules. The rules are in `leyline.lifecycle`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,8 +38,8 @@ class SeedSlot(nn.Module):
         """how many of them, from the first on, did not grow: they were built in before the first step"""
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
-        self.inheritance: Inheritance | None = None
-        """what copies of the module here can be; None if nobody asked"""
+        self.inheritance = Inheritance("its host was wrapped without an example")
+        """what copies of the module here can be"""
         self.prices: dict[tuple[str, bool], BlueprintCost] = {}
         """by blueprint and whether it is gated"""
         self.copied_params = -1
@@ -115,16 +113,6 @@ class SeedSlot(nn.Module):
         self.fossil_names.append(str(self.state.blueprint_id))
         return seed
 
-    @contextmanager
-    def without_fossil(self, number: int) -> Iterator[None]:
-        """This slot as if one of its fossils were not there; several may be off at once."""
-        before, number = self.left_out, range(len(self.fossils))[number]
-        try:
-            self.left_out = (*before, number)
-            yield
-        finally:
-            self.left_out = before
-
     def readings(self) -> tuple[float | None, ...]:
         """What was last read off the live seed's gradients, and the greedy score."""
         return self.gradient_ratio, self.gradient_norm, self.greedy_score
@@ -172,12 +160,8 @@ def has_slots(host: nn.Module) -> bool:
 def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
     """Take every slot's hooks off a host; with `runs=False` it still runs them."""
     for module in host.modules():
-        kinds = [
-            module._state_dict_hooks,
-            module._load_state_dict_pre_hooks,
-            *([module._forward_hooks] if runs else []),
-        ]
-        for hooks in kinds:
+        saving = [module._state_dict_hooks, module._load_state_dict_pre_hooks]
+        for hooks in [*saving, module._forward_hooks] if runs else saving:
             for key in [key for key, hook in hooks.items() if _is_slots(hook)]:
                 del hooks[key]
 

@@ -15,6 +15,8 @@ PER_GROUP_SCHEDULERS = (
 )
 """Schedulers whose per-group lists can be extended; others are refused by name."""
 
+Originals = Mapping[nn.Parameter, nn.Parameter]
+Group = tuple["OptimizerLink", int]
 LOW_RATE = 0.1
 """From this share of the peak rate down a new seed learns little, and held-out losses tell what a fossil is worth."""
 
@@ -35,7 +37,6 @@ class OptimizerLink:
         self,
         optimizer: torch.optim.Optimizer,
         sources: Mapping[str, nn.Module],
-        note_gradients: Callable[[], None] = lambda: None,
         *,
         scheduler: Any = None,
         seed_lr: float = 1.0,
@@ -60,14 +61,12 @@ class OptimizerLink:
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False
         """whether a step was taken at a rate that is not low"""
-        self.follows_rates, self._note_gradients = follows_rates, note_gradients
-        self.steps = 0
-        self._handles = []
+        self.follows_rates, self.steps = follows_rates, 0
+        self.note_gradients: Callable[[], None] = lambda: None
+        self._handles = list[torch.utils.hooks.RemovableHandle]()
         if follows_rates:
-            self._handles = [
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            ]
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._follow(1.0)))
 
     @property
     def rate(self) -> float:
@@ -87,18 +86,13 @@ class OptimizerLink:
     def all(self) -> tuple["OptimizerLink", ...]:
         return (self, *self.others)
 
-    def owners(self) -> dict[int, tuple["OptimizerLink", int]]:
+    def owners(self) -> dict[int, Group]:
         """Link and number of the group that each parameter is in."""
         groups = [(link, number) for link in self.all for number in range(len(link.optimizer.param_groups))]
         return {id(p): (link, n) for link, n in groups for p in link.optimizer.param_groups[n]["params"]}
 
     def adopt(
-        self,
-        slot_id: str,
-        parameters: Iterable[nn.Parameter],
-        originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
-        *,
-        is_host: bool = False,
+        self, slot_id: str, parameters: Iterable[nn.Parameter], originals: Originals, *, is_host: bool = False
     ) -> None:
         """A seed is planted: its parameters start without history, each in the slot's group like its original's.
 
@@ -108,26 +102,24 @@ class OptimizerLink:
         for parameter in parameters:
             if is_host and id(parameter) in owner:
                 continue
-            original = (originals or {}).get(parameter)
+            original = originals.get(parameter)
             link, like = owner.get(id(original)) or self._choose(slot_id, parameter, owner)
             own = link.groups[slot_id]
             group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
             group["params"].append(parameter)
-            link._make_state([parameter], group)
+            if isinstance(link.optimizer, torch.optim.Adagrad):  # others make their state at the first step
+                options = {key: group[key] for key in ("initial_accumulator_value", "foreach", "fused") if key in group}
+                link.optimizer.state.update(type(link.optimizer)([parameter], **options).state)
 
-    def _choose(
-        self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, tuple["OptimizerLink", int]]
-    ) -> tuple["OptimizerLink", int]:
+    def _choose(self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, Group]) -> Group:
         """Who trains a parameter without original: whoever trains most of that rank in the slot's module, or anywhere.
 
         Muon takes matrices only. What trains vectors takes parameters of any rank.
         """
         groups = [group for link in self.all for group in link.optimizer.param_groups]
         trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
-        alike, inside = (
-            [p for p in trained if p.dim() == parameter.dim()],
-            {*map(id, self.sources[slot_id].parameters())},
-        )
+        alike = [p for p in trained if p.dim() == parameter.dim()]
+        inside = {*map(id, self.sources[slot_id].parameters())}
         for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
             sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
             if any(sizes):
@@ -156,12 +148,6 @@ class OptimizerLink:
         for handle in [handle for link in self.all for handle in link._handles]:
             handle.remove()
 
-    def _make_state(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        if parameters and isinstance(self.optimizer, torch.optim.Adagrad):  # others do it at the first step
-            accepted = ("initial_accumulator_value", "foreach", "fused")
-            options = {key: group[key] for key in accepted if key in group}
-            self.optimizer.state.update(type(self.optimizer)(parameters, **options).state)
-
     def _add_group(self, like: int) -> int:
         """An empty group with the settings of another; returns its number."""
         home = self.optimizer.param_groups[like]
@@ -176,13 +162,10 @@ class OptimizerLink:
     def _before_step(self, *_: Any) -> None:
         """Seeds have the settings of the host's group, whoever set them; their multiple acts on one step."""
         self.steps += 1
-        self._note_gradients()
+        self.note_gradients()
         self.peak_rate = max(self.peak_rate, self.rate)
         self.was_high |= not self.is_rate_low
         self._follow(self.seed_lr)
-
-    def _after_step(self, *_: Any) -> None:
-        self._follow(1.0)
 
     def _follow(self, multiple: float) -> None:
         groups = self.optimizer.param_groups
@@ -198,12 +181,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def link_optimizers(
-    optimizer: Any,
-    before: OptimizerLink | None,
-    host: nn.Module,
-    sources: Mapping[str, nn.Module],
-    note_gradients: Callable[[], None],
-    **options: Any,
+    optimizer: Any, before: OptimizerLink | None, host: nn.Module, sources: Mapping[str, nn.Module], **options: Any
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
     optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
@@ -213,13 +191,9 @@ def link_optimizers(
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
-    notes = [note_gradients, *[lambda: None] * len(optimizers)]
-    links = [
-        OptimizerLink(each, sources, note, scheduler=plan_of.get(id(each)), **options)
-        for each, note in zip(optimizers, notes, strict=False)
-    ]
-    links[0].others = tuple(links[1:])
-    return links[0]
+    first, *others = [OptimizerLink(each, sources, scheduler=plan_of.get(id(each)), **options) for each in optimizers]
+    first.others = tuple(others)
+    return first
 
 
 def _unwrap(given: Any, name: str) -> list[Any]:

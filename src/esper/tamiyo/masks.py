@@ -26,10 +26,7 @@ class MaskSeedInfo:
 
 def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskSeedInfo]:
     """The masks' share of the reports."""
-    return {
-        slot_id: MaskSeedInfo(report.stage, report.seed_age_epochs, report.is_measured)
-        for slot_id, report in reports.items()
-    }
+    return {s: MaskSeedInfo(r.stage, r.seed_age_epochs, r.is_measured) for s, r in reports.items()}
 
 
 def compute_action_masks(

@@ -47,15 +47,10 @@ class RecurrentActorCritic(nn.Module):
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
         self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
-        self.policy_heads = nn.ModuleDict(
-            {head.name: _perceptron(hidden_dim, head_dim, head.size) for head in spec.heads}
-        )
+        self.policy_heads = nn.ModuleDict({h.name: _perceptron(hidden_dim, head_dim, h.size) for h in spec.heads})
         earlier = spec.heads[:-1] if spec.chained else ()
         self.embeddings = nn.ModuleDict({head.name: nn.Embedding(head.size, hidden_dim) for head in earlier})
         self.value_head = _perceptron(hidden_dim, head_dim, 1)
-        self._initialise()
-
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
@@ -75,8 +70,6 @@ class RecurrentActorCritic(nn.Module):
         """The state in which `count` episodes begin."""
         zeros = _layers(self.value_head)[2].weight.new_zeros(1, count, self.hidden_dim)
         return zeros, zeros.clone()
-
-    # -- from states to features -------------------------------------------------------------------------------------
 
     def look(self, states: Tensor, hidden: Hidden) -> Tensor:
         """Values [N] of one more step [N, D]; whoever goes on does so with the state from before."""
@@ -99,9 +92,8 @@ class RecurrentActorCritic(nn.Module):
         mean, std = self.return_stats.mean.to(found.dtype), self.return_stats.std.to(found.dtype)
         return (found * std + mean).squeeze(-1)
 
-    # -- one case: the choices made so far ---------------------------------------------------------------------------
-
     def _case(self, place: int, features: Tensor, masks: MaskSet, choices: PerHead) -> MaskedCategorical:
+        """One head in one case: the choices made so far. `_cases` has all cases, whatever might have been chosen."""
         head = self.spec.heads[place]
         first, activation, last = _layers(self.policy_heads[head.name])
         inner, mask = first(features), masks.get(head.name)
@@ -153,8 +145,6 @@ class RecurrentActorCritic(nn.Module):
             found = self._where_used(head, choices, choice, drawn.log_prob(choice))
             choices[head.name], log_probs[head.name] = found
         return choices, log_probs, self._values(features), hidden
-
-    # -- all cases: what might have been chosen ----------------------------------------------------------------------
 
     def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
         """A head's log-probabilities [R, cases ..., size] and mask. Sums in the order of `_case`, for equal bits."""
@@ -217,8 +207,6 @@ class RecurrentActorCritic(nn.Module):
             index = index * other.size + choice
         found = cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
         return self._where_used(head, choices, found)[0]
-
-    # -- learning's side ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
@@ -360,11 +348,9 @@ def run_sequences(
     within = torch.arange(count * steps, device=starts.device) - first[piece]
     padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
     padded = padded.index_put((piece, within), inputs.flatten(0, 1))
-    keeps = (first % steps == 0) & ~starts.flatten()[first]  # only a piece that goes on from before has a past
-    past = tuple(
-        torch.where(keeps[None, :, None], state[:, first // steps], torch.zeros_like(state[:, :1])).contiguous()
-        for state in hidden
-    )
+    # only a piece that goes on from before has a past
+    keeps = ((first % steps == 0) & ~starts.flatten()[first])[None, :, None]
+    past = tuple(torch.where(keeps, state[:, first // steps], 0.0).contiguous() for state in hidden)
     # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
     outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
     if not needs_state:

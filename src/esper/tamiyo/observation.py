@@ -1,7 +1,7 @@
 """What the policy network sees: named features, scaled to about one. The lists are the layout and its only size."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -12,6 +12,7 @@ from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.tamiyo.policies import Reports
 from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
 
 UNKNOWN = -1.0
@@ -143,11 +144,7 @@ def observation_width(num_slots: int, use_telemetry: bool = True) -> int:
 
 
 def signals_to_features(
-    tracked: TrackedSignals,
-    reports: Mapping[str, SeedStateReport],
-    slots: SlotConfig,
-    loss_scale: float,
-    use_telemetry: bool = True,
+    tracked: TrackedSignals, reports: Reports, slots: SlotConfig, loss_scale: float, use_telemetry: bool = True
 ) -> NDArray[np.float32]:
     """The observation of one host, [F]. What an empty slot cannot have is 0; what was not measured is flagged."""
     values = [feature(tracked, loss_scale) for feature in BASE_FEATURES.values()]

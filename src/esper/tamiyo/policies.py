@@ -25,7 +25,6 @@ class Policy(Protocol):
 
     def decide(self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:
         """Actions [N, 4] and what to hand back next time. `memory` is None at the start of N fresh episodes."""
-        ...
 
 
 class Rule(Protocol):

@@ -164,9 +164,8 @@ class Sham:
     """(decision, op, slot), as `script_of` makes it from an arm's events"""
 
     def __post_init__(self) -> None:
-        if "sham" not in self.facts.space.blueprint_ids:
-            known = filter(None, self.facts.space.blueprint_ids)
-            raise UnknownNameError("blueprint", "sham", known, "Add it for this arm.")
+        if "sham" not in (names := self.facts.space.blueprint_ids):
+            raise UnknownNameError("blueprint", "sham", filter(None, names), "Add it for this arm.")
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         done = memory.get("done", 0)
@@ -188,12 +187,10 @@ def plain_script(slots: int) -> list[tuple[int, int, int]]:
 def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, int, int]]:
     """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
     ops = {"GERMINATE": OP_GERMINATE, "GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
-    steps = []
-    for event in events:
-        if isinstance(event, StageChanged | ActionTaken):
-            op = ops.get(event.after if isinstance(event, StageChanged) else event.op)
-            if op is not None:  # the first decision, number 0, comes after epoch 1
-                steps.append((event.epoch - 1, op, space.slots.index_for_slot_id(event.slot)))
+    happened = [event for event in events if isinstance(event, StageChanged | ActionTaken)]
+    named = [(event, ops.get(event.after if isinstance(event, StageChanged) else event.op)) for event in happened]
+    # the first decision, number 0, comes after epoch 1
+    steps = [(e.epoch - 1, op, space.slots.index_for_slot_id(e.slot)) for e, op in named if op is not None]
     return sorted(dict.fromkeys(steps), key=lambda step: (step[0], step[1] == OP_GERMINATE))
 
 
@@ -224,15 +221,12 @@ class Heuristic:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Heuristic):
     """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
 
     Which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the later slot.
     """
 
-    facts: HostFacts
-    share: Part = 0.75
-    planting_part: Part = 0.4
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
@@ -260,20 +254,16 @@ def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory)
 
 def _fitting(facts: HostFacts, places: Sequence[Place], share: float, reports: Reports) -> Sequence[Place]:
     """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
-    room, prices = _room(facts, reports), {place: facts.cheapest_blend(*place)[0] for place in places}
+    metrics = [report.metrics for report in reports.values()]
+    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
+    room = facts.most_room if facts.budget is None else facts.budget - used
+    prices = {place: facts.cheapest_blend(*place)[0] for place in places}
     return [place for place in places if prices[place] <= share * room] or [min(places, key=prices.__getitem__)]
 
 
 def _plant_most_work(facts: HostFacts, places: Sequence[Place]) -> Choice:
     """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
     return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
-
-
-def _room(facts: HostFacts, reports: Reports) -> int:
-    """Parameters that may be added now; without a budget as many as the host itself has."""
-    metrics = [report.metrics for report in reports.values()]
-    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
-    return facts.most_room if facts.budget is None else facts.budget - used
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -310,9 +300,8 @@ def read_settings(rule: str, parts: Sequence[str], build: Callable[..., Any]) ->
         if key not in known:
             raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
         try:
-            found[key] = TypeAdapter(known[key]).validate_python(
-                text.split("+") if known[key] in (Epochs, Places | None) else text
-            )
+            value = text.split("+") if known[key] in (Epochs, Places | None) else text
+            found[key] = TypeAdapter(known[key]).validate_python(value)
         except ValidationError as problem:
             said = problem.errors()[0]["msg"]
             raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None

@@ -10,18 +10,8 @@ from rich.text import Text
 
 from esper.cli.console.figure import Row, interval_figure
 
-CONTROLS = (
-    "never",
-    "sham",
-    "random",
-    "schedule",
-    "search",
-    "start",
-    "final",
-    "final-equal-flops",
-    "final-whole",
-    "oracle",
-)
+_FINALS = ("final", "final-equal-flops", "final-whole")
+CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""
 
 

@@ -24,10 +24,9 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
     parts = [_text(12, 24, title, "title"), _text(12, 42, unit, "note")]
     for step in range(5):
         value = low + (high - low) * step / 4
-        parts.append(
-            f'<line class="grid" x1="{place(value):.1f}" x2="{place(value):.1f}" y1="{_TOP - 8}" y2="{bottom}"/>'
-        )
-        parts.append(_text(place(value), bottom + 16, f"{value:.4g}", "tick"))
+        x = place(value)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
+        parts.append(_text(x, bottom + 16, f"{value:.4g}", "tick"))
     for number, (label, mean, start, end) in enumerate(rows):
         y = _TOP + _LINE * number + 8
         fitting = label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}"
