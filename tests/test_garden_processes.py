@@ -152,14 +152,14 @@ def test_two_processes_grow_the_network_that_one_grows(policy, tmp_path):
 
 def test_examples_that_every_process_measured_count_once(tmp_path):
     def live(rank):
-        garden, counts = grow_cnn({0: PLANT_FIRST}, scale=0.5, lengths=StageLengths(ramp=3)), []
-        for held_out in (HELD_OUT, HELD_OUT, own_rows(HELD_OUT)):
+        garden, counts = grow_cnn({0: PLANT_FIRST}, scale=0.5, lengths=StageLengths(probation=3)), []
+        for held_out in (HELD_OUT, HELD_OUT, HELD_OUT, own_rows(HELD_OUT)):
             train_epoch(DistributedDataParallel(garden.model), garden.model.link.optimizer, 0, own_rows(IMAGES))
             garden.step(lambda held_out=held_out: losses_of(garden.model, held_out))
             counts.append(getattr(garden.model.slot("r0c0").state.contribution, "examples", None))
         return counts
 
-    assert values_of(tmp_path, in_group(live)) == [[None, len(HELD_OUT), len(HELD_OUT)]] * 2
+    assert values_of(tmp_path, in_group(live)) == [[None, None, len(HELD_OUT), len(HELD_OUT)]] * 2
 
 
 class Moody:
