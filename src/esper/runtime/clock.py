@@ -2,30 +2,22 @@
 
 from esper.kasmina.pruning import find_judged
 from esper.leyline.errors import SettingError
+from esper.runtime import ledger
 from esper.runtime.batches import whole_steps
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.host import HostRun
-from esper.runtime.ledger import (
-    BACKWARD,
-    Charge,
-    HostFlops,
-    ablation_flops,
-    incubation_flops,
-    learning_flops,
-    network_flops,
-    score_flops,
-)
+from esper.runtime.ledger import BACKWARD, Charge, HostFlops
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
 
 
 def training_charges(run: HostRun, flops: HostFlops, examples: int) -> list[Charge]:
     """What it costs to learn from examples with the network as it stands."""
-    charges = [("training", examples, learning_flops(run.model, flops))]
+    charges = [("training", examples, ledger.learning_flops(run.model, flops))]
     if incubated := incubated_slots(run):
         # the host is frozen in the shadow pass: gradients go back to the first of these seeds and to no weight of it
-        passes = network_flops(run.model, flops) + ablation_flops(run.model, flops, incubated[0].slot_id)
-        seeds = sum(incubation_flops(slot) for slot in incubated)
+        passes = ledger.network_flops(run.model, flops) + ledger.ablation_flops(run.model, flops, incubated[0].slot_id)
+        seeds = sum(ledger.incubation_flops(slot) for slot in incubated)
         charges.append(("shadow", examples, passes + (1 + BACKWARD) * seeds))
     return charges
 
@@ -34,17 +26,17 @@ def score_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     """What the greedy scores of an epoch cost."""
     if not run.pays_for_measuring:
         return []
-    return [("score", min(SCORE_EXAMPLES, run.plan.most * run.plan.size), score_flops(run.model, flops))]
+    return [("score", min(SCORE_EXAMPLES, run.plan.most * run.plan.size), ledger.score_flops(run.model, flops))]
 
 
 def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     """What held-out losses and the evidence about seeds cost."""
     if not run.pays_for_measuring:
         return []
-    count, whole = len(run.splits.validation), network_flops(run.model, flops)
-    ablated = [ablation_flops(run.model, flops, slot.slot_id) for slot in measured_slots(run)]
+    count, whole = len(run.splits.validation), ledger.network_flops(run.model, flops)
+    ablated = [ledger.ablation_flops(run.model, flops, slot.slot_id) for slot in measured_slots(run)]
     charges = [("validation", count, whole), *(("counterfactual", count, cost) for cost in ablated)]
-    return charges + [("shadow", count, whole + incubation_flops(slot)) for slot in incubated_slots(run)]
+    return charges + [("shadow", count, whole + ledger.incubation_flops(slot)) for slot in incubated_slots(run)]
 
 
 def _sum(charges: list[Charge]) -> int:
@@ -99,4 +91,4 @@ class ComputeClock:
         if run.is_pruned or not run.model.settings.prunes:
             return 0
         passes = len(judged) + 1 if (judged := find_judged(run.model)) else 0
-        return passes * len(run.splits.validation) * network_flops(run.model, self.flops)
+        return passes * len(run.splits.validation) * ledger.network_flops(run.model, self.flops)

@@ -227,30 +227,19 @@ def _code(name: str, summary: str, sizes: tuple[int, int, int, int], **settings:
     """
     width, context, size, steps = sizes
     host = partial(build_transformer_host, vocabulary=256, width=width, context=context)
-    return Task(
-        name,
-        summary,
-        "this Python",
-        partial(data.load_code, context=context, size=size),
-        partial(host, layers=2, slots=2),
-        chance=1 / 256,
-        optimizer="adamw",
-        beta2=0.95,
-        lr=1e-3,
-        weight_decay=0.01,
-        clip_norm=1.0,
-        clock="compute",
-        reference=(partial(host, layers=8, slots=8), steps * settings["batch"]),
-        blueprints=("copy", "copy_zero"),
-        lengths=StageLengths(ramp=0),  # copies at full strength from their first step did best
-        **settings,
-    )
+    load = partial(data.load_code, context=context, size=size)
+    own = {"build_host": partial(host, layers=2, slots=2), "blueprints": ("copy", "copy_zero"), "clock": "compute"}
+    own |= {"reference": (partial(host, layers=8, slots=8), steps * settings["batch"]), "lr": 1e-3, "beta2": 0.95}
+    own |= {"lengths": StageLengths(ramp=0)}  # copies at full strength from their first step did best in prototypes
+    return Task(name, summary, "this Python", load, **{**_TEXT, **own, **settings})
 
 
 _IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr": 0.2}
 # a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised so +4.9
 _IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
 _PHOTO: dict[str, Any] = {**_IMAGE, "load": data.load_cifar10, "augment": True}
+_LARGE: dict[str, Any] = {"batch": 64, "epoch_examples": 9600, "held_out": 512, "budget": 3.67}
+_SMALL: dict[str, Any] = {"batch": 16, "epoch_examples": 320, "held_out": 128, "budget": 2.8, "epochs": 10}
 for _task in (
     Task(
         "digits",
@@ -274,25 +263,8 @@ for _task in (
         blueprints=("lora", "mlp"),
         budget=16.0,
     ),
-    _code(
-        "code",
-        "Python sources, bytes, GPT of 2 blocks",
-        (256, 256, 2**26, 3000),
-        batch=64,
-        epoch_examples=9600,
-        held_out=512,
-        budget=3.67,
-    ),
-    _code(
-        "code_tiny",
-        "the same in small, for a CPU",
-        (32, 32, 2**20, 400),
-        batch=16,
-        epoch_examples=320,
-        held_out=128,
-        budget=2.8,
-        epochs=10,
-    ),
+    _code("code", "Python sources, bytes, GPT of 2 blocks", (256, 256, 2**26, 3000), **_LARGE),
+    _code("code_tiny", "the same in small, for a CPU", (32, 32, 2**20, 400), **_SMALL),
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),
     Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),
     Task("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories, **_TEXT),
