@@ -293,7 +293,7 @@ def play(group: Group, options: argparse.Namespace, splits: Splits) -> None:
     entries = [Entry(name, seed, policy) for name, policy in missing for seed in group.seeds]
     names = ", ".join(name for name, _ in missing)
     print(f"{group.task.name}: {names}: {len(entries)} hosts", flush=True)
-    populate = partial(Population, devices=(options.device,), amp=options.amp, splits=splits)
+    populate = partial(Population, devices=(options.device,), amp=options.amp, compile="off", splits=splits)
     runs = run_entries(group.task, entries, populate)
     validation = splits.validation.first(min(options.validated, len(splits.validation))).to(device)
     for name, _ in missing:
