@@ -1,0 +1,217 @@
+"""Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
+
+    nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
+    python benchmarks/frontier.py --stage tune --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage static --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage grown --seeds 5 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage why large --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage static grown --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
+    python benchmarks/frontier.py --stage seconds --seeds 1 --device cuda:0 --out WORK
+    python benchmarks/frontier.py --report --out WORK
+
+1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
+(`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
+last fifth of the budget falling to zero. A static depth is one trunk with a decay forked off for each compute; grown
+arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--role choose`, which is
+for choosing a plan; `--role judge` is for what is claimed. Seconds are honest where one job has the machine to itself:
+that is `--stage seconds`. Each job leaves one file in --out, and is not run again. `--list` says what would run and how
+long it may take; with `--minutes` no job is begun that would not end in time.
+"""
+
+import argparse
+import datetime
+import gc
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import torch
+from frontier_arms import FIRST_SEED, Job, jobs_of, settings_of, setups
+from frontier_jobs import load_splits, run_job
+from frontier_report import report
+from hardware import hardware
+
+from esper.leyline.files import write_durably
+from esper.runtime.splits import Splits
+
+STAGES = ("tune", "static", "grown", "why", "large", "seconds")
+START = 20.0
+"""Seconds that a job takes beside its compute: the first of a process loads and compiles, each is scored."""
+_loaded: dict[str, Splits] = {}
+"""Data by setup, once for all jobs of a process."""
+
+
+def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", nargs="+", choices=STAGES, default=[])
+    parser.add_argument("--task", nargs="+", choices=("code", "cifar10_resnet"), default=["code"])
+    parser.add_argument("--role", choices=("choose", "judge"), default="judge", help="what the seeds are for")
+    parser.add_argument("--seeds", type=int, help="host seeds; 2 to tune, 1 to time, else 5")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first seeds")
+    parser.add_argument("--depths", nargs="+", type=int, help="only static networks of so many blocks")
+    parser.add_argument("--computes", nargs="+", type=float)
+    parser.add_argument("--arms", nargs="+", help="only arms of these names, as --list has them")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the task's learning rate")
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side")
+    parser.add_argument("--minutes", type=float, help="begin no job that would end later")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--amp", choices=("off", "bf16"), help="bf16 on a GPU, else off")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder of finished jobs")
+    parser.add_argument("--list", action="store_true", help="say what would run, and leave")
+    parser.add_argument("--report", action="store_true", help="tables, JSON and figures of the jobs in --out")
+    parser.add_argument("--results", type=Path, help="where --report writes; the project's own folders if not given")
+    parser.add_argument("--smoke", action="store_true", help="everything in small, to see whether it works")
+    options = parser.parse_args(given)
+    options.amp = options.amp or ("bf16" if options.device.startswith("cuda") else "off")
+    if options.smoke and not options.stage:
+        options.stage, options.task, options.seeds = list(STAGES), ["code", "cifar10_resnet"], options.seeds or 1
+    if not options.stage and not options.report:
+        parser.error("name a --stage, or ask for the --report of what is there")
+    if "seconds" in options.stage and options.workers > 1:
+        parser.error("--stage seconds times one job that has the machine to itself; leave --workers out")
+    return options
+
+
+def chosen_jobs(options: argparse.Namespace) -> list[Job]:
+    """What was asked for, stage by stage."""
+    known, found = setups(options.smoke), list[Job]()
+    for stage in options.stage:
+        count = options.seeds or {"tune": 2, "seconds": 1}.get(stage, 5)
+        for name in ["code_large"] if stage == "large" else options.task:
+            if name in known:
+                asked = (options.computes, options.depths, options.rate)
+                seeds = range(options.skip, count)
+                found += jobs_of(known[name], stage, options.role, seeds, *asked, is_smoke=options.smoke)
+    if not options.arms:
+        return found
+    if unknown := set(options.arms) - {job.arm.name for job in found}:
+        names = ", ".join(dict.fromkeys(job.arm.name for job in found))
+        raise SystemExit(f"no arm is called {', '.join(sorted(unknown))}; there are: {names}")
+    return [job for job in found if job.arm.name in options.arms]
+
+
+def path_of(out: Path, job: Job) -> Path:
+    return out / f"{job.key}.json"
+
+
+def is_done(out: Path, job: Job) -> bool:
+    """Whether the job's file is there; one of other settings is an error."""
+    path = path_of(out, job)
+    if not path.is_file():
+        return False
+    known = json.loads(path.read_text())["settings"]
+    wanted = json.loads(json.dumps(settings_of(setups(job.is_smoke)[job.setup], job)))
+    if differing := [key for key in wanted if known.get(key) != wanted[key]]:
+        raise SystemExit(f"{path} was run with other settings ({', '.join(differing)}); choose another --out.")
+    return True
+
+
+def paces_of(options: argparse.Namespace) -> dict[str, float]:
+    """Seconds for 1.0 of compute by setup: as long as finished jobs took, else a guess for one H200."""
+    found = {}
+    for name, setup in setups(options.smoke).items():
+        done = [json.loads(path.read_text()) for path in options.out.glob(f"{name}-*.json")]
+        known = [max(1.0, r["wall"] - START) / r["units"] * options.workers / r["workers"] for r in done]
+        found[name] = statistics.median(known) if len(known) >= 4 else setup.seconds * max(options.workers, 2) / 4
+    return found
+
+
+def estimate(job: Job, paces: Mapping[str, float]) -> float:
+    """Seconds that a job may take."""
+    return START + job.units * paces[job.setup]
+
+
+def work(job: Job, options: argparse.Namespace) -> str:
+    """Run one job and write its file."""
+    torch.set_num_threads(1)
+    setup = setups(job.is_smoke)[job.setup]
+    if job.setup not in _loaded:
+        _loaded[job.setup] = load_splits(setup, options.data_root)
+    splits = _loaded[job.setup]
+    others = {json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")}
+    if others - {splits.corpus}:
+        raise SystemExit(
+            f"{options.out} has jobs on {others.pop()}, but here is {splits.corpus}; choose another --out."
+        )
+    record = run_job(setup, job, splits, options.device, options.amp) | {
+        "units": job.units,
+        "workers": options.workers,
+        "corpus": splits.corpus,
+        "amp": options.amp,
+        "hardware": hardware(options.device),
+        "date": datetime.date.today().isoformat(),
+    }
+    write_durably(path_of(options.out, job), (json.dumps(record, indent=1) + "\n").encode())
+    gc.collect()
+    if options.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    losses = ", ".join(f"{row['loss']:.4f} at {row['compute']:g}" for row in record["rows"])
+    return f"{job.key}: {losses} ({record['wall']:.0f} s)"
+
+
+def play_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> int:
+    """Run jobs side by side as far as time allows; how many failed."""
+    started, left, failed = time.monotonic(), list(jobs), 0
+    running: dict[Future[str], Job] = {}
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        while left or running:
+            paces, spent = paces_of(options), time.monotonic() - started
+            for job in list(left):
+                if options.minutes and spent + estimate(job, paces) > 60 * options.minutes:
+                    continue
+                running[pool.submit(work, job, options)] = job
+                left.remove(job)
+                if len(running) == options.workers:
+                    break
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                try:
+                    print(future.result(), flush=True)
+                except Exception:
+                    failed += 1
+                    print(f"{job.key} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    if left:
+        print(f"{len(left)} jobs did not fit into {options.minutes:g} minutes; call again to go on", flush=True)
+    return failed
+
+
+def show_list(jobs: Sequence[Job], options: argparse.Namespace) -> None:
+    """Jobs that would run, with their arms, compute and seconds."""
+    total, paces = 0.0, paces_of(options)
+    for job in jobs:
+        seconds = estimate(job, paces)
+        total += seconds
+        computes = " ".join(f"{compute:g}" for compute in job.computes)
+        print(
+            f"{seconds:5.0f} s  {job.units:.2f}  {job.setup} {job.stage}, seed {job.seed}: {job.arm.name} at {computes}"
+        )
+    each = total / max(options.workers, 1)
+    print(f"{len(jobs)} jobs, {sum(job.units for job in jobs):.1f} of compute, about {each:.0f} s in all")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = read_options(given)
+    options.out.mkdir(parents=True, exist_ok=True)
+    jobs = chosen_jobs(options)
+    missing = [job for job in jobs if not is_done(options.out, job)]
+    if options.list:
+        show_list(missing, options)
+        return 0
+    failed = play_jobs(missing, options) if missing else 0
+    if options.report or options.smoke:
+        results = options.results or (options.out / "report" if options.smoke else None)
+        report(str(__doc__).splitlines()[0], options.out, results, FIRST_SEED)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""Loss against compute and against seconds as one SVG picture, readable in light and dark. Numbers in, text out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+Point = tuple[float, float, float]
+"""compute or seconds, mean, standard error"""
+_PANEL, _HIGH, _LEFT, _TOP, _GAP = 380, 320, 62, 64, 62
+_COLOURS = ("#cc6677", "#117733", "#aa4499", "#999933", "#88ccee", "#882255")
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#222}.title{font-weight:600;font-size:15px}"
+    ".note{fill:#666;font-size:11px}"
+    ".middle{text-anchor:middle}.end{text-anchor:end}.frame{fill:none;stroke:#ccc}.grid{stroke:#eee}"
+    ".static{stroke:#999;fill:none}.best{stroke:#4477aa;stroke-width:3;fill:none}.back{fill:#fff}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.note{fill:#aaa}.frame{stroke:#555}.grid{stroke:#333}"
+    ".back{fill:#181818}}"
+)
+
+
+def draw_figure(name: str, metric: str, judged: Mapping[str, Any], alone: Mapping[str, float]) -> str:
+    """Two panels: static depths and the best of them, and grown plans with their standard errors."""
+    times = 100 if metric == "error" else 1
+    curves = {arm: _points(each, times) for arm, each in judged["arms"].items() if is_plain(each["settings"])}
+    static = {arm: points for arm, points in curves.items() if judged["arms"][arm]["settings"]["is_static"]}
+    grown = {arm: points for arm, points in curves.items() if arm not in static}
+    best = [(each["arm"], (each["used"], times * each["mean"], 0.0)) for each in judged["frontier"].get("0.2", [])]
+    unit = "wrong answers, %" if metric == "error" else "held-out loss, nats"
+    parts = [_text(12, 24, f"{name}: {unit}", "title"), _legend(list(grown))]
+    parts += _panel(_LEFT, "compute", static, grown, [point for _, point in best])
+    timed = {arm: [(x * alone[arm], y, e) for x, y, e in points] for arm, points in curves.items() if arm in alone}
+    timed_static, timed_grown = ({arm: timed[arm] for arm in part if arm in timed} for part in (static, grown))
+    frontier = [(x * alone[arm], y, e) for arm, (x, y, e) in best if arm in alone]
+    parts += _panel(_LEFT + _PANEL + _GAP, "seconds, one job alone", timed_static, timed_grown, frontier)
+    width, height = _LEFT + 2 * _PANEL + _GAP + 20, _TOP + _HIGH + 48 + 16 * math.ceil(len(grown) / 4)
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(name)}: {escape(unit)}">'
+    return f'{head}<style>{_STYLE}</style><rect class="back" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+
+
+def is_plain(settings: Mapping[str, Any]) -> bool:
+    """Depths, plans by the setup's own copies at once, and the default rule: neither a variant nor a doubt."""
+    is_plan = "@" in settings["shape"] and settings["ramp"] == 0
+    is_known = settings["is_static"] or is_plan or settings["shape"] == "heuristic"
+    return bool(is_known and settings["kind"] is None and settings["decay"] == 0.2)
+
+
+def _points(each: Mapping[str, Any], times: float) -> list[Point]:
+    cells = each["computes"].values()
+    return sorted((cell["used"], times * cell["mean"], times * (cell["error"] or 0.0)) for cell in cells)
+
+
+def _panel(
+    left: float,
+    title: str,
+    static: Mapping[str, Sequence[Point]],
+    grown: Mapping[str, Sequence[Point]],
+    best: Sequence[Point],
+) -> list[str]:
+    known = [point for points in (*static.values(), *grown.values()) for point in points]
+    parts = [
+        f'<rect class="frame" x="{left}" y="{_TOP}" width="{_PANEL}" height="{_HIGH}"/>',
+        _text(left + _PANEL / 2, _TOP + _HIGH + 32, title, "note middle"),
+    ]
+    if not known:
+        return [*parts, _text(left + _PANEL / 2, _TOP + _HIGH / 2, "not measured", "note middle")]
+    near, far = (math.log(end(x for x, _, _ in known)) for end in (min, max))
+    near, far = near - 0.06, far + 0.06
+    low, high = min(y - e for _, y, e in known), max(y + e for _, y, e in known)
+    low, high = low - 0.04 * (high - low) - 1e-9, high + 0.04 * (high - low) + 1e-9
+
+    def across(x: float) -> float:
+        return left + (math.log(x) - near) / (far - near) * _PANEL
+
+    def down(y: float) -> float:
+        return _TOP + (high - y) / (high - low) * _HIGH
+
+    for step in range(5):
+        y, x = low + (high - low) * step / 4, math.exp(near + (far - near) * step / 4)
+        parts.append(f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
+        parts.append(_text(left - 6, down(y) + 4, f"{y:.3f}", "note end"))
+        parts.append(_text(across(x), _TOP + _HIGH + 16, f"{x:.2g}", "note middle"))
+    for arm, points in static.items():
+        parts.append(_line([(across(x), down(y)) for x, y, _ in points], 'class="static"'))
+        x, y, _ = points[-1]
+        parts.append(_text(across(x) + 3, down(y) + 4, arm.removeprefix("static "), "note"))
+    parts.append(_line([(across(x), down(y)) for x, y, _ in best], 'class="best"'))
+    for number, points in enumerate(grown.values()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        parts.append(_line([(across(x), down(y)) for x, y, _ in points], f'fill="none" stroke="{colour}"'))
+        for x, y, error in points:
+            parts.append(f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="4" fill="{colour}"/>')
+            bar = [(across(x), down(y - error)), (across(x), down(y + error))]
+            parts.append(_line(bar, f'fill="none" stroke="{colour}"'))
+    return parts
+
+
+def _legend(grown: Sequence[str]) -> str:
+    parts = [f'<line class="best" x1="{_LEFT}" x2="{_LEFT + 24}" y1="42" y2="42"/>']
+    parts.append(_text(_LEFT + 30, 46, "best static depth in hindsight; thin lines: static, with their blocks", "note"))
+    for number, arm in enumerate(grown):
+        x, y = _LEFT + 200 * (number % 4), _TOP + _HIGH + 54 + 16 * (number // 4)
+        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{_COLOURS[number % len(_COLOURS)]}"/>')
+        parts.append(_text(x + 10, y, arm, "note"))
+    return "".join(parts)
+
+
+def _line(points: Sequence[tuple[float, float]], style: str) -> str:
+    return f'<polyline {style} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
