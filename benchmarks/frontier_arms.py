@@ -180,7 +180,8 @@ def _smoke_resnet() -> Setup:
 def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
     """The setup's task as this arm plays it. Every arm may grow to the deepest network, and no further."""
     task, start = setup.task, partial(setup.build, blocks=arm.start)
-    largest, least = (count_parameters(setup.build(blocks=blocks)) for blocks in (setup.most, arm.start))
+    with torch.device("meta"):
+        largest, least = (count_parameters(setup.build(blocks=blocks)) for blocks in (setup.most, arm.start))
     slots, budget = setup.slots(arm.start), 1.005 * largest / least
     if arm.shape != "heuristic":  # which has the task's own list and stages
         # what makes a block the identity is looked for only where a zeroed copy may be planted
