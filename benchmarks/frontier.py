@@ -41,8 +41,8 @@ from esper.leyline.files import write_durably
 from esper.runtime.splits import Splits
 
 STAGES = ("tune", "static", "grown", "why", "large", "seconds")
-START = 20.0
-"""Seconds that a job takes beside its compute: the first of a process loads and compiles, each is scored."""
+LOADING, START = 30.0, 8.0
+"""Seconds that a process takes to load and compile, and a job to be built, captured and scored."""
 _loaded: dict[str, Splits] = {}
 """Data by setup, once for all jobs of a process."""
 
@@ -135,8 +135,8 @@ def work(job: Job, options: argparse.Namespace) -> str:
     if job.setup not in _loaded:
         _loaded[job.setup] = load_splits(setup, options.data_root)
     splits = _loaded[job.setup]
-    others = {json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")}
-    if others - {splits.corpus}:
+    known = {json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")}
+    if others := known - {splits.corpus}:
         raise SystemExit(
             f"{options.out} has jobs on {others.pop()}, but here is {splits.corpus}; choose another --out."
         )
@@ -162,7 +162,7 @@ def play_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> int:
     running: dict[Future[str], Job] = {}
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
         while left or running:
-            paces, spent = paces_of(options), time.monotonic() - started
+            paces, spent = paces_of(options), max(LOADING, time.monotonic() - started)
             for job in list(left):
                 if options.minutes and spent + estimate(job, paces) > 60 * options.minutes:
                     continue
@@ -194,8 +194,8 @@ def show_list(jobs: Sequence[Job], options: argparse.Namespace) -> None:
         print(
             f"{seconds:5.0f} s  {job.units:.2f}  {job.setup} {job.stage}, seed {job.seed}: {job.arm.name} at {computes}"
         )
-    each = total / max(options.workers, 1)
-    print(f"{len(jobs)} jobs, {sum(job.units for job in jobs):.1f} of compute, about {each:.0f} s in all")
+    seconds = LOADING + total / options.workers if jobs else 0.0
+    print(f"{len(jobs)} jobs, {sum(job.units for job in jobs):.1f} of compute, about {seconds:.0f} s in all")
 
 
 def main(given: Sequence[str] | None = None) -> int:
