@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, blueprint
 from esper.kasmina.copies import Copy, Site, plain_copy, silence
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
+from esper.kasmina.randomness import own_randomness
 from esper.leyline.files import write_durably
 from esper.runtime.devices import limited_threads
 from esper.runtime.population import Population
@@ -101,11 +102,15 @@ class RandomBlock(nn.Module):
 
 def start_anew(module: nn.Module) -> None:
     """Draw every weight again, as its layer does at first."""
-    for part in module.modules():
-        if isinstance(reset := getattr(part, "reset_parameters", None), Callable):
-            reset()
-        elif part._parameters:
-            raise SystemExit(f"{type(part).__name__} has weights and no reset_parameters(); it would stay a copy.")
+    device = next(module.parameters()).device
+    devices = [device.index or 0] if device.type == "cuda" else []
+    # a seed's own random numbers are on the CPU; the GPU's would be whatever was drawn there before
+    with own_randomness(int(torch.randint(2**31, ())), devices=devices):
+        for part in module.modules():
+            if isinstance(reset := getattr(part, "reset_parameters", None), Callable):
+                reset()
+            elif part._parameters:
+                raise SystemExit(f"{type(part).__name__} has weights and no reset_parameters(); it would stay a copy.")
 
 
 def random_block(channels: int, site: Site) -> nn.Module:
