@@ -108,7 +108,7 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a file that people read and `read_json` reads back; it holds its own checksum."""
-    plain = json.loads(json.dumps(values, allow_nan=False))
+    plain = json.loads(json.dumps({key: value for key, value in values.items() if key != CHECKSUM}, allow_nan=False))
     write_durably(path, (json.dumps({**plain, CHECKSUM: digest_json(plain)}, indent=1) + "\n").encode())
 
 
