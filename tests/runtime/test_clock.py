@@ -193,11 +193,38 @@ def test_a_static_network_pays_for_its_last_measurement_only():
 
 def test_counterfactuals_and_pruning_are_paid_from_the_budget():
     task, script = PLANS["gpt with live copies"]
-    population, events = grown(replace(task, held_out=8), script)
-    _, thorough = grown(replace(task, held_out=32), script)
+    population, events = grown(replace(task, held_out=4), script)
+    _, thorough = grown(replace(task, held_out=16), script)
     assert sum(event.steps for event in epochs_of(thorough)) < sum(event.steps for event in epochs_of(events))
     assert any(isinstance(event, FossilJudged) for event in events)
     assert population.runs[0].ledger.flops <= population.clock.budget
+
+
+def test_a_static_host_sets_its_one_measurement_aside_so_that_its_rate_falls_to_the_end():
+    population = Population(replace(TEXT, held_out=16), [1])
+    run, rates = population.runs[0], []
+    run.is_static = True
+    for _ in range(population.task.epochs):
+        population.train_epoch()
+        population.evaluate()
+        rates.append(run.rates[-1])
+    assert rates[-1] < 0.15 * TEXT.lr
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert 0.95 < run.ledger.flops / population.clock.budget <= 1
+
+
+def test_a_budget_that_measuring_would_use_up_is_refused_before_anything_is_trained():
+    with pytest.raises(SettingError, match="once it has grown"):
+        Population(replace(get_task("blobs"), clock="compute", compute=1.0), [1])
+
+
+def test_scores_of_a_decision_with_few_examples_repeat_those():
+    population = Population(TEXT, [1])
+    run = population.runs[0]
+    run.plan.steps = 1
+    run.plan.draw()
+    rows = run.plan.rows.tolist()
+    assert rows[: run.plan.size] == rows[run.plan.size : 2 * run.plan.size]
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------

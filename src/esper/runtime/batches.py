@@ -75,10 +75,11 @@ class EpochPlan:
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
         count = self.examples
-        self._drawn[:, count:] = 0  # what an earlier epoch left there would reach greedy scores, and differ on resume
         self._drawn[0, :count] = self.stream.draw(count)
         if len(self._drawn) > 1:
             self._drawn[1:, :count] = draw_offsets(count, self.stream.generator)
+        if 0 < count < self._drawn.shape[1]:  # greedy scores look at 32 examples, however few are learnt from
+            self._drawn[:, count:] = self._drawn[:, torch.arange(count, self._drawn.shape[1]) % count]
         self.placed.copy_(self._drawn, non_blocking=True)
         self.cursor.zero_()
 

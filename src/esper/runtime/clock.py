@@ -48,7 +48,7 @@ class ComputeClock:
 
     Late pruning is set aside first, for the fossils there are. A decision may then use what is due by its end: its own
     share, and what those before it have left. It is always measured; training has the rest, in whole steps. So a larger
-    network sees fewer examples, and where measuring takes all of a share there is no step.
+    network sees fewer examples. A budget that measuring would use up is refused, at the latest when it does.
     """
 
     def __init__(self, task: Task, flops: HostFlops, split: Split):
@@ -72,16 +72,19 @@ class ComputeClock:
 
     def plan(self, run: HostRun) -> None:
         """Set the number of steps and the rate of each for the decision that comes next."""
-        run.pays_for_measuring = not run.is_static or run.epoch + 1 >= self.task.epochs
+        run.pays_for_measuring = True
         fixed, reserve = _sum(score_charges(run, self.flops) + evaluation_charges(run, self.flops)), self._pruning(run)
+        is_tight = run.epoch == 0 and self.task.budget * fixed > self.due(0)  # a grown network costs more to measure
+        if run.is_static:  # its one measurement is set aside from the start
+            fixed, reserve, run.pays_for_measuring = 0, reserve + fixed, run.epoch + 1 >= self.task.epochs
         step, used = _sum(training_charges(run, self.flops, run.plan.size)), run.ledger.flops
         left = self.due(run.epoch, reserve) - used - fixed
         run.plan.steps = min(max(0, left) // step, run.plan.most)
-        if run.epoch == 0 and not run.plan.steps:
+        if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed + reserve > self.budget)):
             raise SettingError(
                 f"compute {self.task.compute:g} is {self.budget:.4g} FLOPs, {self.due(0):.4g} for each of "
-                f"{self.task.epochs} decisions, but one step takes {step:.4g} and its measurement {fixed:.4g}. "
-                "Raise compute, or lower epochs, held_out or batch."
+                f"{self.task.epochs} decisions, but in decision {run.epoch + 1} one step takes {step:.4g} and its "
+                f"measurement {fixed:.4g}, more once it has grown. Raise compute, or lower epochs, held_out or batch."
             )
         whole = max(1, self.budget - reserve - fixed)  # the plan ends with the last step, not with what follows it
         run.rates = [self.task.rate_at((used + (number + 0.5) * step) / whole) for number in range(run.plan.steps)]

@@ -43,7 +43,7 @@ class TaskConfig(Configuration):
     """epochs in an episode, or decisions"""
     clock: Literal["epochs", "compute"] | None = None
     """what an episode is a length of; `compute` makes it compute"""
-    compute: float | None = Field(None, gt=0, le=1e9)
+    compute: float | None = Field(None, gt=0, le=1e4)
     """FLOPs of an episode, in reference runs of the task"""
     decay: float | None = Field(None, gt=0, le=1)
     """last part of the compute, in which the learning rate falls to zero"""

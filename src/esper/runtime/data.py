@@ -7,6 +7,7 @@ import pickle
 import struct
 import sysconfig
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_
         text += path.read_bytes()
         if len(text) >= size:
             break
-    return _text_splits(torch.frombuffer(text[:size], dtype=torch.uint8), context)
+    corpus = f"{len(text[:size]):,} bytes, sha256 {hashlib.sha256(text[:size]).hexdigest()[:16]}"
+    return replace(_text_splits(torch.frombuffer(text[:size], dtype=torch.uint8), context), corpus=corpus)
 
 
 def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -> Splits:

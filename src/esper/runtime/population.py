@@ -120,8 +120,8 @@ class Population:
         seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
         for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
             run.end_epoch(row)
-            for slot, value in zip(run.slots, score, strict=True):
-                slot.greedy_score = value
+            for slot, value in zip(run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)):
+                slot.greedy_score = value  # without a step no examples were drawn, and the last score still holds
             charges = training_charges(run, self.flops, run.plan.examples) + score_charges(run, self.flops)
             run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)

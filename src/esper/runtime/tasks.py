@@ -100,9 +100,9 @@ class Task:
         if self.clock not in CLOCKS:
             raise UnknownNameError("clock", self.clock, CLOCKS)
         for name in ("compute", "warmup", "decay"):
-            if not 0 < getattr(self, name) <= (math.inf if name == "compute" else 1):
+            if not 0 < getattr(self, name) <= (1e4 if name == "compute" else 1):
                 raise SettingError(
-                    f"task {self.name}: {name} is {getattr(self, name)}, but must be above 0, a share at most 1."
+                    f"task {self.name}: {name} is {getattr(self, name)}; above 0, at most 1e4 for compute and 1 for a share."
                 )
 
     def rate_at(self, share: float) -> float:
@@ -238,31 +238,15 @@ _IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr"
 # a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised so +4.9
 _IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
 _PHOTO: dict[str, Any] = {**_IMAGE, "load": data.load_cifar10, "augment": True}
+_DIGITS: dict[str, Any] = {"chance": 0.1, "batch": 64, "epochs": 40}
+_DIGITS |= {"build_host": partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8)}
+_BLOBS: dict[str, Any] = {"source": "generated", "load": data.load_blobs, "build_host": _linear_host, "chance": 0.5}
+_BLOBS |= {"batch": 32, "epochs": 16, "blueprints": ("lora", "mlp"), "budget": 16.0}
 _LARGE: dict[str, Any] = {"batch": 64, "epoch_examples": 9600, "held_out": 512, "budget": 3.67}
 _SMALL: dict[str, Any] = {"batch": 16, "epoch_examples": 320, "held_out": 128, "budget": 2.8, "epochs": 10}
 for _task in (
-    Task(
-        "digits",
-        "8 x 8 handwritten digits, 2-block CNN",
-        "scikit-learn",
-        data.load_digits,
-        partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8),
-        chance=0.1,
-        batch=64,
-        epochs=40,
-    ),
-    Task(
-        "blobs",
-        "sign of x * y in a square: a linear host cannot, one MLP seed can",
-        "generated",
-        data.load_blobs,
-        _linear_host,
-        chance=0.5,
-        batch=32,
-        epochs=16,
-        blueprints=("lora", "mlp"),
-        budget=16.0,
-    ),
+    Task("digits", "8 x 8 handwritten digits, 2-block CNN", "scikit-learn", data.load_digits, **_DIGITS),
+    Task("blobs", "sign of x * y in a square: a linear host cannot, one MLP seed can", **_BLOBS),
     _code("code", "Python sources, bytes, GPT of 2 blocks", (256, 256, 2**26, 3000), **_LARGE),
     _code("code_tiny", "the same in small, for a CPU", (32, 32, 2**20, 400), **_SMALL),
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),

@@ -150,6 +150,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self, host: int, op: int, was: tuple[float, float], twin_before: EpochReading, is_rolled_back: bool
     ) -> StepFacts:
         run, twin, flops = self.population.runs[host], self.twin(host), self.population.flops
+        if self.population.clock is not None and run.epoch == 2:  # a twin pays for no measurement: it has seen more
+            was = _measured(twin_before.held_out_accuracy), _measured(twin_before.held_out_loss)
         model, added = run.model, run.model.fossilized_params + run.model.active_params
         is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
         return StepFacts(

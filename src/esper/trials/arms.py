@@ -187,6 +187,7 @@ def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list
             if not decider.is_plan:
                 break
             choice = decider.decide(episodes.population.runs[host].model.view(), may_act, is_again=True)
-        episodes.charge_policy([host], decider.flops, time.perf_counter() - started)
+        is_last = episodes.population.runs[host].epoch >= episodes.population.task.epochs  # nothing follows from it
+        episodes.charge_policy([host], 0 if is_last else decider.flops, time.perf_counter() - started)
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked

@@ -92,8 +92,9 @@ class CompareConfig(TrialConfig):
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
         longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]
-        if longer and self.task.build().clock == "compute":
-            raise SettingError(f"with clock compute every arm has the same FLOPs; replace {longer[0]} by final.")
+        if (longer or self.pretrain) and self.task.build().clock == "compute":
+            what = f"replace {longer[0]} by final" if longer else "omit --pretrain, which nobody pays for"
+            raise SettingError(f"with clock compute every arm has the same FLOPs; {what}.")
         if any(rate <= 0 for rate in self.rates):
             raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
 
