@@ -58,6 +58,12 @@ def test_a_state_fits_the_network_it_is_of():
     assert all(torch.equal(value, state[name]) for name, value in garden.model.state_dict().items())
 
 
+def test_the_bare_hosts_state_cannot_bring_a_grown_network_back():
+    garden = walk_to(play(grow_cnn({0: PLANT_FIRST})), "DORMANT")
+    with pytest.raises(RuntimeError, match=r"layer1.*garden\.save"):
+        garden.model.host.load_state_dict(copy.deepcopy(garden.model.host.state_dict()))
+
+
 def test_what_is_harvested_has_an_ordinary_state():
     plain = walk_to(grow_cnn({0: PLANT_FIRST}), "DORMANT").harvest()
     assert not any("esper" in name for name in plain.state_dict())
@@ -118,6 +124,23 @@ def test_an_average_is_saved_and_goes_on(tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with pytest.raises(SettingError, match=r"0\.9.* 0\.99"):
         again.ema(0.99)
+
+
+def test_the_average_of_a_newborn_begins_at_the_same_step_after_a_resume(tmp_path):
+    garden = grow_cnn({1: PLANT_FIRST})
+    garden.ema(0.9)
+    play(garden, 2).save(tmp_path / "run")
+    resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
+    resumed.attach(type(garden.model.link.optimizer)(resumed.parameters(), lr=1e-2))
+    assert not [name for name in resumed.average.tensors() if ".seed." in name], "it has taken no step yet"
+
+
+def test_an_average_follows_a_model_that_is_converted():
+    garden = grow_cnn()
+    ema = garden.ema(0.9)
+    garden.model.double()
+    ema.update()
+    assert {value.dtype for value in ema.tensors().values()} == {torch.float64}
 
 
 def test_an_average_of_half_precision_moves():
@@ -322,6 +345,40 @@ def test_a_fossil_is_kept_for_more_than_the_least_gain_and_doubt_is_told(least, 
 def test_a_least_gain_without_meaning_is_refused(wrong):
     with pytest.raises(SettingError, match="least_gain"):
         esper.GrowthSettings(least_gain=wrong)
+
+
+# -- optimisers on resume ----------------------------------------------------------------------------------------------
+
+
+def test_groups_in_another_order_are_refused_on_resume(tmp_path):
+    garden = grow_cnn()
+    optimizer = optim.AdamW(garden.parameters(), lr=1e-2)
+    garden.attach(optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 1e-5})
+    garden.save(tmp_path / "run")
+    resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
+    other = optim.AdamW([{"params": list(resumed.parameters())}, {"params": [nn.Parameter(torch.zeros(2))]}], lr=1e-2)
+    with pytest.raises(OptimizerError, match="same order"):
+        resumed.attach(other)
+
+
+def test_what_grew_does_not_make_another_group_the_hosts():
+    garden = grow_cnn()
+    garden.model.max_seeds = None
+    for _ in range(12):
+        garden.model.build_in("r0c0", "conv_light")
+    grown = [p for name, p in garden.model.named_parameters() if name.startswith("slots.")]
+    host = list(garden.model.host.parameters())
+    assert sum(p.numel() for p in grown) > sum(p.numel() for p in host)
+    garden.attach(optim.SGD([{"params": grown, "lr": 1e-4}, {"params": host, "lr": 1e-1}]))
+    assert garden.model.link.home == 1
+
+
+def test_an_optimiser_that_keeps_a_partition_of_its_own_is_refused():
+    garden = grow_cnn()
+    kind = type("ZeroRedundancyOptimizer", (optim.SGD,), {})
+    with pytest.raises(OptimizerError, match="ZeroRedundancyOptimizer"):
+        garden.attach(kind(garden.parameters(), lr=0.1))
 
 
 def test_data_parallel_is_refused_before_growing():

@@ -214,7 +214,7 @@ def test_a_static_host_sets_its_one_measurement_aside_so_that_its_rate_falls_to_
 
 
 def test_a_budget_that_measuring_would_use_up_is_refused_before_anything_is_trained():
-    with pytest.raises(SettingError, match="once it has grown"):
+    with pytest.raises(SettingError, match="has grown"):
         Population(replace(get_task("blobs"), clock="compute", compute=1.0), [1])
 
 

@@ -31,12 +31,12 @@ class Average:
             # half precision would lose small steps, and the average would silently stand still
             now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
             before = self._values.get(parameter)
-            fresh[parameter] = now.clone() if before is None else before.lerp_(now, 1.0 - self.decay)
+            fresh[parameter] = now.clone() if before is None else before.to(now).lerp_(now, 1.0 - self.decay)
         self._values = fresh
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network with its averaged weights: to evaluate, `garden.harvest()` or `garden.export(folder)`."""
+        """The network with its averaged weights, to evaluate, harvest or export. Save outside: averages are saved too."""
         kept = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
         try:
             for parameter, value in kept:
@@ -47,9 +47,9 @@ class Average:
                 parameter.detach().copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by parameter name."""
-        return {name: self._values.get(p, p.detach()).contiguous() for name, p in self.model.named_parameters()}
+        """The averages by parameter name; what was planted after the last step has none yet."""
+        return {name: self._values[p].contiguous() for name, p in self.model.named_parameters() if p in self._values}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take averages back that `tensors` gave."""
-        self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters()}
+        self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters() if name in tensors}

@@ -188,6 +188,7 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[
     schedule = None if link.scheduler is None else link.scheduler.state_dict()
     return {
         "kind": type(link.optimizer).__name__,
+        "slots": link.slot_groups,
         "scalars": scalars,
         "groups": groups,
         "scheduler": schedule and {key: value for key, value in schedule.items() if _is_plain(value)},
@@ -199,12 +200,13 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[
 def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
     """Put a snapshot into freshly attached optimisers of the same kinds."""
     saved = [snapshot.facts, *snapshot.facts["others"]]
-    kinds = [(facts["kind"], len(facts["groups"])) for facts in saved]
-    own = [(type(each.optimizer).__name__, len(each.optimizer.param_groups)) for each in link.all]
+    kinds = [(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
+    own = [(type(each.optimizer).__name__, len(each.optimizer.param_groups), each.slot_groups) for each in link.all]
     if kinds != own:
-        told, got = (" and ".join(f"{kind} with {n} parameter groups" for kind, n in each) for each in (kinds, own))
+        texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
+        told, got = map(" and ".join, texts)
         raise OptimizerError(
-            f"the save belongs to {told} (slots included), got {got}. Build every optimiser as before saving."
+            f"the save belongs to {told}, got {got}. Build every optimiser as before saving, groups in the same order."
         )
     for each, facts in zip(link.all, saved, strict=True):
         _restore_one(model, each, facts, snapshot.tensors)

@@ -150,6 +150,8 @@ def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefi
 
 def _take_note(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     state.pop(f"{prefix}{slot.note}", None)  # the same grew here
+    if slot.is_noted and slot.note and "host." not in prefix:  # the bare host's state has none of its weights
+        rest[2].append(prefix + slot.note)
 
 
 def has_slots(host: nn.Module) -> bool:

@@ -36,6 +36,7 @@ class OptimizerLink:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
+        host: nn.Module,
         sources: Mapping[str, nn.Module],
         *,
         scheduler: Any = None,
@@ -49,7 +50,8 @@ class OptimizerLink:
         """
         self.optimizer, self.scheduler, self.seed_lr, self.sources = optimizer, scheduler, seed_lr, sources
         self.others: tuple[OptimizerLink, ...] = ()
-        sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
+        known = {id(parameter) for parameter in host.parameters()}  # what grew would make another group the largest
+        sizes = [sum(p.numel() for p in group["params"] if id(p) in known) for group in optimizer.param_groups]
         self.home = sizes.index(max(sizes))
         self.groups: dict[str, dict[int, int]] = {}
         """slot -> {group of the host: the slot's own like it}"""
@@ -57,6 +59,7 @@ class OptimizerLink:
         for slot_id, source in sources.items():
             others = {owner[id(p)] for p in source.parameters() if id(p) in owner} - {self.home}
             self.groups[slot_id] = {like: self._add_group(like) for like in (self.home, *sorted(others))}
+        self.slot_groups = [number for own in self.groups.values() for number in own.values()]
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False
@@ -191,7 +194,7 @@ def link_optimizers(
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
-    first, *others = [OptimizerLink(each, sources, scheduler=plan_of.get(id(each)), **options) for each in optimizers]
+    first, *others = [OptimizerLink(o, host, sources, scheduler=plan_of.get(id(o)), **options) for o in optimizers]
     first.others = tuple(others)
     return first
 
@@ -203,7 +206,8 @@ def _unwrap(given: Any, name: str) -> list[Any]:
 
 
 def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[Any]) -> None:
-    unfit = [o for o in optimizers if not isinstance(o, torch.optim.Optimizer) or isinstance(o, torch.optim.LBFGS)]
+    whole = "LBFGS", "ZeroRedundancyOptimizer"
+    unfit = [o for o in optimizers if not isinstance(o, torch.optim.Optimizer) or type(o).__name__ in whole]
     if unfit or not optimizers:
         raise OptimizerError(
             f"{type(unfit[0]).__name__ if unfit else '[]'} cannot follow a growing network: parameters enter and leave "

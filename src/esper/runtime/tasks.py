@@ -56,8 +56,7 @@ class Task:
     clip_norm: float = 5.0
     """largest gradient norm of the host, and of each seed by itself"""
     clock: str = "epochs"
-    """what an episode is a length of: epochs (rate constant, then a cosine to zero), or compute (warm-up, constant,
-    linear decay)"""
+    """what an episode is a length of: epochs (rate constant, then a cosine), or compute (warm-up, constant, decay)"""
     constant_share: float = 0.5
     """clock epochs: part of the episode at the peak rate"""
     compute: float = 1.0
@@ -99,11 +98,9 @@ class Task:
             raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
         if self.clock not in CLOCKS:
             raise UnknownNameError("clock", self.clock, CLOCKS)
-        for name in ("compute", "warmup", "decay"):
-            if not 0 < getattr(self, name) <= (1e4 if name == "compute" else 1):
-                raise SettingError(
-                    f"task {self.name}: {name} is {getattr(self, name)}; above 0, at most 1e4 for compute and 1 for a share."
-                )
+        for name, most in {"compute": 1e4, "warmup": 1, "decay": 1}.items():
+            if not 0 < (value := getattr(self, name)) <= most:
+                raise SettingError(f"task {self.name}: {name} is {value}, but must be above 0 and at most {most:g}.")
 
     def rate_at(self, share: float) -> float:
         """The learning rate when this share of the episode is over. It does not depend on actions."""
