@@ -36,7 +36,7 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network with its averaged weights, to evaluate, harvest or export. Save outside: it saves averages too."""
+        """The network with its averaged weights, to evaluate, harvest or export. Save outside of it."""
         kept = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
         try:
             for parameter, value in kept:
