@@ -170,7 +170,10 @@ def test_a_trunk_costs_what_is_run_of_it(bench):
 
 
 def test_a_fork_is_the_run_that_it_stands_for(bench):
-    """Forked from one trunk or run alone: the same examples, rates, FLOPs and loss."""
+    """Forked from one trunk or run alone: the same examples and FLOPs, and nearly the same loss.
+
+    The last measurement is set aside first, and is another share of each budget, so the warm-up differs by that share.
+    """
     arms, jobs = bench.frontier_arms, bench.frontier_jobs
     setup = arms.setups(True)["code"]
     setup = replace(setup, task=replace(setup.task, load=lambda root: text_splits(32)), tested=8)
@@ -182,7 +185,7 @@ def test_a_fork_is_the_run_that_it_stands_for(bench):
         assert {key: row[key] for key in ("compute", "flops", "examples", "params")} == {
             key: own[key] for key in ("compute", "flops", "examples", "params")
         }
-        assert row["loss"] == pytest.approx(own["loss"], abs=1e-5)
+        assert row["loss"] == pytest.approx(own["loss"], abs=2e-3)
     assert rows[0]["loss"] != rows[1]["loss"]
 
 

@@ -117,7 +117,7 @@ def changed(command, key, value):
     if key == "final_of":
         base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": ["greedy"]}
     if key in ("task.clock", "task.compute", "task.decay"):  # by compute, held-out examples are not for nothing
-        base = {**base, "task": {**base["task"], "held_out": 8}}
+        base = {**base, "task": {**base["task"], "held_out": 8, "budget": 2.0}}
     if key in ("task.compute", "task.decay"):
         base = {**base, "task": {**base["task"], "clock": "compute"}}
     if key.startswith("task.lengths"):  # episodes in which slots open again
