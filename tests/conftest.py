@@ -10,7 +10,7 @@ from hypothesis import settings
 import esper
 
 torch.set_num_threads(1)
-settings.register_profile("esper", deadline=None, derandomize=True, database=None, max_examples=60)
+settings.register_profile("esper", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.load_profile("esper")
 
 

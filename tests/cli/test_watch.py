@@ -78,7 +78,10 @@ def test_a_run_that_is_refused_says_why_and_no_screen_is_shown(capfd, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *OTHERS], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_in_order_while_the_screen_is_shown_or_after(capfd, tmp_path, number):
     run = tmp_path / "run"
 

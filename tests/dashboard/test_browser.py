@@ -175,7 +175,7 @@ def test_two_runs_are_compared(page, address):
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", PAGES)
 def test_axe_finds_nothing_serious(page, address, place, scheme):
     page.emulate_media(color_scheme=scheme)
@@ -217,7 +217,7 @@ def test_a_token_opens_the_page_and_does_not_stay_in_the_address(browser, runs):
         page.close()
 
 
-@pytest.mark.parametrize("names", [["grow"], ["grow", "never", "ppo"]])
+@pytest.mark.parametrize("names", [pytest.param(["grow"], marks=pytest.mark.slow), ["grow", "never", "ppo"]])
 def test_a_report_opens_from_disk_and_prints(page, runs, tmp_path, names):
     write_report([runs / name for name in names], tmp_path / "report.html")
     page.goto((tmp_path / "report.html").as_uri())

@@ -96,7 +96,10 @@ def test_everything_is_on_the_screen_at_both_sizes_and_nothing_overlaps(folder, 
     play(folder, script, size)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE, (80, 60), (200, 24), (120, 50)])
+OTHERS = [pytest.param(size, marks=pytest.mark.slow) for size in ((80, 60), (200, 24), (120, 50))]
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE, *OTHERS])
 def test_a_host_with_many_slots_leaves_room_for_the_rest_and_can_be_scrolled(folder, size):
     append(folder, lines_of(stage(0, 4, f"r0c{slot}", "DORMANT", "GERMINATED") for slot in range(2, 30)))
 
