@@ -74,7 +74,7 @@ def run_until_it_ends(tmp_path, kills, **changes):
 # -- kill -9 at counted moments ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
     out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[1] // 2) for _ in range(2)])
@@ -90,7 +90,7 @@ def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed
     assert_same_end(out, whole[0])
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.slow), False], ids=["before", "after"])
 @pytest.mark.parametrize("name", ["round-000002.safetensors", runfolder.MANIFEST])
 def test_killed_right_around_a_rename_and_resumed_it_ends_the_same(whole, tmp_path, name, before):
     def install():

@@ -133,7 +133,11 @@ def changed(command, key, value):
     return before[:3], after[:3]
 
 
-@pytest.mark.parametrize("key", [key for key in {**TASK, **PLACES, **OF_RUN} if key != "data_root"])
+OF_STAGES = [pytest.param(key, marks=pytest.mark.slow) for key in TASK if key.startswith("task.lengths")]
+SHORT = [key for key in {**TASK, **PLACES, **OF_RUN} if key != "data_root" and not key.startswith("task.lengths")]
+
+
+@pytest.mark.parametrize("key", [*SHORT, *OF_STAGES])
 def test_every_setting_of_a_run_has_an_effect(key):
     before, after = changed("run", key, {**TASK, **PLACES, **OF_RUN}[key])
     assert before != after
