@@ -171,6 +171,14 @@ def test_the_reward_of_compute_is_the_lead_in_loss_over_a_twin_of_the_same_compu
     assert paid == pytest.approx(lead, rel=1e-6), "a host that ends behind its twin earns less than nothing"
 
 
+def test_a_static_network_pays_for_one_measurement_and_is_not_refused_for_its_size(tmp_path):
+    asked = {"task": {"name": "code_tiny", "compute": 0.1, "epochs": 5}, "policies": ["heuristic"], "static": ["final"]}
+    config = CompareConfig.of({**asked, "seeds": 1, "out": str(tmp_path / "run")})
+    arms = comparing.run_compare(config, False, Console(quiet=True))["arms"]
+    assert arms["final of heuristic"]["final_params"] == arms["heuristic"]["final_params"] > 42_624
+    assert arms["final of heuristic"]["flops"] == pytest.approx(arms["heuristic"]["flops"], rel=0.05)
+
+
 def test_training_that_nobody_pays_for_is_refused(tmp_path):
     with pytest.raises(SettingError, match="--pretrain"):
         CompareConfig.of({"task": {"name": "code_tiny"}, "pretrain": 2, "out": str(tmp_path)})

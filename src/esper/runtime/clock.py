@@ -74,7 +74,7 @@ class ComputeClock:
         """Set the number of steps and the rate of each for the decision that comes next."""
         run.pays_for_measuring = True
         fixed, reserve = _sum(score_charges(run, self.flops) + evaluation_charges(run, self.flops)), self._pruning(run)
-        is_tight = run.epoch == 0 and self.task.budget * fixed > self.due(0)  # a grown network costs more to measure
+        is_tight = run.epoch == 0 and not run.is_static and self.task.budget * fixed > self.due(0)  # once it has grown
         if run.is_static:  # its one measurement is set aside from the start
             fixed, reserve, run.pays_for_measuring = 0, reserve + fixed, run.epoch + 1 >= self.task.epochs
         step, used = _sum(training_charges(run, self.flops, run.plan.size)), run.ledger.flops
