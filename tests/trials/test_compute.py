@@ -172,7 +172,7 @@ def test_the_reward_of_compute_is_the_lead_in_loss_over_a_twin_of_the_same_compu
 
 
 def test_a_static_network_pays_for_one_measurement_and_is_not_refused_for_its_size(tmp_path):
-    asked = {"task": {"name": "code_tiny", "compute": 0.1, "epochs": 5}, "policies": ["heuristic"], "static": ["final"]}
+    asked = {"task": {"name": "code_tiny", "compute": 0.1}, "policies": ["heuristic"], "static": ["final"]}
     config = CompareConfig.of({**asked, "seeds": 1, "out": str(tmp_path / "run")})
     arms = comparing.run_compare(config, False, Console(quiet=True))["arms"]
     assert arms["final of heuristic"]["final_params"] == arms["heuristic"]["final_params"] > 42_624

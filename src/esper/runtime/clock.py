@@ -80,7 +80,7 @@ class ComputeClock:
         step, used = _sum(training_charges(run, self.flops, run.plan.size)), run.ledger.flops
         left = self.due(run.epoch, reserve) - used - fixed
         run.plan.steps = min(max(0, left) // step, run.plan.most)
-        if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed + reserve > self.budget)):
+        if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed > self.budget)):
             raise SettingError(
                 f"compute {self.task.compute:g} is {self.budget:.4g} FLOPs, {self.due(0):.4g} for each of "
                 f"{self.task.epochs} decisions, but in decision {run.epoch + 1} one step takes {step:.4g} and its "
