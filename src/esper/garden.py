@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import telling
+from esper import keeping, telling
 from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
@@ -23,18 +23,18 @@ from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.pruning import prune
-from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
+from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SaveError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
+from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import Event, HostEpoch, LedgerClosed, from_record, to_record
+from esper.telemetry.events import Event, HostEpoch, LedgerClosed
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -144,9 +144,7 @@ class Garden:
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         self._resumed = time.perf_counter()
-        if self.pending_optimizer is not None:
-            restore_optimizer(self.model, link, self.pending_optimizer)
-            self.pending_optimizer = None
+        keeping.settle_optimizer(self)
         if self._stepped is not None:
             self._stepped.remove()
         self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
@@ -209,18 +207,23 @@ class Garden:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
         if not processes.is_first():
             return Path(folder)
-        extra = {
-            "epoch": self.epoch,
-            "is_pruned": self.is_pruned,
-            "policy": self.policy_name,
-            "memory": self.memory,
-            "higher_is_better": self.higher_is_better,
-            "history": [to_record(event) for event in self.history],
-            "flops": self.flops,
-            "ledger": asdict(self.ledger),
-            "decay": self.average and self.average.decay,
-        }
-        return save_network(self.model, Path(folder), extra, None if self.average is None else self.average.tensors())
+        averages = None if self.average is None else self.average.tensors()
+        return save_network(self.model, Path(folder), keeping.describe(self), averages)
+
+    def restore(self, folder: str | Path) -> None:
+        """Become what `save` wrote, in place: the model, optimiser and average that you hold stay the same objects.
+
+        Settings and limits stay those of this garden. The scheduler is yours to restore unless it was attached.
+        """
+
+        def check(extra: dict[str, Any]) -> None:
+            keeping.check(extra)
+            if extra["policy"] != self.policy_name:
+                raise SaveError(f"{folder} was grown by {extra['policy']}; this garden's policy is {self.policy_name}.")
+
+        optimizer, average, extra = restore_network(self.model, Path(folder), check)
+        keeping.take(self, extra, average, optimizer)
+        self._follower.follow()
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence, as a table to print."""
@@ -363,22 +366,12 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     """
 
     def check(extra: dict[str, Any]) -> None:
-        [from_record(record) for record in extra["history"]]
-        _ledger_from(extra["ledger"])
+        keeping.check(extra)
         if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
-    garden.ledger = _ledger_from(extra["ledger"])
-    garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
-    garden.history = [from_record(record) for record in extra["history"]]
-    garden.pending_optimizer = optimizer
-    if average is not None:
-        garden.ema(extra["decay"]).restore(average)
+    keeping.take(garden, extra, average, optimizer)
     return garden
-
-
-def _ledger_from(saved: dict[str, Any]) -> Ledger:
-    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])
