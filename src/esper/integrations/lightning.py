@@ -42,6 +42,9 @@ class GrowthCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         vars(pl_module).pop("on_load_checkpoint", None)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._done = trainer.global_step
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.every is not None and trainer.global_step // self.every > self._done // self.every:
             self._step(trainer)
@@ -61,7 +64,7 @@ class GrowthCallback(Callback):
             raise SaveError(f"this checkpoint holds no garden: it has {', '.join(checkpoint)}. Use one of a garden.")
         with TemporaryDirectory() as folder:
             for name, content in checkpoint[KEY].items():
-                Path(folder, name).write_bytes(content.numpy().tobytes())
+                Path(folder, name).write_bytes(content.cpu().numpy().tobytes())
             self.garden.restore(folder)
 
     def _step(self, trainer: Trainer) -> None:
