@@ -97,7 +97,7 @@ def assert_same(first, second):
     assert all(torch.equal(value, others[name]) for name, value in tensors.items())
 
 
-BY_STEP = {"save_strategy": "steps", "save_steps": 4, "every": 2, "optim": "sgd"}
+BY_STEP = {"save_strategy": "steps", "save_steps": 3, "every": 2, "optim": "sgd"}
 
 
 @pytest.mark.parametrize("options", [{}, BY_STEP], ids=["by epoch", "by step"])
@@ -149,6 +149,26 @@ def test_columns_and_losses_are_those_of_the_bare_model(tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(bare.evaluate()["eval_loss"], rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(bare.train().training_loss, rel=1e-6)
     assert all(torch.equal(p, q) for p, q in zip(garden.model.host.parameters(), bare.model.parameters(), strict=True))
+
+
+def test_a_model_of_ones_own_is_only_given_what_its_forward_takes(tmp_path):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+        def forward(self, input_ids, labels=None):
+            logits = self.head(self.embed(input_ids))
+            loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return {"loss": loss, "logits": logits}
+
+    garden = esper.grow(Own(), slots="embed", example={"input_ids": TEXTS[:2]}, policy=script({0: PLAN[0]}))
+    args = make_trainer(tmp_path, epochs=2)[0].args
+    trainer = transformers.Trainer(garden.model, args, train_dataset=ROWS, eval_dataset=ROWS[:8])
+    growing.join(trainer, garden, lambda: garden.model(TEXTS[:8])["logits"].square().mean((1, 2)))
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert garden.model.active_seeds == 1
 
 
 def test_tied_weights_are_saved_and_resumed(tmp_path):
