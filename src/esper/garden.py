@@ -30,6 +30,7 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Sa
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.runtime.compiling import compile_blocks, forget_compiled, structure_of
 from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
@@ -128,8 +129,8 @@ class Garden:
         self.average: Average | None = None
         self._stepped: torch.utils.hooks.RemovableHandle | None = None
         self._follower = processes.Follower(model)
-        self._is_split = False
-        """whether every process measures examples of its own"""
+        self._is_split = self._has_blocks = self._is_passed_by = False
+        """whether every process measures examples of its own; blocks are compiled; you train a compiled copy"""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
@@ -157,6 +158,11 @@ class Garden:
         elif decay != self.average.decay:
             raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
         return self.average
+
+    def compile(self) -> None:
+        """Run the blocks of the model compiled from now on, and seeds as they come: `torch.compile`, part by part."""
+        self._has_blocks = True
+        compile_blocks(self.model)
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
@@ -223,7 +229,7 @@ class Garden:
 
         optimizer, average, extra = restore_network(self.model, Path(folder), check)
         keeping.take(self, extra, average, optimizer)
-        self._follower.follow()
+        self._settle([])
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence, as a table to print."""
@@ -235,8 +241,17 @@ class Garden:
         refuse_wrapped(self.model)
         processes.share(self.model.buffers())
         processes.require_equal(self.model)
+        before = structure_of(self.model)
         yield
+        self._settle(before)
+
+    def _settle(self, before: list[object]) -> None:
+        """Let what is new be followed, and run compiled if the rest does."""
         self._follower.follow()
+        if self._has_blocks:
+            compile_blocks(self.model)
+        if self._is_passed_by and structure_of(self.model) != before:
+            forget_compiled()
 
     def _after_step(self, *_: Any) -> None:
         if self.average is not None:
@@ -298,7 +313,8 @@ class Garden:
         everyones = processes.gather(lambda: self.model.examples)
         examples = {phase: sum(own[phase] for own in everyones) for phase in self.model.examples}
         if link.steps and not examples["training"]:
-            self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
+            # the loop calls a compiled copy or the host itself: nobody knows how many examples
+            self.flops, self._is_passed_by = None, True
         whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
         seeds = {s: 0 if self.flops is None else incubation_flops(self.model.slot(s)) for s in incubated}
         trained = [
