@@ -1,4 +1,4 @@
-"""What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in more than eight structures.
+"""What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in over eight structures.
 
     python benchmarks/compiled.py --out benchmarks/results/compiled.json  # --device cuda on a GPU
 
