@@ -37,7 +37,7 @@ class GrowthCallback(Callback):
             self._restore(checkpoint)
             before(checkpoint)
 
-        pl_module.on_load_checkpoint = on_load_checkpoint  # type: ignore[method-assign]  # of this module only
+        pl_module.on_load_checkpoint = on_load_checkpoint  # of this module only
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         vars(pl_module).pop("on_load_checkpoint", None)

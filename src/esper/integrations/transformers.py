@@ -67,7 +67,7 @@ def join(
     return callback
 
 
-def _show_host(trainer: Trainer, garden: Garden) -> None:
+def _show_host(trainer: Any, garden: Garden) -> None:
     """What the Trainer reads off a model's class is said of the host: labels, columns, how the loss is scaled."""
     host = garden.model.host
     taken = inspect.signature(host.forward).parameters
@@ -97,7 +97,7 @@ def _save(
     state_dict: dict[str, Tensor] | None = None,
 ) -> None:
     """The garden first: older checkpoints go when the Trainer is done with this one."""
-    folder = trainer.args.output_dir if output_dir is None else output_dir
+    folder = str(trainer.args.output_dir if output_dir is None else output_dir)
     garden.save(Path(folder, GARDEN))
     state = garden.model.state_dict() if state_dict is None else state_dict
     first = {(t.data_ptr(), t.shape): name for name, t in reversed(state.items()) if t.numel()}
