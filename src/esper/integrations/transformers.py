@@ -5,12 +5,9 @@ optimiser's state, by position, before the first of them is called. So a trainer
 """
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from esper.garden import Evaluate, Garden
 from esper.integrations import GARDEN, require
@@ -41,9 +38,7 @@ class GrowthCallback(TrainerCallback):
                 print(event)
 
 
-def join(
-    trainer: Trainer, garden: Garden, evaluate: Evaluate, *, every: int | None = None, seed_lr: float = 1.0
-) -> GrowthCallback:
+def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None = None, seed_lr: float = 1.0) -> None:
     """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the best.
 
     Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint / "garden", model)`
@@ -63,8 +58,7 @@ def join(
     trainer._save = partial(_save, trainer, garden, save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
     trainer._load_best_model = lambda: garden.restore(Path(trainer.state.best_model_checkpoint, GARDEN))
-    trainer.add_callback(callback := GrowthCallback(garden, evaluate, every))
-    return callback
+    trainer.add_callback(GrowthCallback(garden, evaluate, every))
 
 
 def _show_host(trainer: Any, garden: Garden) -> None:
@@ -79,9 +73,7 @@ def _show_host(trainer: Any, garden: Garden) -> None:
     vars(garden.model)["_get_name"] = host._get_name  # by its name a model has its labels shifted when smoothed
 
 
-def _create_optimizer(
-    trainer: Trainer, garden: Garden, seed_lr: float, create: Callable[..., Any], model: Any = None
-) -> Any:
+def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: Any, model: Any = None) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
     optimizer, link = create(model), garden.model.link
     if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
@@ -89,17 +81,10 @@ def _create_optimizer(
     return optimizer
 
 
-def _save(
-    trainer: Trainer,
-    garden: Garden,
-    save: Callable[..., None],
-    output_dir: str | None = None,
-    state_dict: dict[str, Tensor] | None = None,
-) -> None:
+def _save(trainer: Trainer, garden: Garden, save: Any, output_dir: Any = None, state_dict: Any = None) -> None:
     """The garden first: older checkpoints go when the Trainer is done with this one."""
     folder = str(trainer.args.output_dir if output_dir is None else output_dir)
     garden.save(Path(folder, GARDEN))
     state = garden.model.state_dict() if state_dict is None else state_dict
-    first = {(t.data_ptr(), t.shape): name for name, t in reversed(state.items()) if t.numel()}
-    kept = {*first.values(), *(name for name, t in state.items() if not t.numel())}
-    save(folder, {name: t for name, t in state.items() if name in kept})  # safetensors refuses tied weights
+    names = {(t.data_ptr(), t.shape, t.numel() or name): name for name, t in state.items()}
+    save(folder, {name: state[name] for name in names.values()})  # safetensors refuses tied weights

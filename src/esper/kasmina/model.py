@@ -152,13 +152,6 @@ class MorphogeneticModel(nn.Module):
         if self.link is not None:
             self.link.release(fossil.parameters())
 
-    def forget_growth(self) -> None:
-        """Empty all slots, whatever is in them, for another growth to be put there; an optimiser is not told."""
-        for slot in self._ordered():
-            slot.fossils, slot.fossil_names, slot.copied_params = nn.ModuleList(), [], -1
-            slot.seed, slot.left_out = None, ()
-        self._gradient_sums = None
-
     def act(self, choice: Choice) -> list[SlotChange]:
         """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
         op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)

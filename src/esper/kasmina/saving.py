@@ -65,8 +65,7 @@ def restore_network(
 ) -> tuple[OptimizerSnapshot | None, Tensors | None, Plain]:
     """Turn a network into the one that `save_network` wrote, in place; its settings and limits stay its own.
 
-    Refused with all as it was if the save is of other slots or another model. What grew leaves the attached
-    optimiser; whoever calls puts the snapshot into it.
+    Refused with all as it was if the save does not fit. Whoever calls puts the snapshot into an attached optimiser.
     """
     facts, paths, average = _read(folder)
     saved, own = facts["network"], describe_network(model)[0]["network"]
@@ -82,7 +81,7 @@ def restore_network(
         raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
     if model.link is not None:
         model.link.release(model.slots.parameters())
-    model.forget_growth()
+    model.read_gradients()  # those since the last step are of a network that goes
     _fill(model, saved, paths)
     return snapshot, average, facts["extra"]
 
@@ -158,10 +157,12 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
 
 
 def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) -> None:
-    """Build what had grown into empty slots, and read all weights."""
+    """Build what had grown in place of what the slots hold, and read all weights."""
     with torch.random.fork_rng(devices=[]):
         for slot_id, saved in network["slots"].items():
             slot = model.slot(slot_id)
+            slot.seed, slot.fossils, slot.fossil_names = None, nn.ModuleList(), []
+            slot.gradient_norm, slot.greedy_score, slot.copied_params = None, None, -1
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
