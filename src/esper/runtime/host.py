@@ -177,11 +177,14 @@ class HostRun:
             self.sums += torch.stack([losses.detach().sum(), correct.sum(), *norms])
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None):
+        with self.autocast():
             outputs = self.model(inputs)
         if self.is_compiled:
             return compiling.score(self.task.score, outputs, targets)
         return self.task.score(outputs.float(), targets)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None)
 
     def _clip(self) -> list[Tensor]:
         """Clip host and seeds apart; the norms before clipping are readings."""
