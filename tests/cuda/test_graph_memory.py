@@ -170,7 +170,7 @@ def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(f
 
 
 def test_what_pools_take_is_what_the_allocator_says():
-    """Never less; a segment that was reserved outside during a capture may be counted too, which errs on the safe side."""
+    """Never less; a segment that was reserved beside a capture may be counted too, which errs on the safe side."""
     population = grow(4)
     graphs = population.executor._device(population.runs[0])
     pools = {tuple(lane.pool) for lane in graphs._lanes}

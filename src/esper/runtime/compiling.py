@@ -73,7 +73,9 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **kwargs: Any) -> Any:
     module = block()
     assert module is not None  # somebody is calling it
-    if torch.is_grad_enabled() and not module.training:  # the greedy score, once per epoch: too little to be worth a compilation
+    if (
+        torch.is_grad_enabled() and not module.training
+    ):  # the greedy score, once per epoch: too little to be worth a compilation
         return module._call_impl(*args, **kwargs)
     return _compile((*shape, module.training), _run, f"run_{module._get_name()}", module, args, kwargs)
 
@@ -83,7 +85,7 @@ def score(function: Callable[..., Any], outputs: Tensor, targets: Tensor) -> Any
     return _compile((function,), _score, "score", function, (outputs, targets), {})
 
 
-def _compile(shape: tuple[Any, ...], body: FunctionType, name: str, owner: Any, args: Any, kwargs: Any) -> Any:
+def _compile(shape: tuple[Any, ...], body: Any, name: str, owner: Any, args: Any, kwargs: Any) -> Any:
     """Call `body`, compiled for this shape, these arguments and this kind of precision."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     inputs = [(value.shape, value.stride(), value.dtype, value.device, value.requires_grad) for value in tensors]
