@@ -16,8 +16,7 @@ from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, Trials
-from esper.trials.running import build
-from esper.trials.saves import EpochSave, EpochSaves
+from esper.trials.running import EpochSave, EpochSaves, build
 from leyline.power_cuts import NOTHING, Violation, play
 from null_sink import NullSink
 from simic.tiny_runs import tiny

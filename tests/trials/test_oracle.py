@@ -6,7 +6,7 @@ import pytest
 
 from esper.runtime.population import Population
 from esper.trials.comparing import ORACLE, Comparison
-from esper.trials.oracle import placements_of, starts_of
+from esper.trials.searching import placements_of, starts_of
 from esper.trials.summary import summarise
 from trials.test_comparing import configured, timeless
 

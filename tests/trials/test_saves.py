@@ -13,9 +13,8 @@ from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.telemetry import runfolder
 from esper.telemetry.events import HostRolledBack
-from esper.trials import saves
-from esper.trials.running import build
-from esper.trials.saves import KEPT_EPOCHS, EpochSave, EpochSaves
+from esper.trials import running
+from esper.trials.running import KEPT_EPOCHS, EpochSave, EpochSaves, build
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, manifest_of
 from trials.grown_runs import assert_same_end, configured, grow, open_sink, stopped
@@ -153,7 +152,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(problem, copied
         raise problem
 
     with monkeypatch.context() as full:
-        full.setattr(saves, "save_file", fail)
+        full.setattr(running, "save_file", fail)
         with pytest.raises(SaveError, match=r"(No space|too large).*--resume"):
             grow(configured(copied), resume=True)
     grow(configured(copied), resume=True)

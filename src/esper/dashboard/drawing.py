@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
-from esper.dashboard.runs import RunSummary
+from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock, tell_gain

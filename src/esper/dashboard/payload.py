@@ -8,8 +8,7 @@ from math import isfinite
 from statistics import mean
 from typing import Any
 
-from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import summarise
+from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.view import Episode, RunView, Series
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
-from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import find_runs
+from esper.dashboard.reader import RunReader, find_runs
 from esper.leyline.errors import EsperError, SettingError
 
 try:

@@ -27,9 +27,8 @@ from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.store import Generation, Store
 from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
 from esper.trials.config import CompareConfig
-from esper.trials.oracle import placements_of
 from esper.trials.running import load_fitting
-from esper.trials.searching import Searching, is_search, read_search
+from esper.trials.searching import Searching, is_search, placements_of, read_search
 
 ORACLE = "oracle"
 _ON_A_GPU = 64
