@@ -13,7 +13,7 @@ from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.runfolder import NETWORKS
 from esper.telemetry.sink import JsonlSink
-from esper.trials import running, saves
+from esper.trials import running
 from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, run_hosts
 from simic.tiny_runs import Ticks, events_of
@@ -102,7 +102,7 @@ def install(ticks: Ticks):
         (saving, "save_model"),
         (saving, "save_file"),
         (storing, "save_file"),
-        (saves, "save_file"),
+        (running, "save_file"),
         (running, "export_network"),
         (Population, "train_epoch"),
         (Population, "evaluate"),

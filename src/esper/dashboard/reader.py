@@ -1,7 +1,4 @@
-"""A run folder as a view that keeps up with it, by byte offsets into its events files, and as one line of a list.
-
-Never writes into the folder.
-"""
+"""A run folder as a view that keeps up with it by byte offsets, and as a line of a list. Nothing is written to it."""
 
 import json
 import re
@@ -172,11 +169,10 @@ def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float =
 
 def _read_line(line: bytes) -> dict[str, Any]:
     """The record on a line; empty where there is none."""
-    try:
-        record = _decode(line.decode())
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    with suppress(ValueError, RecursionError):
+        if isinstance(record := _decode(line.decode()), dict):
+            return record
+    return {}
 
 
 def _is_same(path: Path, place: Place) -> bool:

@@ -211,9 +211,7 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (
-            episode.rank != rank and episode.round <= lived
-        ):  # hosts may be assigned to another rank
+        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may change their rank
             episode = self.episodes[host] = Episode(host, lived, rank)
         return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 

@@ -174,11 +174,7 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Actions of N environments as heads, one per number.
-
-    Args:
-        spec: which choices depend on which; without it they are independent.
-    """
+    """Actions of N environments as heads, one per number; without a `spec` they are independent."""
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space

@@ -195,10 +195,7 @@ class History:
         self.task = config.settled_task.model_dump(mode="json")
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
-        """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
-
-        Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
-        """
+        """The learner after `rounds` whole rounds, with where each rank's events stood; hosts begin anew with each."""
         name = f"round-{rounds:06d}.safetensors"
         self.episodes += self.hosts
         if self.team.rank == 0:

@@ -66,10 +66,7 @@ def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
 def policy_loss(
     new: Tensor, old: Tensor, advantages: Tensor, steps: HeadSteps, valid: Tensor, clip: float, mode: str
 ) -> PolicyLoss:
-    """Clipped surrogate, to be minimised; log-probabilities are [heads, R, T].
-
-    per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
-    """
+    """Clipped surrogate, to be minimised: the heads' means where they took part, summed, or that of whole decisions."""
     log_ratios = torch.where(steps.is_relevant, new - old, 0.0)
     joint = log_ratios.sum(0)
     if mode == "joint":

@@ -41,9 +41,7 @@ def twin_readings(
 ) -> dict[int, list[EpochReading]] | None:
     """Every seed's never-grown episode, epoch by epoch; what `folder` holds already is not computed again.
 
-    Args:
-        should_stop: asked after every epoch; True ends it, with nothing kept and None returned.
-        population: how to run the hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
+    True from `should_stop`, asked after every epoch, ends it: nothing is kept, and it returns None.
     """
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}

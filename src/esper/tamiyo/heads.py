@@ -25,10 +25,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """All choices of one decision, in order.
-
-    Chained heads see the choices made before them; the others are independent of each other.
-    """
+    """All choices of one decision, in order. Chained heads see those made before them; others are independent."""
 
     heads: tuple[Head, ...]
     chained: bool = False
@@ -113,12 +110,7 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
 
 
 def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
-    """How the earlier choices lead to each case, [R, cases ...], from what each head gives its entries.
-
-    Args:
-        reach: [R], one for every row; a number or a truth, as are the chances.
-        chances: of every earlier head, [R, its cases ..., its size].
-    """
+    """How earlier choices lead to each case, [R, cases ...]: `reach` [R] times each head's [R, its cases ..., size]."""
     uses = spec.uses(spec.heads[place])
     for axis, given in enumerate(chances[: len(spec.earlier(place))]):
         known = spec.uses(spec.heads[axis])

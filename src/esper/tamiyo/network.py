@@ -126,10 +126,9 @@ class RecurrentActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0.
+        """Actions, log-probabilities, values, and the state after; heads that are not used choose 0.
 
-        Args:
-            noise: [N, heads, widest head], even draws from 0 to 1; without it they come from `generator`.
+        Even draws come as `noise` [N, heads, widest head], or else from `generator`.
         """
         is_step = states.dim() == 2
         states = states[:, None] if is_step else states
@@ -166,12 +165,7 @@ class RecurrentActorCritic(nn.Module):
         starts: Tensor | None = None,
         needs_state: bool = True,
     ) -> Evaluation:
-        """Judge stored decisions [N, T] under the present weights; nothing is drawn.
-
-        Args:
-            starts: [N, T], true where a new episode begins within a row; the state is zero from there on.
-            needs_state: whether `Evaluation.hidden` is wanted where episodes begin within rows; it costs a pass.
-        """
+        """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
         if hidden is None:
             raise SettingError(
                 "evaluating needs the hidden state that each row began with; None would silently mean zeros. "
@@ -331,10 +325,8 @@ def run_sequences(
 ) -> tuple[Tensor, Hidden]:
     """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
 
-    Where episodes begin within rows, the state after the last step carries no gradient.
-
-    Args:
-        needs_state: False spares the pass that finds the state where episodes begin within rows; it is NaN then.
+    Where episodes begin within rows, the state after the last step carries no gradient; finding it costs a pass, which
+    `needs_state=False` spares: it is NaN then.
     """
     if starts is None or not bool(starts.any()):
         return lstm(inputs, hidden)

@@ -28,11 +28,7 @@ class RunningMeanStd(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
-        """Pool [R, width] rows with all earlier ones; no rows, no change.
-
-        Args:
-            pool: adds up what several processes have; the rows of all of them count once each.
-        """
+        """Take in [R, width] rows, of all processes by `pool`, which adds up what they have; no rows, no change."""
         rows = rows.double()
         count = pool(torch.as_tensor(float(len(rows)), device=rows.device)).to(self.count)
         if not bool(count > 0):

@@ -69,11 +69,7 @@ class RulePolicy:
 
 
 class NetworkPolicy:
-    """Decides for N hosts with a trained network.
-
-    Args:
-        deterministic: take the likeliest choice; otherwise draw from `seed`.
-    """
+    """Decides for N hosts with a trained network: the likeliest choices or, not `deterministic`, drawn from `seed`."""
 
     def __init__(self, network: RecurrentActorCritic, *, deterministic: bool = True, seed: int = 0):
         self.network, self.deterministic = network, deterministic

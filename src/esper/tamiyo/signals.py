@@ -61,9 +61,7 @@ class TrackedSignals:
 class SignalTracker:
     """Follows one host over all enabled slots: `update` once per epoch, `tracked` is what the observation reads.
 
-    Args:
-        slots: the slots that are enabled, in the order of the observation.
-        loss_scale: the loss of guessing; losses are seen in units of it.
+    `loss_scale` is the loss of guessing; losses are seen in units of it.
     """
 
     def __init__(self, slots: SlotConfig, loss_scale: float):

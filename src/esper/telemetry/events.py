@@ -2,23 +2,26 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, dataclass_transform
 
 from esper.leyline.errors import SaveError
 from esper.telemetry.escalation import TelemetryLevel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Event:
-    """Something that happened; `line` tells it where no method does."""
+    """Something that happened; `line` tells it where no method does. Every kind of event is a frozen dataclass."""
 
     line = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
         return self.line.format(self)
 
 
-@dataclass(frozen=True, slots=True)
 class HostEvent(Event):
     """Something that happened to one host, after this many epochs of training."""
 
@@ -26,7 +29,6 @@ class HostEvent(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
 class HostEpoch(HostEvent):
     """One host after an epoch."""
 
@@ -58,7 +60,6 @@ class HostEpoch(HostEvent):
         return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class SeedMeasured(HostEvent):
     """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
@@ -76,7 +77,6 @@ class SeedMeasured(HostEvent):
         return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionTaken(HostEvent):
     """What the policy chose; WAIT is not recorded here."""
 
@@ -90,7 +90,6 @@ class ActionTaken(HostEvent):
         return f"epoch {self.epoch}: {self.op}{what} in {self.slot}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionRefused(HostEvent):
     """An action that was not possible and was executed as WAIT."""
 
@@ -100,7 +99,6 @@ class ActionRefused(HostEvent):
     line = "epoch {0.epoch}: {0.op} in {0.slot} refused: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class StageChanged(HostEvent):
     """A slot moved along its lifecycle."""
 
@@ -115,7 +113,6 @@ class StageChanged(HostEvent):
         return f"epoch {self.epoch}: {self.slot}{seed} {self.before} -> {self.after}"
 
 
-@dataclass(frozen=True, slots=True)
 class GateJudged(HostEvent):
     """A gate gave a verdict that ended a stage."""
 
@@ -128,7 +125,6 @@ class GateJudged(HostEvent):
     line = "epoch {0.epoch}: {0.slot} {0.gate} {0.verdict} ({0.reason})"
 
 
-@dataclass(frozen=True, slots=True)
 class FossilJudged(HostEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
 
@@ -143,7 +139,6 @@ class FossilJudged(HostEvent):
         return f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {fate}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 
@@ -151,7 +146,6 @@ class HostRolledBack(HostEvent):
     line = "epoch {0.epoch}: host {0.host} rolled back: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class GrowthHint(HostEvent):
     """Advice to whoever runs the training loop."""
 
@@ -159,7 +153,6 @@ class GrowthHint(HostEvent):
     line = "epoch {0.epoch}: hint: {0.text}"
 
 
-@dataclass(frozen=True, slots=True)
 class ArmFinished(Event):
     """One policy's episode on one host seed, with the score of the network it leaves behind."""
 
@@ -180,7 +173,6 @@ class ArmFinished(Event):
     line = "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, {0.final_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class LedgerClosed(Event):
     """What one host's episode cost, phase by phase."""
 
@@ -197,7 +189,6 @@ class LedgerClosed(Event):
         return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundBegan(Event):
     """All hosts begin new episodes; what follows in this file belongs to them."""
 
@@ -205,7 +196,6 @@ class RoundBegan(Event):
     line = "round {0.round} begins"
 
 
-@dataclass(frozen=True, slots=True)
 class RankTimed(Event):
     """How long one process took to play its share of a round."""
 
@@ -217,7 +207,6 @@ class RankTimed(Event):
     line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundFinished(Event):
     """One round of episodes and the update after it."""
 
@@ -247,7 +236,6 @@ class RoundFinished(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class AnomalyFound(Event):
     """An update that does not look healthy."""
 
@@ -264,7 +252,6 @@ class AnomalyFound(Event):
         return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
 class BlocksCompiled(HostEvent):
     """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these seconds."""
 
@@ -273,7 +260,6 @@ class BlocksCompiled(HostEvent):
     line = "epoch {0.epoch}: compiled {0.shapes} shapes of blocks in {0.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     """A state that training can go on from."""
 

@@ -90,10 +90,7 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each stage began.
-
-    Kept are the seeds that the network has at its end; what late pruning took out counts as culled.
-    """
+    """What one episode came to; `stages` counts how often each began. What late pruning removed counts as culled."""
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
     removed = max(0, stages.get("FOSSILIZED", 0) - kept)
     return ArmFinished(

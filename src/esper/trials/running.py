@@ -1,7 +1,7 @@
 """`esper run`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,14 +59,14 @@ def run_hosts(
             tell(line)
         saves = EpochSaves(config.out, population, deciders, sink)
         found = saves.restore() if resume else None
-        first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
+        first, measured, counts = found or (0, None, [{} for _ in population.runs])
         for epoch in range(first, population.task.epochs):
-            if found is not None:
+            if epoch == first and measured is not None:
                 episodes.look_again()
-                happened, found = found.happened, None
+                happened = measured
             else:
                 happened = episodes.train()
-                saves.save(EpochSave(epoch, happened, counts))
+                saves.save(epoch, happened, counts)
             act_on_epoch(episodes, deciders, happened)
             for own, events in zip(counts, happened, strict=True):
                 for event in events:
@@ -124,21 +124,11 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
     return results
 
 
-# -- epoch by epoch on disk ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EpochSave:
-    """An epoch that has been trained and measured, before anything was decided about it."""
-
-    epoch: int
-    happened: list[list[Event]]
-    counts: list[dict[str, int]]
-    """stages entered so far, per host"""
+# -- epoch by epoch on disk --------------------------------------------------------------------------------------------
 
 
 class EpochSaves:
-    """Saves after every epoch and finds the way back."""
+    """Saves every epoch that has been trained and measured, before anything is decided about it; finds the way back."""
 
     def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink):
         self.population, self.deciders, self.sink = population, deciders, sink
@@ -147,7 +137,7 @@ class EpochSaves:
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
         self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS)
 
-    def save(self, save: EpochSave) -> None:
+    def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
         if not can_be_stored(self.population):
             return
@@ -160,21 +150,21 @@ class EpochSaves:
         }
         contents[_MEMORY] = partial(save_file, tensors)
         facts = {
-            "epoch": save.epoch,
+            "epoch": epoch,
             "corpus": self.population.corpus,
             "events": self.sink.commit(),
             "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
-            "happened": [[to_record(event) for event in events] for events in save.happened],
-            "counts": save.counts,
+            "happened": [[to_record(event) for event in events] for events in happened],
+            "counts": counts,
             "hosts": hosts,
         }
-        start = f"epoch-{save.epoch:06d}-"
+        start = f"epoch-{epoch:06d}-"
         self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
-        self.epochs = save.epoch + 1
+        self.epochs = epoch + 1
 
-    def restore(self) -> EpochSave | None:
-        """Hosts, memories and events as they were at the newest whole epoch; None where none was saved yet."""
+    def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
+        """Hosts, memories and events as at the newest whole epoch, which it returns; None where none was saved yet."""
         save = self.store.newest()
         if save is None:
             self.sink.rewind(0)
@@ -191,4 +181,4 @@ class EpochSaves:
         self.sink.rewind(int(save.facts["events"]))
         self.epochs = save.facts["epoch"] + 1
         happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
-        return EpochSave(save.facts["epoch"], happened, save.facts["counts"])
+        return save.facts["epoch"], happened, save.facts["counts"]

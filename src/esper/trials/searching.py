@@ -1,4 +1,4 @@
-"""`search` and `oracle` in a comparison: the best plan that some episodes find on hosts of their own, or all of one seed."""
+"""`search` and `oracle` in a comparison: the best plan that some episodes find on their own hosts; all of one seed."""
 
 import math
 from collections.abc import Callable, Sequence

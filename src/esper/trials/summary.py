@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.telemetry.statistics import Estimate, compare_pairs, estimate_mean
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.trials.comparing import ORACLE, Trials
 from esper.trials.config import CompareConfig
 
 METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
 """Name and sign: what is ahead has more of it times the sign."""
+_OPPOSITE = {"ahead": "behind", "behind": "ahead"}
 _COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
 
 
@@ -44,11 +45,9 @@ def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
     """Paired by seed; the verdict says which way the interval excludes zero, if it does."""
     found = {}
     for name, sign in METRICS.items():
-        better = difference = compare_pairs(trials.column(name), than.column(name))
-        if sign < 0:
-            low, high = (None if value is None else -value for value in (difference.high, difference.low))
-            better = Estimate(-difference.mean, low, high, difference.count)
-        found[name] = {**asdict(difference), "verdict": better.verdict}
+        difference = compare_pairs(trials.column(name), than.column(name))
+        verdict = difference.verdict
+        found[name] = {**asdict(difference), "verdict": verdict if sign > 0 else _OPPOSITE.get(verdict, verdict)}
     return found
 
 
