@@ -10,8 +10,8 @@ import pytest
 
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
+from esper.simic.checkpoints import load_fitting
 from esper.trials.arms import Entry, run_entries
-from esper.trials.running import load_fitting
 from runtime.episodes import image_splits
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,6 @@ OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "f
 
 
 def play(asked: Asked) -> None:
-    """Compare as the command line asks."""
     config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
     results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:

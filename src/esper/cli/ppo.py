@@ -14,7 +14,7 @@ from rich.console import Console
 from esper import __version__
 from esper.cli.beside import watch_beside
 from esper.cli.console.progress import show_rounds
-from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
+from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
@@ -29,11 +29,10 @@ from esper.telemetry.events import RankTimed
 from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family"), **TRACKERS}
+OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
 
 
 def play(asked: Asked) -> None:
-    """Train as the command line asks."""
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has its own device; omit --devices.")

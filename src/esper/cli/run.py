@@ -14,7 +14,7 @@ from rich.console import Console
 
 from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
-from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
+from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError
@@ -29,11 +29,10 @@ from esper.trials.config import RunConfig
 from esper.trials.running import StoppedRun, run_hosts
 
 CONFIG = RunConfig
-OPTIONS = {**options_of("policy", "hosts"), **HOSTS, **TRACKERS}
+OPTIONS = {**options_of("policy", "hosts"), **HOSTS}
 
 
 def play(asked: Asked) -> None:
-    """Run the policy as the command line asks."""
     config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
     if asked.watch:
         watch_beside(asked, config.out)

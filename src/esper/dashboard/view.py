@@ -115,7 +115,6 @@ class Episode:
         return next((span for span in reversed(self.spans) if span.slot == slot), None)
 
     def alive(self, slot: str) -> SeedSpan | None:
-        """The live seed of a slot."""
         span = self.newest(slot)
         return span if span is not None and span.end is None else None
 

@@ -70,7 +70,6 @@ class MaskedCategorical:
         return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest valid choice."""
         return self.logits.argmax(-1)
 
     def log_prob(self, choices: Tensor) -> Tensor:

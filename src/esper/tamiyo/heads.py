@@ -91,7 +91,6 @@ class HeadSpec:
 
     @classmethod
     def of_space(cls, space: ActionSpace) -> Self:
-        """The heads of one run's actions."""
         return cls.growth(*space.sizes[1:])
 
 

@@ -76,7 +76,6 @@ class RecurrentActorCritic(nn.Module):
         return self._values(self._features(states[:, None], hidden, None)[0][:, 0])
 
     def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
-        """The state after these steps."""
         return self._features(states, hidden, starts)[1]
 
     def _features(

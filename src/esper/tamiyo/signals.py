@@ -102,6 +102,5 @@ class SignalTracker:
         return None if self.tracked is None else asdict(self.tracked)
 
     def load(self, state: dict[str, Any] | None) -> Self:
-        """Go on from a saved `state`."""
         self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self

@@ -78,7 +78,6 @@ TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
-    """Refuse trackers whose package is missing."""
     for name in names:
         try:
             import_module(name)

@@ -134,7 +134,6 @@ def event_files(folder: Path) -> dict[int, Path]:
 
 
 def event_sizes(folder: Path) -> dict[str, int]:
-    """Rank -> bytes of events."""
     return {str(rank): path.stat().st_size for rank, path in event_files(folder).items()}
 
 

@@ -20,14 +20,13 @@ from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.simic.checkpoints import episodes_of, other_episodes
+from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.store import Generation, Store
 from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
 from esper.trials.config import CompareConfig
-from esper.trials.running import load_fitting
 from esper.trials.searching import Searching, is_search, placements_of, read_search
 
 ORACLE = "oracle"
@@ -142,8 +141,9 @@ class Comparison:
                         f"{', '.join(broken)}). Start anew with lower --rates or without it."
                     )
                 rows, built, told = zip(*map(_plain, runs), strict=True)
-                given = self._episodes(arm), self.plans.get((arm, rate))
-                self._keep(Trials(arm, rate, rows, built, told, *given))
+                trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
+                self._store(arm, rate).save(vars(trials))
+                self.done[arm, rate] = trials
 
     def _entries(self, arm: str, rate: float) -> list[Entry]:
         """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
@@ -239,10 +239,6 @@ class Comparison:
 
     def _store(self, arm: str, rate: float) -> Store:
         return Store(self._path(ARMS, arm, rate), "arm of a comparison")
-
-    def _keep(self, trials: Trials) -> None:
-        self.done[trials.arm, trials.rate] = trials
-        self._store(trials.arm, trials.rate).save(vars(trials))
 
     def _is_known(self, arm: str, rate: float) -> bool:
         if (arm, rate) not in self.done and (save := _newest(self._store(arm, rate), "its arm is run again")):

@@ -10,14 +10,12 @@ from safetensors.torch import load_file, save_file
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import WEIGHTS, export_network
-from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.runtime.splits import require_corpus
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
-from esper.simic.checkpoints import Layout, load_policy, other_episodes, require_layout
-from esper.tamiyo.policies import NetworkPolicy
+from esper.simic.checkpoints import load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
@@ -96,14 +94,6 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
     policy, use_telemetry = load_fitting(store.path(kept, "policy"), space)
     return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
-
-
-def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
-    """A trained policy that fits these slots and blueprints, and whether it reads telemetry; others are refused."""
-    policy, layout = load_policy(path)
-    reads_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
-    require_layout(layout, Layout.of(space, reads_telemetry, layout["hidden_dim"], layout["head_dim"]), path)
-    return policy, reads_telemetry
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
