@@ -184,7 +184,7 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
     for source in (checkpoint, blind):
         path.write_bytes(source.read_bytes())
         _, (decider, _) = build(config.model_copy(update={"policy": str(path)}))
-        assert decider.use_telemetry is (source == checkpoint)
+        assert decider.policy.reads_telemetry is (source == checkpoint)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -139,8 +139,8 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
-    """A trained policy that fits these slots and blueprints, and whether it reads telemetry; others are refused."""
+def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
+    """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
     saved = plain["layout"]
     reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
@@ -148,7 +148,7 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
     require_layout(saved, layout, path)
     network = layout.build()
     network.load_state_dict(_part(tensors, "network."))
-    return NetworkPolicy(network), reads_telemetry
+    return NetworkPolicy(network, reads_telemetry=reads_telemetry)
 
 
 def episodes_of(path: Path) -> int | None:

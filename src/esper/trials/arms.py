@@ -34,7 +34,6 @@ class Entry:
     arm: str
     seed: int
     policy: str | Callable[[HostFacts], Policy]
-    use_telemetry: bool = True
     built_in: tuple[Planting, ...] = ()
     """what is part of the network from its first step on"""
     weights: Mapping[str, Tensor] | None = None
@@ -68,7 +67,7 @@ def run_entries(
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
     episodes = Episodes(population)
-    deciders = [make_decider(episodes, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
+    deciders = [make_decider(episodes, host, entry.policy) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
@@ -134,8 +133,8 @@ def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
 class Decider:
     """One host's policy, what it remembers, and what it sees."""
 
-    def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
-        self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
+    def __init__(self, policy: Policy, tracker: SignalTracker):
+        self.policy, self.tracker = policy, tracker
         self.memory: Any = None
         self.is_plan = getattr(policy, "is_plan", False)
         """whether it may want several ops in one decision"""
@@ -148,21 +147,20 @@ class Decider:
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
-        observation = observe([self.tracker], self.use_telemetry) if isinstance(self.policy, NetworkPolicy) else None
-        actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
+        policy = self.policy
+        observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
+        actions, self.memory = policy.decide(observation, masks, [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
         return op, slot, blueprint, blend
 
 
-def make_decider(
-    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], use_telemetry: bool = True
-) -> Decider:
+def make_decider(episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy]) -> Decider:
     """The policy of one host, by name or built for its facts, with nothing remembered yet."""
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
     run.is_static = arm == "never"
-    return Decider(policy, episodes.trackers[host], use_telemetry)
+    return Decider(policy, episodes.trackers[host])
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:

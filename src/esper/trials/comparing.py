@@ -152,17 +152,13 @@ class Comparison:
             built = [()] * len(seeds) if arm == "start" else self.best(config.finals[arm][1]).architectures
             return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         policies: list[Any] = [self.plans.get((arm, rate), self.placements.get(arm, arm))] * len(seeds)
-        reads_telemetry = True
         if arm == SHAM:
             replayed = self.done[config.followed[0], rate]
             policies = [replay([from_record(dict(one)) for one in own]) for own in replayed.events]
         elif arm in self.trained:
-            network, reads_telemetry = self.trained[arm]
-            policies = [lambda facts: network] * len(seeds)
-        return [
-            Entry(arm, seed, policy, reads_telemetry, weights=self.weights.get(seed))
-            for seed, policy in zip(seeds, policies, strict=True)
-        ]
+            policies = [lambda facts: self.trained[arm]] * len(seeds)
+        pairs = zip(seeds, policies, strict=True)
+        return [Entry(arm, seed, policy, weights=self.weights.get(seed)) for seed, policy in pairs]
 
     def _lengths(self, arm: str, rate: float) -> list[int]:
         """Epochs of each of an arm's episodes."""

@@ -92,8 +92,8 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     if kept is None:
         load_fitting(Path(config.policy), space)
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
-    policy, use_telemetry = load_fitting(store.path(kept, "policy"), space)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
+    policy = load_fitting(store.path(kept, "policy"), space)
+    return episodes, [make_decider(episodes, host, lambda facts: policy) for host in range(config.hosts)]
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
