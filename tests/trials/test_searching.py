@@ -11,9 +11,8 @@ from esper.simic.checkpoints import episodes_of
 from esper.tamiyo.rules import make_policy
 from esper.telemetry.runfolder import PLANS
 from esper.trials import comparing
-from esper.trials.comparing import StoppedComparing
+from esper.trials.comparing import StoppedComparing, summarise
 from esper.trials.searching import Draws, Search, Searching, read_search, write_plan
-from esper.trials.summary import summarise
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
 from trials.test_comparing import LR, compare, configured, logged, timeless

@@ -15,9 +15,8 @@ from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.comparing import Comparison, StoppedComparing, summarise, to_csv
 from esper.trials.config import CompareConfig
-from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
 OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")

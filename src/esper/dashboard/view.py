@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
-from esper.telemetry.actions import ACTION_TAKEN
-from esper.telemetry.events import EVENT_TYPES, finite, from_record
+from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""

@@ -10,7 +10,7 @@ from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
-from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
 from esper.tamiyo.heads import openings
@@ -116,7 +116,7 @@ class PPOAgent:
             for part in self._assign(rollout.total * rollout.per_row):
                 index = part - rollout.first * rollout.per_row
                 index = index[(index >= 0) & (index < len(is_relevant[0]))]  # of each minibatch, what is here
-                steps = HeadSteps(is_relevant[:, index], is_open[:, index], Counts.of(counts[:, part]))
+                steps = HeadSteps.of(is_relevant[:, index], is_open[:, index], counts[:, part])
                 own = rollout.cut(advantages, index), rollout.cut(returns, index)
                 traces.append(self._step(rollout, index, steps, *own, weight))
                 if traces[-1].gradient_norm is None:
@@ -128,7 +128,7 @@ class PPOAgent:
         rows = rollout.rows(torch.arange(rollout.count * rollout.per_row, device=self.device))
         is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
         is_open = openings(self.network.spec, rows.masks, rows.valid)
-        own = Counts.by_row(is_relevant, rows.valid, is_open)
+        own = counts_by_row(is_relevant, rows.valid, is_open)
         counts = own.new_zeros(len(own), rollout.total * rollout.per_row)
         counts[:, rollout.first * rollout.per_row :][:, : len(own[0])] = own
         return is_relevant, is_open, self.team.sum(counts)
@@ -146,7 +146,7 @@ class PPOAgent:
         old = rows.log_probs.movedim(-1, 0)
         policy = policy_loss(new, old, advantages, steps, rows.valid, config.clip, config.clip_mode)
         scale = self.network.return_stats.std.to(values.dtype)
-        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.counts.valid)
+        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid)
         entropies = mean_entropy(entropy, steps, rows.valid)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(

@@ -1,6 +1,4 @@
-"""The whole system on one page: policy decides -> ops applied -> an epoch trained -> readings -> reward -> observation
-and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
-"""
+"""The whole system on one page: decide, act, train an epoch, measure, reward, observe; after each round, one update."""
 
 import json
 import time

@@ -39,10 +39,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
 def twin_readings(
     task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
 ) -> dict[int, list[EpochReading]] | None:
-    """Every seed's never-grown episode, epoch by epoch; what `folder` holds already is not computed again.
-
-    True from `should_stop`, asked after every epoch, ends it: nothing is kept, and it returns None.
-    """
+    """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     found = {seed: readings for seed, path in paths.items() if (readings := _read(path, task.epochs)) is not None}

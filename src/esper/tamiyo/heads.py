@@ -39,21 +39,18 @@ class HeadSpec:
                 raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
-            self._refuse_unreachable(place, head)
-
-    def _refuse_unreachable(self, place: int, head: Head) -> None:
-        first = self.heads[0]
-        if head.used_by is not None and not (place and head.used_by and set(head.used_by) <= set(range(first.size))):
-            raise SettingError(
-                f"head {head.name!r} is used by {head.used_by}: name one or more of the {first.size} choices of "
-                f"{first.name!r}, the first head, which is itself always used; None means all of them."
-            )
-        for earlier in self.heads[:place]:
-            if not set(self.uses(head)) <= set(self.uses(earlier)):
+            first, used = self.heads[0], head.used_by
+            if used is not None and not (place and used and set(used) <= set(range(first.size))):
                 raise SettingError(
-                    f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
-                    f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
+                    f"head {head.name!r} is used by {used}: name one or more of the {first.size} choices of "
+                    f"{first.name!r}, the first head, which is itself always used; None means all of them."
                 )
+            for earlier in self.heads[:place]:
+                if not set(self.uses(head)) <= set(self.uses(earlier)):
+                    raise SettingError(
+                        f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
+                        f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
+                    )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -125,10 +125,7 @@ class RecurrentActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions, log-probabilities, values, and the state after; heads that are not used choose 0.
-
-        Even draws come as `noise` [N, heads, widest head], or else from `generator`.
-        """
+        """Actions (0 where unused), log-probabilities, values, state; even draws: `noise` [N, heads, widest head]."""
         is_step = states.dim() == 2
         states = states[:, None] if is_step else states
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden

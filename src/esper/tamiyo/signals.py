@@ -59,10 +59,7 @@ class TrackedSignals:
 
 
 class SignalTracker:
-    """Follows one host over all enabled slots: `update` once per epoch, `tracked` is what the observation reads.
-
-    `loss_scale` is the loss of guessing; losses are seen in units of it.
-    """
+    """Follows one host: `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing."""
 
     def __init__(self, slots: SlotConfig, loss_scale: float):
         if not loss_scale > 0:

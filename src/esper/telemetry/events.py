@@ -1,11 +1,16 @@
 """The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, dataclass_transform
 
 from esper.leyline.errors import SaveError
+from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
+
+ACTION_TAKEN = "ACTION_TAKEN"
+"""Type of the record that every decision leaves at debug; from raw indices and tables, so that nothing is built."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -308,3 +313,31 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def emit_last_action(
+    *,
+    env_id: int,
+    epoch: int,
+    slot_idx: int,
+    blueprint_idx: int,
+    blend_idx: int,
+    op_idx: int,
+    slot_id: str,
+    masked: Mapping[str, bool],
+    success: bool,
+    space: ActionSpace = DEFAULT_SPACE,
+) -> dict[str, Any]:
+    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask left no choice."""
+    op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+    return {
+        "kind": "last_action",
+        "env_id": env_id,
+        "inner_epoch": epoch,
+        "op": op,
+        "slot_id": slot_id,
+        "blueprint_id": blueprint,
+        "blend_id": blend,
+        **{f"{head}_masked": bool(masked.get(head, False)) for head in ("op", "slot", "blueprint", "blend")},
+        "action_success": success,
+    }

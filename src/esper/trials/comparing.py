@@ -1,8 +1,10 @@
 """`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +26,7 @@ from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store
 from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
 from esper.trials.config import CompareConfig
@@ -32,6 +35,10 @@ from esper.trials.searching import Searching, is_search, placements_of, read_sea
 ORACLE = "oracle"
 _ON_A_GPU = 64
 """Most hosts side by side; on a CPU it is one arm at a time."""
+METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
+"""Name and sign: what is ahead has more of it times the sign."""
+_OPPOSITE = {"ahead": "behind", "behind": "ahead"}
+_COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
 
 
 class StoppedComparing(Exception):  # noqa: N818  # nobody made a mistake
@@ -257,3 +264,51 @@ def _plain(run: ArmRun) -> tuple[dict[str, Any], tuple[Planting, ...], tuple[dic
     row = {**to_record(run.result), "peak_params": run.peak_params}
     told = tuple(to_record(event) for event in run.events if isinstance(event, ActionTaken | StageChanged))
     return row, run.architecture, told
+
+
+# -- what was found, as plain data: estimates per arm, paired differences, what may be claimed of them -----------------
+
+
+def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -> dict[str, Any]:
+    """Every arm at the rate that its validation accuracy chose, and how it stands to every other arm."""
+    chosen: dict[str, Trials] = {}
+    for (arm, _), trials in done.items():
+        name = ORACLE if arm.startswith(f"{ORACLE} ") else arm
+        known = chosen.get(name)
+        if known is None or trials.mean("validation_accuracy") > known.mean("validation_accuracy"):
+            chosen[name] = trials
+    arms = {name: _describe(trials) for name, trials in chosen.items()}
+    for name, trials in chosen.items():
+        arms[name]["minus"] = {other: _differ(trials, than) for other, than in chosen.items() if other != name}
+    return {
+        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+        "arms": arms,
+        "rows": [{**row, "rate": trials.rate} for trials in done.values() for row in trials.rows],
+    }
+
+
+def _describe(trials: Trials) -> dict[str, Any]:
+    found: dict[str, Any] = {"arm": trials.arm, "rate": trials.rate, "seeds": [row["seed"] for row in trials.rows]}
+    found |= {"episodes": trials.episodes} | ({} if trials.plan is None else {"plan": trials.plan})
+    found |= {name: asdict(estimate_mean(trials.column(name))) for name in (*METRICS, "validation_accuracy")}
+    return found | {name: trials.mean(name) for name in _COSTS}
+
+
+def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
+    """Paired by seed; the verdict says which way the interval excludes zero, if it does."""
+    found = {}
+    for name, sign in METRICS.items():
+        difference = compare_pairs(trials.column(name), than.column(name))
+        verdict = difference.verdict
+        found[name] = {**asdict(difference), "verdict": verdict if sign > 0 else _OPPOSITE.get(verdict, verdict)}
+    return found
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every episode as one line."""
+    out = io.StringIO()
+    names = [name for name in rows[0] if name != "type"]
+    writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
