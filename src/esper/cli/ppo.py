@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import RankTimed
-from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
 OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
@@ -74,8 +73,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         until = math.inf if config.time_limit is None else time.monotonic() + config.time_limit
         try:
             with (
-                JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
-                closing(TrackingSink(disk, track, config.out, values)) as sink,
+                TrackingSink(config.out / runfolder.events_of(team.rank), telemetry, track, values) as sink,
                 stop_on_signals(patient=is_launched()) as is_asked,
                 show_rounds(config.rounds, console) as watch,
             ):

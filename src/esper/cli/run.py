@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,9 +23,9 @@ from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, FossilJudged, HostRolledBack, StageChanged
-from esper.telemetry.sink import JsonlSink
+from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
-from esper.trials.running import StoppedRun, run_hosts
+from esper.trials.running import run_hosts
 
 CONFIG = RunConfig
 OPTIONS = {**options_of("policy", "hosts"), **HOSTS}
@@ -48,7 +47,7 @@ def play(asked: Asked) -> None:
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
     """Run the policy in `config.out`; a result per host, or None if somebody stopped it."""
     require_trackers(config.telemetry.track)
-    say = teller(console)
+    say, level = teller(console), TelemetryConfig(config.telemetry.level)
     values = {"command": "run", **config.settled().model_dump(mode="json")}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with claimed(config.out, resume):
@@ -64,12 +63,11 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         try:
             with (
                 runfolder.begun(config.out, values),
-                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as disk,
-                closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
+                TrackingSink(config.out / runfolder.EVENTS, level, config.telemetry.track, values) as sink,
                 stop_on_signals() as should_stop,
             ):
                 results = run_hosts(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say)
-        except StoppedRun as stop:
+        except Stopped as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
             return None
         runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})

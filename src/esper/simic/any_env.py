@@ -139,9 +139,6 @@ class Player:
         return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
 
 
-# -- other people's spaces --------------------------------------------------------------------------------------------
-
-
 def _sizes(space: gym.Space[Any]) -> list[int] | None:
     """How many choices each of a space's numbers has; None where they are not choices among a few things."""
     if isinstance(space, gym.spaces.MultiDiscrete):

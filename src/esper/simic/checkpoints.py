@@ -166,9 +166,6 @@ def other_episodes(path: Path, played: Task) -> str | None:
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
 
 
-# -- a run's checkpoints -----------------------------------------------------------------------------------------------
-
-
 def saved_rounds(folder: Path) -> int:
     """Whole rounds that a run has behind it on disk."""
     return max((save.facts["rounds"] for save in _store(folder, 1).generations()), default=0)

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What the network says now about decisions made earlier; every tensor is [N, T]."""
 
     log_probs: PerHead
@@ -299,8 +297,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
         """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows began with."""
         masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
-        found = self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
-        return found.log_probs, found.values, found.entropy, found.hidden
+        return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
 
 
 def _named(op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None) -> dict[str, Tensor]:

@@ -15,16 +15,15 @@ class RunningMeanStd(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, width: int = 1, epsilon: float = 1e-8):
+    def __init__(self, width: int = 1):
         super().__init__()
-        self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
         self.register_buffer("var", torch.ones(width, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @property
     def std(self) -> Tensor:
-        return (self.var + self.epsilon).sqrt()
+        return (self.var + 1e-8).sqrt()
 
     @torch.no_grad()
     def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:

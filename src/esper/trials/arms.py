@@ -27,6 +27,13 @@ Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
 
 
+class Stopped(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are saved."""
+
+    def __init__(self, epochs: int = 0):
+        self.epochs = epochs
+
+
 @dataclass(frozen=True)
 class Entry:
     """One host of a comparison: where it starts and who decides about it."""

@@ -28,7 +28,7 @@ from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store
-from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
+from esper.trials.arms import ArmRun, Entry, Planting, Stopped, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.searching import Searching, is_search, placements_of, read_search
 
@@ -39,10 +39,6 @@ METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
 """Name and sign: what is ahead has more of it times the sign."""
 _OPPOSITE = {"ahead": "behind", "behind": "ahead"}
 _COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
-
-
-class StoppedComparing(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; finished arms are kept."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +228,7 @@ class Comparison:
 
     def _watch(self, epoch: int, events: Sequence[Event]) -> None:
         if self.should_stop():
-            raise StoppedComparing
+            raise Stopped
 
     def _path(self, folder: str, arm: str, rate: float) -> Path:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
@@ -264,9 +260,6 @@ def _plain(run: ArmRun) -> tuple[dict[str, Any], tuple[Planting, ...], tuple[dic
     row = {**to_record(run.result), "peak_params": run.peak_params}
     told = tuple(to_record(event) for event in run.events if isinstance(event, ActionTaken | StageChanged))
     return row, run.architecture, told
-
-
-# -- what was found, as plain data: estimates per arm, paired differences, what may be claimed of them -----------------
 
 
 def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -> dict[str, Any]:

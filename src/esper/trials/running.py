@@ -22,19 +22,12 @@ from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record
 from esper.telemetry.runfolder import DIGESTS, NETWORKS, POLICY, write_json
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store
-from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
+from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
 KEPT_EPOCHS = 2
 """Newest epochs whose hosts stay on disk."""
 _MEMORY = "memory"
-
-
-class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; `epochs` epochs are saved."""
-
-    def __init__(self, epochs: int):
-        self.epochs = epochs
 
 
 @memory_errors()
@@ -73,7 +66,7 @@ def run_hosts(
                         own[event.after] = own.get(event.after, 0) + 1
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
-                raise StoppedRun(saves.epochs)
+                raise Stopped(saves.epochs)
         return _finish(config, episodes, counts, sink)
 
 
@@ -112,9 +105,6 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
     sink.commit()
     write_json(config.out / NETWORKS / DIGESTS, digests)
     return results
-
-
-# -- epoch by epoch on disk --------------------------------------------------------------------------------------------
 
 
 class EpochSaves:
