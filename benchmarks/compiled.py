@@ -3,8 +3,7 @@
     python benchmarks/compiled.py --out benchmarks/results/compiled.json  # --device cuda on a GPU
 
 Arms: eager; blocks (`garden.compile()`); whole (`torch.compile(garden.model)`, which the garden lets torch compile
-anew); given up (the same without the garden's help, as torch does it by itself). Each has a process of its own, and no
-code compiled before.
+anew). Each has a process of its own, and no code compiled before. Seconds are of the processor, compilers included.
 """
 
 import argparse
@@ -22,49 +21,53 @@ from hardware import hardware
 from torch import nn
 
 import esper
-from esper import garden as gardens
 from esper.kasmina.hosts import build_transformer_host
 
-ARMS = ("eager", "blocks", "whole", "given up")
+ARMS = ("eager", "blocks", "whole")
+
+
+def now() -> float:
+    """Seconds of this process and of the compilers that it waited for; on a GPU those of the clock."""
+    if torch.cuda.is_available():
+        return time.perf_counter()
+    return time.process_time() + sum(os.times()[2:4])
 
 
 def play(arm: str, structures: int, steps: int, device: str) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     text = torch.randint(256, (16, 65), device=device)
-    host = build_transformer_host(vocabulary=256, width=128, layers=4, heads=4, context=64, slots=4).to(device)
+    host = build_transformer_host(vocabulary=256, width=64, layers=2, heads=4, context=64, slots=2).to(device)
     policy = "schedule:blueprint_id=mlp:epochs=" + "+".join(map(str, range(structures - 1)))
     settings = esper.GrowthSettings(lengths=esper.StageLengths(ramp=0), prunes=False)
     slots = list(host.slot_config().modules.values())
     garden = esper.grow(host, slots=slots, example=text[:2, :-1], budget=20.0, policy=policy, settings=settings)
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-3)
     garden.attach(optimizer)
-    call = torch.compile(garden.model) if arm in ("whole", "given up") else garden.model
+    call = torch.compile(garden.model) if arm == "whole" else garden.model
     if arm == "blocks":
         garden.compile()
-    if arm == "given up":
-        gardens.forget_compiled = lambda: None
 
     def losses(model: nn.Module) -> torch.Tensor:
         return nn.functional.cross_entropy(model(text[:, :-1]).transpose(1, 2), text[:, 1:], reduction="none").mean(1)
 
-    first, rest, started = [], [], time.perf_counter()
+    first, rest, started = [], [], now()
     for _ in range(structures):
         seconds = []
         for _ in range(steps):
-            began = time.perf_counter()
+            began = now()
             optimizer.zero_grad()
             losses(call).mean().backward()
             optimizer.step()
             if device != "cpu":
                 torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(now() - began)
         rest.append(1e3 * statistics.median(seconds))
         first.append(seconds[0] - statistics.median(seconds))
         garden.step(lambda: losses(garden.model))
     return {
-        "seconds": time.perf_counter() - started,
-        "first_steps_seconds": first,
+        "seconds": now() - started,
+        "compiling_seconds": first,
         "median_step_ms": rest,
         "final_loss": losses(garden.model).mean().item(),
     }
@@ -86,7 +89,7 @@ def main() -> None:
     for arm in ARMS:
         with tempfile.TemporaryDirectory() as cache:
             command = [sys.executable, __file__, *told.split(), "--arm", arm]
-            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
         arms[arm] = json.loads(done.stdout.splitlines()[-1])
     record = {
