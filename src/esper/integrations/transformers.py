@@ -15,7 +15,7 @@ from esper.leyline.errors import SettingError
 
 require("transformers")
 from transformers import Trainer, TrainerCallback  # noqa: E402
-from transformers.utils.generic import can_return_loss, find_labels  # noqa: E402
+from transformers.utils import can_return_loss, find_labels  # noqa: E402
 
 
 class GrowthCallback(TrainerCallback):
@@ -73,9 +73,9 @@ def _show_host(trainer: Any, garden: Garden) -> None:
     vars(garden.model)["_get_name"] = host._get_name  # by its name a model has its labels shifted when smoothed
 
 
-def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: Any, model: Any = None) -> Any:
+def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: Any, *model: Any) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
-    optimizer, link = create(model), garden.model.link
+    optimizer, link = create(*model), garden.model.link
     if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
         garden.attach(optimizer, trainer.lr_scheduler, seed_lr=seed_lr)
     return optimizer
