@@ -3,43 +3,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from esper.deepening import deepen as deepen
+    from esper.garden import Garden as Garden
+    from esper.garden import grow as grow
+    from esper.garden import inspect as inspect
+    from esper.garden import load as load
+    from esper.kasmina import GrowthSettings as GrowthSettings
+    from esper.kasmina import MorphogeneticModel as MorphogeneticModel
+    from esper.kasmina import blueprint as blueprint
+    from esper.kasmina import check_blueprint as check_blueprint
+    from esper.kasmina import check_host as check_host
+    from esper.leyline import EsperError as EsperError
+    from esper.leyline import StageLengths as StageLengths
+
 __version__ = "0.2.0"
 
 _HOMES = {
     "deepen": "esper.deepening",
-    "grow": "esper.garden",
-    "inspect": "esper.garden",
-    "load": "esper.garden",
-    "Garden": "esper.garden",
-    "GrowthSettings": "esper.kasmina",
-    "MorphogeneticModel": "esper.kasmina",
-    "StageLengths": "esper.leyline",
-    "EsperError": "esper.leyline",
-    "blueprint": "esper.kasmina",
-    "check_blueprint": "esper.kasmina",
-    "check_host": "esper.kasmina",
+    **dict.fromkeys(("Garden", "grow", "inspect", "load"), "esper.garden"),
+    **dict.fromkeys(("GrowthSettings", "MorphogeneticModel"), "esper.kasmina"),
+    **dict.fromkeys(("blueprint", "check_blueprint", "check_host"), "esper.kasmina"),
+    **dict.fromkeys(("EsperError", "StageLengths"), "esper.leyline"),
 }
-__all__ = [
-    "EsperError",
-    "Garden",
-    "GrowthSettings",
-    "MorphogeneticModel",
-    "StageLengths",
-    "__version__",
-    "blueprint",
-    "check_blueprint",
-    "check_host",
-    "deepen",
-    "grow",
-    "inspect",
-    "load",
-]
-
-if TYPE_CHECKING:
-    from esper.deepening import deepen
-    from esper.garden import Garden, grow, inspect, load
-    from esper.kasmina import GrowthSettings, MorphogeneticModel, blueprint, check_blueprint, check_host
-    from esper.leyline import EsperError, StageLengths
+__all__ = list(_HOMES)
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,9 +94,7 @@ class Episodes:
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
         """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
         for host in hosts:
-            ledger = self.population.runs[host].ledger
-            ledger.charge("policy", 1, flops)
-            ledger.spend("policy", seconds / len(hosts))
+            self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
 
     def close(self, host: int) -> LedgerClosed:
         """What the host's episode has cost."""

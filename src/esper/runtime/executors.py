@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import chain, zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +18,17 @@ from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
 
 
-class Executor(Protocol):
-    """Trains and measures hosts; results stay on the devices until the caller reads them."""
+class EagerExecutor:
+    """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit.
+
+    Results stay on the devices until the caller reads them.
+    """
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """One epoch of every host; returns the greedy scores of its slots, read off before the first step.
 
         `then_measure` promises that the next call measures these very hosts on their validation splits.
         """
-
-    def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
-
-    def begin_episode(self, run: HostRun) -> None:
-        """A host is newborn, in the tensors of the one before."""
-
-
-class EagerExecutor:
-    """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit."""
-
-    def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         for run in runs:
             run.begin_epoch()
         scores = [greedy_scores(run) for run in runs]
@@ -51,7 +43,7 @@ class EagerExecutor:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
 
     def begin_episode(self, run: HostRun) -> None:
-        """Nothing is remembered."""
+        """A host is newborn, in the tensors of the one before."""
 
 
 _LANES = 16
@@ -343,7 +335,7 @@ def refuse_impossible(executor: str, amp: str, devices: Sequence[str], task: Tas
 
 def choose_executor(
     name: str, amp: str, devices: Sequence[torch.device], task: Task, graph_memory: float | None = None
-) -> Executor:
+) -> EagerExecutor | GraphedExecutor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
     refuse_impossible(name, amp, [str(device) for device in devices], task)
     on_gpu = all(device.type == "cuda" for device in devices)

@@ -43,22 +43,14 @@ class Ledger:
     def copy(self) -> Self:
         return replace(self, phases=dict(self.phases))
 
-    def charge(self, phase: str, examples: int, flops_per_example: int) -> None:
-        cost = self.phases[phase]
-        flops = cost.flops + examples * flops_per_example
-        self.phases[phase] = replace(cost, examples=cost.examples + examples, flops=flops)
-
-    def spend(self, phase: str, seconds: float) -> None:
-        self.phases[phase] = replace(self.phases[phase], seconds=self.phases[phase].seconds + seconds)
-
     def settle(self, charges: Sequence[Charge], seconds: float) -> None:
         """Charge a span that was timed as a whole: its phases share the seconds by FLOPs, else by examples."""
         weights = [examples * flops for _, examples, flops in charges]
         if not any(weights):
             weights = [examples for _, examples, _ in charges]
-        for (phase, examples, flops), weight in zip(charges, weights, strict=True):
-            self.charge(phase, examples, flops)
-            self.spend(phase, seconds * weight / max(sum(weights), 1))
+        for (phase, examples, each), weight in zip(charges, weights, strict=True):
+            cost, share = self.phases[phase], seconds * weight / max(sum(weights), 1)
+            self.phases[phase] = PhaseCost(cost.examples + examples, cost.flops + examples * each, cost.seconds + share)
 
     def counts(self) -> dict[str, int]:
         """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""
