@@ -25,13 +25,11 @@ from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
-    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
-
-    `first` is the number that the first host goes by in events, where other processes have hosts too.
-    """
+    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch."""
 
     def __init__(self, population: Population, first: int = 0):
-        self.population, self.first = population, first
+        self.population = population
+        self.first = first  # in events, where other processes have hosts too
         self.trackers = [self._tracker() for _ in population.runs]
         self.views: list[GrowthView] = []
         """every host as it was last measured or restored"""

@@ -67,8 +67,7 @@ class ChainHost(nn.Module):
         return self._finish(features, self._index(slot_id))
 
     def _enter(self, inputs: Tensor) -> Tensor:
-        features: Tensor = self.blocks[0](inputs if self.stem is None else self.stem(inputs))
-        return features
+        return self.blocks[0](inputs if self.stem is None else self.stem(inputs))
 
     def _finish(self, features: Tensor, start: int) -> Tensor:
         return self.head(self.sites[-1](self._advance(features, start, len(self.blocks) - 1)))
@@ -122,14 +121,12 @@ def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[n
 def build_resnet_host(
     *, width: int = 16, blocks: int = 2, stages: int = 3, in_channels: int = 3, classes: int = 10
 ) -> ChainHost:
-    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block.
-
-    A copy fits behind every block that keeps its shape: all but the first of a later stage.
-    """
+    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block."""
     _require_positive(width=width, blocks=blocks, stages=stages, in_channels=in_channels, classes=classes)
     layers = []
     for stage in range(stages):
         own = width * 2**stage
+        # a copy fits behind every block that keeps its shape: all but the first of a later stage
         layers.append(BasicBlock(own // 2, own, stride=2) if stage else BasicBlock(own, own))
         layers += [BasicBlock(own, own) for _ in range(blocks - 1)]
     stem = nn.Sequential(*_conv_bn(in_channels, width, 3), nn.ReLU())

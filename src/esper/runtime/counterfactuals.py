@@ -41,10 +41,7 @@ def measured_slots(run: HostRun) -> list[SeedSlot]:
 
 
 def measure(run: HostRun, split: Split) -> Tensor:
-    """[loss, accuracy, mean and standard error of each slot's gain ...], on the device, in float64.
-
-    First the contributions of measured slots, then what incubated seeds would gain at full strength.
-    """
+    """[loss, accuracy, mean and standard error of each measured and each incubated slot's gain ...], in float64."""
     slots, incubated = measured_slots(run), incubated_slots(run)
     scored = _score_passes(run, split, slots, incubated)
     losses, result = scored[:, 0], torch.stack([row.mean() for row in scored[0]])

@@ -19,13 +19,10 @@ from esper.runtime.tasks import Task
 
 
 class EagerExecutor:
-    """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit.
-
-    Results stay on the devices until the caller reads them.
-    """
+    """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit."""
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
-        """One epoch of every host; returns the greedy scores of its slots, read off before the first step.
+        """One epoch of every host; returns the greedy scores of its slots, of before the first step, on the device.
 
         `then_measure` promises that the next call measures these very hosts on their validation splits.
         """
@@ -262,17 +259,14 @@ class GraphedExecutor:
         return graphs[name]
 
     def _warm_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> None:
-        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was.
-
-        Not on the host's lane: what every lane's stream once needed for this would stay reserved for it.
-        """
+        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
         parts = {(name, run.device, run.amp, part) for part in _parts(run)}
         if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
             return
         self._warmed |= parts
         snapshot = run.snapshot() if name == "train" else None
         sums, cursor, taken = run.sums.clone(), run.plan.cursor.clone(), run.taken.clone()
-        call()
+        call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
             run.sums.copy_(sums)

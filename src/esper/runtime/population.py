@@ -158,13 +158,10 @@ class Population:
         assert next(found, None) is None
 
     def prune(self, host: int) -> list[FossilVerdict]:
-        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay.
-
-        A host under suspicion is judged when it has recovered. The reading becomes that of the network that is left.
-        """
+        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""
         run, governor = self.runs[host], self.governors[host]
         is_due = run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
-        if not is_due or governor.bad_checks:
+        if not is_due or governor.bad_checks:  # a host under suspicion is judged when it has recovered
             return []
         run.is_pruned = True
         if not find_judged(run.model):
