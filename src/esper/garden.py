@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from esper import telling
@@ -31,7 +30,7 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, count_flops, incubation_flops, network_flops
+from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
@@ -365,17 +364,21 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
 
     def check(extra: dict[str, Any]) -> None:
         [from_record(record) for record in extra["history"]]
-        TypeAdapter(Ledger).validate_python(extra["ledger"])
+        _ledger_from(extra["ledger"])
         if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
-    garden.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
+    garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.pending_optimizer = optimizer
     if average is not None:
         garden.ema(extra["decay"]).restore(average)
     return garden
+
+
+def _ledger_from(saved: dict[str, Any]) -> Ledger:
+    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

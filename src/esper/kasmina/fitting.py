@@ -33,10 +33,8 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     if slots is not None and slots.modules:
         return slots
     if not isinstance(host, SegmentedHost):
-        raise HostError(
-            f"{type(host).__name__} does not say where its slots are. Name them: "
-            "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
-        )
+        ways = "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
+        raise HostError(f"{type(host).__name__} does not say where its slots are. Name them: {ways}")
     own = host.slot_config()
     return own if slots is None else own.choose(slots.slot_ids)
 
