@@ -39,7 +39,6 @@ class Episodes:
         return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
-        """A new episode in this place; all other hosts are untouched."""
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker()
 
@@ -95,7 +94,6 @@ class Episodes:
             self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
 
     def close(self, host: int) -> LedgerClosed:
-        """What the host's episode has cost."""
         run = self.population.runs[host]
         return close_ledger(self.first + host, run.seed, run.ledger)
 

@@ -113,12 +113,13 @@ class SeedSlot(nn.Module):
         self.fossil_names.append(str(self.state.blueprint_id))
         return seed
 
-    def readings(self) -> tuple[float | None, ...]:
+    def readings(self) -> tuple[float | None, float | None, float | None]:
         """What was last read off the live seed's gradients, and the greedy score."""
         return self.gradient_ratio, self.gradient_norm, self.greedy_score
 
     def report(self, host_param_count: int) -> SeedStateReport:
-        state, contribution = self.state, self.state.contribution
+        state, gain = self.state, self.state.contribution
+        paired: tuple[float | None, float | None] = (None, None) if gain is None else (gain.mean, gain.standard_error)
         return SeedStateReport(
             slot_id=self.slot_id,
             stage=state.stage,
@@ -130,15 +131,7 @@ class SeedSlot(nn.Module):
             fossil_count=len(self.fossils),
             kind=self.kind,
             feature_shape=self.feature_shape,
-            metrics=SeedMetrics(
-                counterfactual_contribution=None if contribution is None else contribution.mean,
-                counterfactual_standard_error=None if contribution is None else contribution.standard_error,
-                seed_gradient_norm_ratio=self.gradient_ratio,
-                seed_gradient_norm=self.gradient_norm,
-                greedy_score=self.greedy_score,
-                seed_param_count=seed_size(self.seed),
-                host_param_count=host_param_count,
-            ),
+            metrics=SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count),
             gates=state.gates,
         )
 

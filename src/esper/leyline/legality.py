@@ -57,7 +57,6 @@ def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | No
 
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
-    """Whether `action` may be applied now."""
     return refusal(action, view) is None
 
 

@@ -17,7 +17,6 @@ def split_names(names: Sequence[str]) -> list[str]:
 
 
 def refuse_idle(hosts: int, names: Sequence[str]) -> None:
-    """More devices than hosts would leave some of them idle."""
     if hosts < len(devices := split_names(names)):
         way_out = f"Raise hosts to {len(devices)} or more, or name fewer devices."
         idle = f"{len(devices) - hosts} would stay idle"

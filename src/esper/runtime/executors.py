@@ -127,7 +127,6 @@ class _DeviceGraphs:
 
     @property
     def taken(self) -> int:
-        """Bytes of all pools."""
         return sum(lane.taken for lane in self._lanes)
 
     def lane(self, run: HostRun) -> _Lane:

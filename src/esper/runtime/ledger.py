@@ -35,8 +35,6 @@ Charge = tuple[str, int, int]
 
 @dataclass
 class Ledger:
-    """Running totals of one host."""
-
     phases: dict[str, PhaseCost] = field(default_factory=lambda: dict.fromkeys(PHASES, PhaseCost()))
     peak_params: int = 0
 

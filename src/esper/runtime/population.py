@@ -33,8 +33,6 @@ from esper.runtime.tasks import Task, check_fit
 
 @dataclass(frozen=True)
 class Rollback:
-    """The governor rolled a host back."""
-
     host: int
     reason: str
     changes: tuple[SlotChange, ...]
@@ -191,7 +189,6 @@ class Population:
         return changes
 
     def tick(self) -> list[list[SlotChange]]:
-        """Stages and ramps of every host take their step."""
         return [run.model.tick() for run in self.runs]
 
     def take_compiled(self) -> tuple[int, float]:
@@ -205,7 +202,6 @@ class Population:
         return run.epoch / self.task.epochs if self.clock is None else run.ledger.flops / self.clock.budget
 
     def readings(self) -> list[EpochReading | None]:
-        """Each host's last epoch; None where there has been none yet."""
         return [run.reading for run in self.runs]
 
     def reports(self) -> list[dict[str, SeedStateReport]]:
@@ -216,7 +212,6 @@ class Population:
         return [run.model.view() for run in self.runs]
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Every host and what its governor expects of it."""
         return [{**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
@@ -244,7 +239,6 @@ class Population:
 
     @torch.no_grad()
     def _score(self, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
-        """Accuracy and loss on a whole split."""
         scored = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)
