@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import AnySeed, BlueprintCost, channels_of
+from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.inheritance import Inheritance
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
@@ -29,7 +29,7 @@ class SeedSlot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, slot_id: str, kind: str, feature_shape: tuple[int, ...], like: Tensor):
+    def __init__(self, slot_id: str, kind: str, feature_shape: Shape, like: Tensor, inheritance: Inheritance):
         super().__init__()
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
@@ -38,7 +38,7 @@ class SeedSlot(nn.Module):
         """how many of them, from the first on, did not grow: they were built in before the first step"""
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
-        self.inheritance = Inheritance("its host was wrapped without an example")
+        self.inheritance = inheritance
         """what copies of the module here can be"""
         self.prices: dict[tuple[str, bool], BlueprintCost] = {}
         """by blueprint and whether it is gated"""

@@ -225,7 +225,8 @@ class GraphedExecutor:
             stream.wait_stream(torch.cuda.current_stream(device))
         self._replay([[call] for call, run in zip(calls, runs, strict=True) if run not in self._measured])
         self._measured = set()
-        self._join(runs)
+        for device, stream in self._streams(runs):  # so do those wait who get the memory of a result that is dropped
+            torch.cuda.current_stream(device).wait_stream(stream)
         results = [call.result for call in calls]
         calls.clear()
         self._tidy()
@@ -274,11 +275,6 @@ class GraphedExecutor:
 
     def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
         return {(run.device, self._lane(run).stream) for run in runs}
-
-    def _join(self, runs: Sequence[HostRun]) -> None:
-        """What comes next waits for these hosts; so do those who get the memory of a result that is dropped here."""
-        for device, stream in self._streams(runs):
-            torch.cuda.current_stream(device).wait_stream(stream)
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():
