@@ -9,22 +9,26 @@ if TYPE_CHECKING:
     from esper.garden import grow as grow
     from esper.garden import inspect as inspect
     from esper.garden import load as load
-    from esper.kasmina import GrowthSettings as GrowthSettings
-    from esper.kasmina import MorphogeneticModel as MorphogeneticModel
-    from esper.kasmina import blueprint as blueprint
-    from esper.kasmina import check_blueprint as check_blueprint
-    from esper.kasmina import check_host as check_host
-    from esper.leyline import EsperError as EsperError
-    from esper.leyline import StageLengths as StageLengths
+    from esper.kasmina.blueprints import blueprint as blueprint
+    from esper.kasmina.checks import check_blueprint as check_blueprint
+    from esper.kasmina.checks import check_host as check_host
+    from esper.kasmina.model import MorphogeneticModel as MorphogeneticModel
+    from esper.kasmina.settings import GrowthSettings as GrowthSettings
+    from esper.leyline.errors import EsperError as EsperError
+    from esper.leyline.lifecycle import StageLengths as StageLengths
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "deepen": "esper.deepening",
     **dict.fromkeys(("Garden", "grow", "inspect", "load"), "esper.garden"),
-    **dict.fromkeys(("GrowthSettings", "MorphogeneticModel"), "esper.kasmina"),
-    **dict.fromkeys(("blueprint", "check_blueprint", "check_host"), "esper.kasmina"),
-    **dict.fromkeys(("EsperError", "StageLengths"), "esper.leyline"),
+    "blueprint": "esper.kasmina.blueprints",
+    "check_blueprint": "esper.kasmina.checks",
+    "check_host": "esper.kasmina.checks",
+    "MorphogeneticModel": "esper.kasmina.model",
+    "GrowthSettings": "esper.kasmina.settings",
+    "EsperError": "esper.leyline.errors",
+    "StageLengths": "esper.leyline.lifecycle",
 }
 __all__ = list(_HOMES)
 __all__ += ["__version__"]

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from esper.kasmina import REGISTRY, SeedSlot
+from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.inheritance import Inheritance
-from esper.leyline import Measurement, SeedStage, SeedState
-from esper.leyline.lifecycle import germinate
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.gates import Measurement
+from esper.leyline.lifecycle import SeedState, germinate
+from esper.leyline.stages import SeedStage
 
 SHAPE = (4, 5, 5)
 
