@@ -3,6 +3,7 @@ and masks; after a round of episodes, one update. Everything that decides a run 
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -58,14 +59,19 @@ def train_ppo_vectorized(
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to play its share of a round.
-        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
+        should_stop: asked after every epoch; True on any rank, or the end of `time_limit`, ends the run with
+            `InterruptedTraining` on all.
         tell: is told what episodes may cost and rest on.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
-    team = team or Team()
+    team, until = team or Team(), time.monotonic() + (config.time_limit or math.inf)
+
+    def is_over() -> bool:
+        return should_stop() or time.monotonic() > until
+
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env = build_environment(config, team, should_stop)
+            env = build_environment(config, team, is_over)
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team, env.population.corpus)
             first = history.resume(agent) if resume else 0
@@ -75,7 +81,7 @@ def train_ppo_vectorized(
         rollout = build_rollout(env, agent, config.hosts)
         started = time.perf_counter()
         for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, should_stop)
+            tally = play_round(env, agent, rollout, number, sink, is_over)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
