@@ -18,6 +18,7 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
 from esper.simic.agent import PPOAgent
+from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.simic.checkpoints import History, Layout, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
@@ -136,8 +137,10 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
         network = FactoredRecurrentActorCritic(env.width, slots, num_blueprints=blueprints, num_blends=blends, **widths)
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    layout = Layout.of(env.space, config.observe_telemetry, **widths)
-    return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
+    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, env.heads)
+    agent = PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), codecs=codecs, team=team)
+    agent.layout = env.layout_of(**widths)
+    return agent, agent.layout
 
 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:

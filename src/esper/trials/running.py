@@ -86,7 +86,8 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
         load_fitting(Path(config.policy), space)
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
     policy, use_telemetry = load_fitting(store.path(kept, "policy"), space)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
+    seen = use_telemetry, config.policy
+    return episodes, [make_decider(episodes, host, lambda facts: policy, *seen) for host in range(config.hosts)]
 
 
 def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
