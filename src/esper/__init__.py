@@ -19,36 +19,11 @@ _HOMES = {
     "esper.simic.training": ("train_ppo",),
     "esper.tamiyo.rules": ("HostFacts", "rule"),
 }
-__all__ = [
-    "EsperError",
-    "Garden",
-    "GrowthSettings",
-    "GrowthVectorEnv",
-    "HostFacts",
-    "MorphogeneticModel",
-    "PPOAgent",
-    "PPOConfig",
-    "StageLengths",
-    "StepFacts",
-    "Task",
-    "TrainingConfig",
-    "__version__",
-    "blueprint",
-    "check_blueprint",
-    "check_host",
-    "deepen",
-    "grow",
-    "host_family",
-    "inspect",
-    "learn",
-    "load",
-    "register_task",
-    "reward_family",
-    "reward_term",
-    "rule",
-    "task_from_datasets",
-    "train_ppo",
-]
+__all__ = ["EsperError", "__version__"]
+__all__ += ["Garden", "GrowthSettings", "MorphogeneticModel", "StageLengths", "deepen", "grow", "inspect", "load"]
+__all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host", "host_family"]
+__all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_datasets"]
+__all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]
 
 if TYPE_CHECKING:
     from esper.deepening import deepen

@@ -82,6 +82,6 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
         return row
     try:
         splits = task.load(root)
-    except EsperError as problem:
+    except (EsperError, OSError) as problem:
         return row | {"problem": str(problem)}
     return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from esper import __version__
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.simic.agent import PPOAgent
@@ -59,7 +58,7 @@ def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[T
                 if not resume:
                     runfolder.require_fresh(config.out)
         resume = team.any(resume)
-        facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
+        facts = {**plain_facts(values), "code": code_digest(), "torch": torch.__version__}
         team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
         with team.together():
             if team.rank == 0:
