@@ -5,7 +5,7 @@ In your own loop: import this file, then esper.grow(model, ..., policy="thrifty:
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ import esper
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime.tasks import get_task
 from esper.tamiyo.policies import WAIT
+from esper.telemetry.events import ActionTaken
 from esper.trials.arms import Entry, run_entries
 
 
@@ -46,8 +47,11 @@ class Thrifty:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--task", default="blobs")
+    parser.add_argument("--epochs", type=int, default=16)
+    task = replace(get_task("blobs"), epochs=parser.parse_args().epochs)
     entries = [Entry(name, seed=0, policy=name) for name in ("never", "thrifty:share=0.2")]
-    for run in run_entries(get_task(parser.parse_args().task), entries):
-        print(*(event for event in run.events if type(event).__name__ == "ActionTaken"), sep="\n")
+    for run in run_entries(task, entries):
+        for event in run.events:
+            if isinstance(event, ActionTaken):
+                print(event)
         print(f"{run.result.arm}: {run.result.final_params} parameters, test {run.result.test_accuracy:.1%}")

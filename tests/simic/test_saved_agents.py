@@ -13,6 +13,7 @@ from esper.leyline.errors import SaveError
 from esper.simic.checkpoints import load_policy
 from esper.simic.config import PPOConfig
 from esper.simic.training import train_ppo
+from esper.tamiyo.heads import HeadSpec
 from esper.telemetry import runfolder
 from esper.trials.arms import Entry, run_entries
 from esper.trials.running import load_fitting
@@ -58,11 +59,8 @@ def grown(tmp_path_factory):
 
 def test_growth_is_learned_without_further_words_and_its_heads_are_those_of_growth(grown):
     agent, _ = grown
-    assert (agent.updates, agent.network.spec.names, agent.network.spec.chained) == (
-        2,
-        ("op", "slot", "blueprint", "blend"),
-        True,
-    )
+    assert agent.updates == 2
+    assert agent.network.spec == HeadSpec.growth(2, 3, 3)
 
 
 def test_a_policy_that_learn_taught_plays_as_an_arm(grown):

@@ -34,7 +34,7 @@ class OneScreen(TyperGroup):
             with formatter.indentation():
                 formatter.write_dl([(f"{command.name:8}", command.get_short_help_str(60)) for command in commands])
         formatter.write("\nesper COMMAND --help: options of a command. esper --version: the version.\n")
-        formatter.write("esper --import FILE COMMAND ...: with your own tasks, rules, blueprints, rewards.\n")
+        formatter.write("esper --import FILE COMMAND: with your own tasks, rules, seeds and rewards.\n")
 
 
 app = typer.Typer(cls=OneScreen, add_completion=False, help="Grow neural networks while they train.")
