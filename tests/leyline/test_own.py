@@ -19,6 +19,10 @@ def test_settings_are_read_by_their_types_and_lists_are_joined_by_plus():
     assert found == {"width": 3, "steps": (1, 2), "names": ["a"], "share": 0.25}
 
 
+def test_a_setting_without_a_type_has_that_of_its_default():
+    assert read_settings("it", ["share=0.25"], lambda facts, share=0.5: None) == {"share": 0.25}
+
+
 @pytest.mark.parametrize(("part", "said"), [("widht=3", "'widht'.*'width'"), ("width=x", "width of it is 'x'")])
 def test_a_setting_that_is_wrong_is_named(part, said):
     with pytest.raises(EsperError, match=said):

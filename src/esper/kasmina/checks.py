@@ -71,10 +71,8 @@ def _check_outputs(seed: nn.Module, features: torch.Tensor, what: str, is_causal
     """Outputs depend on nothing but the example, and if it is causal on nothing later in it."""
     whole = seed(features)
     if not torch.equal(whole, seed(features)):
-        raise BlueprintError(
-            f"{what} is random: two passes over the same features differ. Its draws would shift the host's, so that no "
-            "run could be repeated or compared; leave dropout and noise out of seeds."
-        )
+        reason = "two passes over the same features differ, and its draws would shift those of the host"
+        raise BlueprintError(f"{what} is random: {reason}. Leave dropout and noise out of seeds.")
     try:
         is_alike = torch.allclose(whole[:1], seed(features[:1]), atol=1e-5)
     except ValueError:  # batch norm in training mode refuses a single example
@@ -85,10 +83,8 @@ def _check_outputs(seed: nn.Module, features: torch.Tensor, what: str, is_causal
         changed = features.clone()
         changed[:, token:] += torch.randn_like(changed[:, token:])
         if not torch.allclose(seed(changed)[:, :token], whole[:, :token], rtol=1e-4, atol=1e-4):
-            raise BlueprintError(
-                f"{what} looks at later tokens: its output at token {token - 1} changes with token {token}. A language "
-                "model would read its own answers. Mask it, or say causal=False if your model looks both ways."
-            )
+            reason = f"its output at token {token - 1} changes with token {token}"
+            raise BlueprintError(f"{what} looks at later tokens: {reason}. Mask them, or pass causal=False.")
 
 
 def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, what: str) -> None:

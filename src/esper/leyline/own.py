@@ -84,7 +84,8 @@ def require_imported(needed: Mapping[str, str]) -> None:
 def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
     """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
     hints = get_type_hints(build, include_extras=True)
-    known = {key: hints[key] for key in signature(build).parameters if key != "facts"}
+    taken = signature(build).parameters.items()
+    known = {key: hints.get(key, type(one.default)) for key, one in taken if key != "facts"}
     found: dict[str, Any] = {}
     for part in parts:
         key, _, text = part.partition("=")
@@ -101,6 +102,5 @@ def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) ->
 def _is_list(hint: Any) -> bool:
     """Whether a type is a sequence of things, with notes around it or None beside it."""
     origin = get_origin(hint)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return True
-    return origin is not None and any(_is_list(inner) for inner in get_args(hint))
+    is_sequence = isinstance(origin, type) and issubclass(origin, Sequence)
+    return is_sequence or any(_is_list(inner) for inner in get_args(hint))

@@ -1,6 +1,6 @@
 """`esper.train_ppo`: a training run in its folder, alone or as one rank of several. The loop itself is in `trainer`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -15,32 +15,19 @@ from esper.simic.trainer import train_ppo_vectorized
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import RoundFinished
 from esper.telemetry.sink import JsonlSink, Sink
 
 
-def train_ppo(
-    config: TrainingConfig,
-    *,
-    resume: bool = False,
-    watch: Callable[[RoundFinished], None] = lambda event: None,
-    should_stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[str], None] = lambda line: None,
-) -> PPOAgent:
+def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -> PPOAgent:
     """Train a growth policy in `config.out`, as `esper ppo` does; under torchrun this is one rank of several.
 
     Args:
         resume: go on from the newest whole checkpoint in the folder, which has to be empty otherwise.
-        watch: is shown every round.
-        should_stop: asked after every epoch; True ends the run with `InterruptedTraining`.
-        tell: is told what episodes may cost and rest on.
+        options: functions that follow it, as `train_ppo_vectorized` takes them: watch, should_stop, tell.
     """
-    with (
-        joined_team(config.devices[0].startswith("cuda")) as team,
-        opened(config, resume, team) as (own, goes_on, sink),
-    ):
-        shown: dict[str, Any] = {"watch": watch, "tell": tell, "should_stop": should_stop}
-        return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **shown)
+    wants_cuda = config.devices[0].startswith("cuda")
+    with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
+        return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **options)
 
 
 @contextmanager

@@ -177,18 +177,16 @@ def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Eve
 
 
 def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[Event]:
-    """Act for an arm. What the masks did not allow is its policy's mistake, and no arm goes on with another choice."""
-    run = episodes.population.runs[host]
+    """Act for an arm. What the masks did not allow is its policy's mistake: it must not count as waiting."""
+    run, happened, reason = episodes.population.runs[host], list[Event](), ""
     try:
         happened = episodes.act(host, choice)
-    except SettingError as problem:
-        reason: str | None = str(problem)
-    else:
-        reason = next((event.reason for event in happened if isinstance(event, ActionRefused)), None)
-    if reason is None:
-        return happened
-    where = f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}"
-    raise IllegalActionError(f"{where}: {choice} is not possible: {reason} Choose what the masks allow.")
+    except SettingError as problem:  # outside the space
+        reason = str(problem)
+    if reason := reason or next((event.reason for event in happened if isinstance(event, ActionRefused)), ""):
+        where = f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}"
+        raise IllegalActionError(f"{where}: {choice} is not possible: {reason} Choose what the masks allow.")
+    return happened
 
 
 def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]) -> None:
