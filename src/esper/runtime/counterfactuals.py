@@ -77,7 +77,7 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
     host = cast(SegmentedHost, run.model.host)
     whole: Callable[[], Tensor] = partial(run.model, inputs)
     rest = dict.fromkeys(slots, whole)
-    with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
+    with run.autocast():
         features, before = inputs, None
         for slot in slots if run.has_segments else ():
             features = host.forward_to_segment(slot.slot_id, features, before)
@@ -100,7 +100,12 @@ def greedy_scores(run: HostRun) -> Tensor:
     try:
         drawn = run.plan.placed[:, :SCORE_EXAMPLES]
         inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
-        kinds = [slot.kind for slot in run.slots]
-        return score_sites(lambda: run.task.score(run.model(inputs).float(), targets)[0], sites, kinds)
+
+        def losses() -> Tensor:
+            with run.autocast():
+                outputs = run.model(inputs)
+            return run.task.score(outputs.float(), targets)[0]
+
+        return score_sites(losses, sites, [slot.kind for slot in run.slots])
     finally:
         run.model.train(was_training)
