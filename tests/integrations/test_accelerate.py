@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.integrations.accelerate import join
-from esper.leyline import StageLengths
+from esper.leyline.lifecycle import StageLengths
 from user_models import CNN, grow_cnn, losses_of, random_images
 
 accelerate = pytest.importorskip("accelerate")

@@ -34,7 +34,7 @@ FAULTS = [
     Fault(
         "examples that all processes measured count twice",
         "garden.py",
-        "any(not torch.equal(part, parts[0]) for part in parts)",
+        "not all(alike)",
         "True",
         "test_garden_processes.py::test_examples_that_every_process_measured_count_once",
     ),
@@ -114,5 +114,26 @@ FAULTS = [
         "            forget_compiled()\n",
         "            assert forget_compiled\n",
         "test_garden_compile.py::test_a_compiled_model_is_still_compiled_after_more_structures_than_torch_compiles",
+    ),
+    Fault(
+        "an arm goes on as if it had waited where its rule chose what is not possible",
+        "trials/arms.py",
+        "raise IllegalActionError(f",
+        "str(f",
+        "cli/test_own_files.py::test_an_op_that_is_not_possible_names_arm_and_host[run-rash]",
+    ),
+    Fault(
+        "a seed of one's own may look at later tokens",
+        "kasmina/checks.py",
+        "features.shape[1] if is_causal else 0",
+        "0",
+        "kasmina/test_blueprints.py::test_the_check_rejects_a_broken_blueprint[later tokens]",
+    ),
+    Fault(
+        "a run goes on with another file of one's own",
+        "leyline/own.py",
+        "if digest(Path(file)) != known:",
+        "if False:",
+        "leyline/test_own.py::test_a_file_that_was_imported_once_is_asked_for_by_name",
     ),
 ]

@@ -15,7 +15,7 @@ from esper.leyline.errors import SettingError
 
 require("transformers")
 from transformers import Trainer, TrainerCallback  # noqa: E402
-from transformers.utils import can_return_loss, find_labels  # noqa: E402
+from transformers.utils.generic import can_return_loss, find_labels  # noqa: E402
 
 
 class GrowthCallback(TrainerCallback):
