@@ -122,19 +122,19 @@ def _count(run: Callable[[], object], learns: bool = False) -> int:
     return int(counter.get_total_flops())
 
 
-def _seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
+def seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
     return slot.prices[name, has_gate(seed)].flops
 
 
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
-    return _seed_flops(slot, str(slot.state.blueprint_id), slot.seed)
+    return seed_flops(slot, str(slot.state.blueprint_id), slot.seed)
 
 
 def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
     """Forward FLOPs of a slot's fossils that are on, and of its live seed if it is in the output and `live` asks."""
     fossils = enumerate(zip(slot.fossil_names, slot.fossils, strict=True))
-    flops = sum(_seed_flops(slot, *fossil) for number, fossil in fossils if number not in slot.left_out)
+    flops = sum(seed_flops(slot, *fossil) for number, fossil in fossils if number not in slot.left_out)
     return flops + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
 
 

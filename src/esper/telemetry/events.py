@@ -1,8 +1,9 @@
 """The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
 from esper.leyline.errors import SaveError
 from esper.telemetry.escalation import TelemetryLevel
@@ -24,6 +25,22 @@ class HostEvent(Event):
 
     host: int
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEvent(HostEvent):
+    """Something that happened in one slot of a host."""
+
+    module: str | None = field(default=None, kw_only=True)
+    """the host's own name of the module that the slot sits on"""
+
+    @property
+    def place(self) -> str:
+        slot: str = self.slot  # type: ignore[attr-defined]  # every kind has it, each in its own place
+        return slot if self.module is None else f"{slot} ({self.module})"
+
+    def named(self, modules: Mapping[str, str]) -> Self:
+        return replace(self, module=modules[self.slot])  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,7 @@ class HostEpoch(HostEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class SeedMeasured(HostEvent):
+class SeedMeasured(SlotEvent):
     """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
     slot: str
@@ -73,11 +90,11 @@ class SeedMeasured(HostEvent):
 
     def __str__(self) -> str:
         gain = tell_gain(self.contribution, self.standard_error)
-        return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
+        return f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
 @dataclass(frozen=True, slots=True)
-class ActionTaken(HostEvent):
+class ActionTaken(SlotEvent):
     """What the policy chose; WAIT is not recorded here."""
 
     op: str
@@ -87,21 +104,21 @@ class ActionTaken(HostEvent):
 
     def __str__(self) -> str:
         what = f" {self.blueprint} ({self.blend})" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.op}{what} in {self.slot}"
+        return f"epoch {self.epoch}: {self.op}{what} in {self.place}"
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRefused(HostEvent):
+class ActionRefused(SlotEvent):
     """An action that was not possible and was executed as WAIT."""
 
     op: str
     slot: str
     reason: str
-    line = "epoch {0.epoch}: {0.op} in {0.slot} refused: {0.reason}"
+    line = "epoch {0.epoch}: {0.op} in {0.place} refused: {0.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class StageChanged(HostEvent):
+class StageChanged(SlotEvent):
     """A slot moved along its lifecycle."""
 
     slot: str
@@ -112,11 +129,11 @@ class StageChanged(HostEvent):
 
     def __str__(self) -> str:
         seed = f" {self.blueprint}" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.slot}{seed} {self.before} -> {self.after}"
+        return f"epoch {self.epoch}: {self.place}{seed} {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True)
-class GateJudged(HostEvent):
+class GateJudged(SlotEvent):
     """A gate gave a verdict that ended a stage."""
 
     slot: str
@@ -125,11 +142,11 @@ class GateJudged(HostEvent):
     needed: str
     verdict: str
     reason: str
-    line = "epoch {0.epoch}: {0.slot} {0.gate} {0.verdict} ({0.reason})"
+    line = "epoch {0.epoch}: {0.place} {0.gate} {0.verdict} ({0.reason})"
 
 
 @dataclass(frozen=True, slots=True)
-class FossilJudged(HostEvent):
+class FossilJudged(SlotEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
 
     slot: str
@@ -140,7 +157,7 @@ class FossilJudged(HostEvent):
 
     def __str__(self) -> str:
         fate, gain = "kept" if self.is_kept else "removed", tell_gain(self.contribution, self.standard_error)
-        return f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {fate}, {gain}"
+        return f"epoch {self.epoch}: fossil {self.place} {self.blueprint} {fate}, {gain}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +174,37 @@ class GrowthHint(HostEvent):
 
     text: str
     line = "epoch {0.epoch}: hint: {0.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthReported(HostEvent):
+    """What a network has of all that grew in it, on held-out examples; `garden.report` measures it."""
+
+    measure: str
+    """loss or score: whether lower or higher is better"""
+    examples: int
+    whole: float
+    """mean with everything"""
+    without_all: float
+    """mean of the bare host, all that grew switched off"""
+    gain: float
+    standard_error: float
+    """by how much the whole is better"""
+    parts: list[dict[str, Any]]
+    """of every fossil, and every live seed in the output: slot, module, blueprint, stage, params, flops, without (the
+    mean with it switched off), gain, standard_error"""
+    params: int
+    host_params: int
+    flops: int | None
+    host_flops: int | None
+    """of one example forward; None where they cannot be counted"""
+    spent: dict[str, float]
+    """by ledger: training_flops, other_flops (measuring and deciding; both 0 if unknown), training_seconds,
+    other_seconds"""
+
+    def __str__(self) -> str:
+        means = f"held-out {self.measure} {self.whole:.4f}, without all that grew {self.without_all:.4f}"
+        return f"epoch {self.epoch}: {means}, gain {tell_gain(self.gain, self.standard_error)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,13 +330,13 @@ class CheckpointSaved(Event):
     line = "round {0.round}: saved {0.file}"
 
 
-_MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
+_MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, GrowthReported, LedgerClosed, HostRolledBack)
 SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
 """What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {
     name: kind
     for name, kind in list(globals().items())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent)
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent, SlotEvent)
 }
 
 

@@ -41,10 +41,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         make_folder(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
     except Timeout:
-        way_out = "Wait for it, stop it, or choose another --out."
+        way_out = "Wait for it, stop it, or choose another folder (--out)."
         raise SaveError(f"another process is writing to {folder}. {way_out}") from None
     except OSError as problem:
-        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another --out.") from problem
+        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another folder (--out).") from problem
     try:
         yield
     finally:
