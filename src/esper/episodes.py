@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -138,10 +140,9 @@ def act(
     return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, changes)]
 
 
-def name_modules(model: MorphogeneticModel, told: Iterable[Event]) -> list[Event]:
+def name_modules(model: MorphogeneticModel, told: Iterable[Any]) -> list[Event]:
     """Events with the names that the host has for the places of its slots."""
-    names = model.slot_config.modules
-    return [e.named(names) if isinstance(e, events.SlotEvent) else e for e in told]
+    return [replace(e, module=model.slot_config.modules[e.slot]) if hasattr(e, "slot") else e for e in told]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import booking, telling
+from esper import reporting, telling
 from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
@@ -30,14 +30,13 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.recording import Recorder, describe
-from esper.reporting import Report, last_report, report_growth
+from esper.recording import Recorder
 from esper.runtime.ledger import Ledger, PhaseCost, count_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import Event, HostEpoch, LedgerClosed, from_record, to_record
+from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -137,7 +136,7 @@ class Garden:
         """what the last step measured with"""
         self.run: str | None = None
         """name of the run that was last recorded, which its folder has too"""
-        self.recorder: Recorder | None = None
+        self._recorder: Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
@@ -188,12 +187,12 @@ class Garden:
             judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate, is_base=True)[0])
         return self._tell(judged)
 
-    def report(self, evaluate: Evaluate | None = None) -> Report:
+    def report(self, evaluate: Evaluate | None = None) -> GrowthReported:
         """What all that grew, and each part of it, is worth now; by default measured as in the last `step`.
 
         Weights, buffers, mode and random state stay as they are; the costs are booked.
         """
-        return report_growth(self, evaluate or self._evaluate)
+        return reporting.report_growth(self, evaluate or self._evaluate)
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
         """Train TRAINING seeds: call after your backward, with a closure that returns the loss of the same batch."""
@@ -237,29 +236,30 @@ class Garden:
         }
         return save_network(self.model, Path(folder), extra, None if self.average is None else self.average.tensors())
 
-    def record(self, folder: str | Path, *, track: Sequence[TrackerName] = ()) -> Recorder:
-        """Write a run folder from now on, with all that has happened so far, for `esper watch`, `serve` and `report`.
+    def record(self, folder: str | Path | None, *, track: Sequence[TrackerName] = ()) -> None:
+        """Write a run folder, with all that has happened so far, for `esper watch`, `serve` and `report`; None ends it.
 
         The folder is a new one, or that of the same run: save and load the garden, and it goes on from there. `track`
         names "tensorboard", "wandb" or both. Of several processes the first one writes.
         """
-        if self.recorder is not None:
-            self.recorder.close()
-        config = describe(self.model, self.policy_name)
-        self.recorder = Recorder(Path(folder), config, self.run, self.history, track)
-        self.run = self.recorder.run
-        return self.recorder
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = None
+        if folder is not None and processes.is_first():
+            self._recorder = Recorder(self, Path(folder), track)
+            self.run = self._recorder.run
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
-        return "\n".join([telling.summarize(self.model, self.epoch), *last_report(self.history)])
+        found = [event for event in self.history if isinstance(event, GrowthReported)]
+        return "\n".join([telling.summarize(self.model, self.epoch), *map(str, found[-1:])])
 
     def _tell(self, told: Sequence[Event]) -> list[Event]:
         """Keep events, with the names of their modules, and record them."""
         events = name_modules(self.model, told)
         self.history.extend(events)
-        if self.recorder is not None:
-            self.recorder.write(events)
+        if self._recorder is not None:
+            self._recorder.write(events)
         return events
 
     @contextmanager
@@ -290,8 +290,8 @@ class Garden:
         is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
         if is_scored:
             self._score(evaluate)
-        ablations = len(ablated) + (again is not base)
-        booking.charge_epoch(self, link, started, len(base), list(shadowed), ablations, is_scored)
+        counts = len(base), list(shadowed), len(ablated) + (again is not base)
+        reporting.charge_epoch(self, link, started, *counts, is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
@@ -308,10 +308,10 @@ class Garden:
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        with booking.booked(self, evaluate) as (measure, found):
+        with reporting.booked(self, evaluate) as (measure, found):
             verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
             again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
-        hints = [*telling.warn_of_doubt(verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+        hints = [*telling.warn_of_doubt(self.model, verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _score(self, evaluate: Evaluate) -> None:

@@ -1,135 +1,120 @@
-"""Was it worth it? A network with all that grew in it, without each part, and without all. Nothing is changed."""
+"""What growing in one's own loop costs, phase by phase, and what it is worth. The network is as before afterwards."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.booking import Measure, booked
+from esper.episodes import close_ledger
+from esper.kasmina import processes
 from esper.kasmina.evidence import measure_pairs
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import find_judged
-from esper.kasmina.slot import SeedSlot, seed_size
+from esper.kasmina.slot import seed_size
+from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import MeasurementError
-from esper.runtime.ledger import HostFlops, Ledger, network_flops, seed_flops
-from esper.telemetry.events import Event, GrowthReported, clock, tell_gain
+from esper.runtime.ledger import BACKWARD, HostFlops, incubation_flops, network_flops, seed_flops
+from esper.telemetry.events import GrowthReported
 
 if TYPE_CHECKING:
     from esper.garden import Garden
 
+Measure = Callable[..., tuple[Tensor, float]]
 Switch = Callable[[], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Report(GrowthReported):
-    """The event as an object to work with; prints as a few sentences."""
-
-    def __str__(self) -> str:
-        means = (
-            f"After epoch {self.epoch} the held-out {self.measure} on {self.examples:,} examples is {self.whole:.4f}"
-        )
-        gain = f"a gain of {tell_gain(self.gain, self.standard_error)}"
-        caution = "The host has learnt beside it; from the start without it, it would have learnt otherwise."
-        without = f", without all that grew {self.without_all:.4f}: {gain}. {caution}"
-        size = f"Parameters: {self.params:,}, {self.params / max(self.host_params, 1):.2f} x the host's."
-        spent = {
-            name: clock(value) if name.endswith("seconds") else f"{value:.3g}" for name, value in self.spent.items()
-        }
-        times = f"Time: training {spent['training_seconds']}, measuring and deciding {spent['other_seconds']}."
-        if self.flops is not None and self.host_flops:
-            size += f" FLOPs per example: {self.flops:.3g}, {self.flops / self.host_flops:.2f} x the host's."
-            times += f" FLOPs: training {spent['training_flops']}, measuring {spent['other_flops']}."
-        told = [means + (without if self.parts else "; nothing has grown."), *map(self._tell, self.parts), size, times]
-        return "\n".join(told)
-
-    def _tell(self, part: dict[str, Any]) -> str:
-        gain, error = part["gain"], part["standard_error"]
-        verdict = "may be chance" if abs(gain) <= 2 * error else "helps" if gain > 0 else "hurts"
-        flops = f", {part['flops'] / self.host_flops:.1%} of the host's FLOPs" if self.host_flops else ""
-        name = f"{part['blueprint']} in {part['slot']} ({part['module']}), {part['stage']}"
-        return f"- {name}: {verdict}, {tell_gain(gain, error)}; {part['params']:,} parameters{flops}"
-
-
-def last_report(history: Iterable[Event]) -> list[str]:
-    """The newest report in words, if there is one."""
-    return [str(Report(**asdict(event))) for event in history if isinstance(event, GrowthReported)][-1:]
-
-
-def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Report:
-    """Measure, tell it as an event, and leave the network as it was."""
+def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> GrowthReported:
+    """Measure with everything, without each part, and without all; tell it as an event."""
     if evaluate is None:
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
     buffers = [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
     with garden._together(), booked(garden, evaluate) as (measure, _):
-        found = measure_growth(garden.model, measure, garden.flops)
-    for buffer, value in buffers:  # processes have taken over the first one's
+        found = _measure_growth(garden.model, measure)
+    for buffer, value in buffers:  # where several processes train, all have taken over the first one's
         buffer.copy_(value)
-    event = GrowthReported(0, garden.epoch, **found, spent=spent_by(garden.ledger))
-    garden._tell([event])
-    return Report(**asdict(event))
+    model, closed = garden.model, close_ledger(0, 0, garden.ledger)
+    sizes: dict[str, Any] = {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}
+    flops = None if garden.flops is None else network_flops(model, HostFlops(garden.flops))
+    told = GrowthReported(0, garden.epoch, **found, **sizes, flops=flops, spent=closed.flops, seconds=closed.seconds)
+    garden._tell([told])
+    return told
 
 
-def measure_growth(model: MorphogeneticModel, measure: Measure, host_flops: int | None) -> dict[str, Any]:
-    """Most fields of a report; `host_flops` are of one example forward through the bare host."""
+def _measure_growth(model: MorphogeneticModel, measure: Measure) -> dict[str, Any]:
+    """Fields of the event."""
     base, sign = measure(is_base=True)
-    found, parts = _find_parts(model), []
-    for switch, part in found:
+    parts = list(_find_parts(model))
+    for switch, part in parts:
         with switch():
-            values, _ = measure()
-        flops = None if host_flops is None else part["flops"]
-        parts.append({**part, "flops": flops, "without": sign * float(values.mean()), **_gain(base, values)})
+            part |= _compare(base, measure()[0], sign)
     with ExitStack() as off:
-        for switch, _ in found:
+        for switch, _ in parts:
             off.enter_context(switch())
-        bare = measure()[0] if parts else base
-    return {
-        "measure": "loss" if sign > 0 else "score",
-        "examples": len(base),
-        "whole": sign * float(base.mean()),
-        "without_all": sign * float(bare.mean()),
-        **_gain(base, bare),
-        "parts": parts,
-        "params": model.total_params,
-        "host_params": model.host_params,
-        "flops": None if host_flops is None else network_flops(model, HostFlops(host_flops)),
-        "host_flops": host_flops,
-    }
+        bare = _compare(base, measure()[0] if parts else base, sign)
+    means = {"whole": sign * float(base.mean()), "without_all": bare.pop("without"), **bare}
+    told = {"measure": "loss" if sign > 0 else "score", "examples": len(base), **means}
+    return {**told, "parts": [part for _, part in parts]}
 
 
-def spent_by(ledger: Ledger) -> dict[str, float]:
-    """What training has cost, and all else."""
-    training, others = ledger.phases["training"], [c for name, c in ledger.phases.items() if name != "training"]
-    return {
-        "training_flops": training.flops,
-        "other_flops": sum(cost.flops for cost in others),
-        "training_seconds": training.seconds,
-        "other_seconds": sum(cost.seconds for cost in others),
-    }
+def _compare(base: Tensor, values: Tensor, sign: float) -> dict[str, float]:
+    gain = measure_pairs(better=base, than=values)
+    return {"without": sign * float(values.mean()), "gain": gain.mean, "standard_error": gain.standard_error}
 
 
-def _find_parts(model: MorphogeneticModel) -> list[tuple[Switch, dict[str, Any]]]:
-    """Everything that grew and is in the output: how to switch it off, and what it is."""
-    found: list[tuple[Switch, dict[str, Any]]] = []
-    for slot_id, number in find_judged(model):
+def _find_parts(model: MorphogeneticModel) -> Iterator[tuple[Switch, dict[str, Any]]]:
+    """All that grew and is in the output: how to switch it off, and what it is."""
+    for slot_id, module in model.slot_config.modules.items():
         slot = model.slot(slot_id)
-        what = _describe(model, slot, "fossil", slot.fossil_names[number], slot.fossils[number])
-        found.append((partial(model.fossil_off, slot_id, number), what))
-    for slot in map(model.slot, model.slot_config.slot_ids):
-        if slot.is_in_output and slot.seed is not None:
-            what = _describe(model, slot, slot.state.stage.name, str(slot.state.blueprint_id), slot.seed)
-            found.append((partial(model.slot_off, slot.slot_id), what))
-    return found
+        own = [(partial(model.fossil_off, slot_id, n), "fossil", n) for s, n in find_judged(model) if s == slot_id]
+        if slot.is_in_output:
+            own.append((partial(model.slot_off, slot_id), slot.state.stage.name, len(slot.fossils)))
+        seeds, names = [*slot.fossils, slot.seed], [*slot.fossil_names, str(slot.state.blueprint_id)]
+        for switch, stage, number in own:
+            seed, name = seeds[number], names[number]
+            what = {"slot": slot_id, "module": module, "blueprint": name, "stage": stage}
+            yield switch, {**what, "params": seed_size(seed), "flops": seed_flops(slot, name, seed)}
 
 
-def _describe(model: MorphogeneticModel, slot: SeedSlot, stage: str, name: str, seed: nn.Module) -> dict[str, Any]:
-    place = {"slot": slot.slot_id, "module": model.slot_config.modules[slot.slot_id]}
-    costs = {"params": seed_size(seed), "flops": seed_flops(slot, name, seed)}
-    return {**place, "blueprint": name, "stage": stage, **costs}
+@contextmanager
+def booked(garden: "Garden", evaluate: Callable[[], Tensor]) -> Iterator[tuple[Measure, list[Tensor]]]:
+    """What measures the network as it is at the time, and all values so far; at the end the ledger has it."""
+    started, charges, found = time.perf_counter(), list[tuple[str, int, int]](), list[Tensor]()
+
+    def measure(*, is_base: bool = False) -> tuple[Tensor, float]:
+        values, sign = garden._values(evaluate, is_base=is_base)
+        flops = 0 if garden.flops is None else network_flops(garden.model, HostFlops(garden.flops))
+        charges.append(("validation" if is_base else "counterfactual", len(values), flops))
+        found.append(values)
+        return values, sign
+
+    yield measure, found
+    seconds = time.perf_counter() - started
+    garden.ledger.settle(charges, seconds)
+    garden._resumed += seconds  # which your own loop did not take
 
 
-def _gain(base: Tensor, without: Tensor) -> dict[str, float]:
-    gain = measure_pairs(better=base, than=without)
-    return {"gain": gain.mean, "standard_error": gain.standard_error}
+def charge_epoch(
+    garden: "Garden", link: OptimizerLink, started: float, count: int, incubated: list[str], ablated: int, scored: bool
+) -> None:
+    """Book the epoch that was trained, and its measurement on `count` examples."""
+    everyones = processes.gather(lambda: garden.model.examples)
+    examples = {phase: sum(own[phase] for own in everyones) for phase in garden.model.examples}
+    if link.steps and not examples["training"]:
+        garden.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
+    whole = 0 if garden.flops is None else network_flops(garden.model, HostFlops(garden.flops))
+    seeds = {s: 0 if garden.flops is None else incubation_flops(garden.model.slot(s)) for s in incubated}
+    trained = [
+        ("training", examples["training"], (1 + BACKWARD) * whole),
+        ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
+    ]
+    garden.ledger.settle(trained, started - garden._resumed)
+    # with its slot off a seed is still computed, so that a compiled network stays as it is
+    measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
+    measured += [("shadow", count, whole + flops) for flops in seeds.values()]
+    measured += [("score", count, (1 + BACKWARD) * whole)] if scored else []
+    garden.ledger.settle(measured, time.perf_counter() - started)
+    garden.ledger.peak_params = max(garden.ledger.peak_params, garden.model.total_params)
+    garden.model.examples, link.steps = dict.fromkeys(examples, 0), 0

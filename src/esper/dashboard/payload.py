@@ -79,7 +79,7 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
 def rest(view: RunView) -> dict[str, Any]:
     """What does not change with every epoch."""
     newest = {name: getattr(view, name)[-MOST_ROWS:] for name in ("results", "ledgers", "anomalies")}
-    return {"config": view.config, **newest}
+    return {"config": view.config, "worth": list(view.worth.values())[-MOST_ROWS:], **newest}
 
 
 @dataclass
@@ -106,7 +106,8 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
         message["episode"] = episode_data(episode)
     if lines := [asdict(line) for line in view.log if line.number >= sent.events][-MOST_ROWS:]:
         message["log"] = lines
-    counts = {"rounds": view.rounds.rows, "rest": (len(view.results), len(view.ledgers), len(view.anomalies))}
+    told = (view.results, view.ledgers, view.anomalies, [record["epoch"] for record in view.worth.values()])
+    counts = {"rounds": view.rounds.rows, "rest": [*map(len, told), told[-1]]}
     if counts["rounds"] != sent.counts.get("rounds"):
         message["rounds"] = view.rounds.thinned(POINTS)
     if counts["rest"] != sent.counts.get("rest"):
@@ -120,7 +121,7 @@ def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]
     if view.kind == "ppo":
         return view.rounds.thinned(points)
     rows: dict[float, dict[str, list[float]]] = {}
-    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "params")):
+    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "score", "params")):
         for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
             if isfinite(value):
                 rows.setdefault(epoch, {}).setdefault(name, []).append(value)

@@ -101,10 +101,6 @@ class TrackingSink:
 
     def write(self, event: Event) -> None:
         self.sink.write(event)
-        self.track(event)
-
-    def track(self, event: Event) -> None:
-        """Numbers for the trackers, nothing for the disk."""
         if self._trackers and (found := scalars_of(event)):
             for name, tracker in tuple(self._trackers.items()):
                 with self._giving_up_on(name):

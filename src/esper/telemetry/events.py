@@ -1,9 +1,8 @@
 """The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from esper.leyline.errors import SaveError
 from esper.telemetry.escalation import TelemetryLevel
@@ -38,9 +37,6 @@ class SlotEvent(HostEvent):
     def place(self) -> str:
         slot: str = self.slot  # type: ignore[attr-defined]  # every kind has it, each in its own place
         return slot if self.module is None else f"{slot} ({self.module})"
-
-    def named(self, modules: Mapping[str, str]) -> Self:
-        return replace(self, module=modules[self.slot])  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,33 +174,45 @@ class GrowthHint(HostEvent):
 
 @dataclass(frozen=True, slots=True)
 class GrowthReported(HostEvent):
-    """What a network has of all that grew in it, on held-out examples; `garden.report` measures it."""
+    """What all that grew in a network is worth on held-out examples, and what it costs; the one event of several lines.
+
+    `parts` are fossils and live seeds in the output, each with slot, module, blueprint, stage, params, flops, without
+    (the mean with it switched off), gain and standard_error. A gain is by how much the whole is better. `measure` is
+    loss or score. FLOPs are of one example forward, None if unknown; `spent` FLOPs and seconds are by phase, so far.
+    """
 
     measure: str
-    """loss or score: whether lower or higher is better"""
     examples: int
     whole: float
-    """mean with everything"""
     without_all: float
-    """mean of the bare host, all that grew switched off"""
     gain: float
     standard_error: float
-    """by how much the whole is better"""
     parts: list[dict[str, Any]]
-    """of every fossil, and every live seed in the output: slot, module, blueprint, stage, params, flops, without (the
-    mean with it switched off), gain, standard_error"""
     params: int
     host_params: int
     flops: int | None
     host_flops: int | None
-    """of one example forward; None where they cannot be counted"""
-    spent: dict[str, float]
-    """by ledger: training_flops, other_flops (measuring and deciding; both 0 if unknown), training_seconds,
-    other_seconds"""
+    spent: dict[str, int]
+    seconds: dict[str, float]
 
     def __str__(self) -> str:
-        means = f"held-out {self.measure} {self.whole:.4f}, without all that grew {self.without_all:.4f}"
-        return f"epoch {self.epoch}: {means}, gain {tell_gain(self.gain, self.standard_error)}"
+        gain = f"without all that grew {self.without_all:.4f}, a gain of {tell_gain(self.gain, self.standard_error)}"
+        told = f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on {self.examples:,} examples, {gain}"
+        size = f"parameters: {self.params:,}, {self.params / max(self.host_params, 1):.2f} x the host's"
+        times = self.seconds.get("training", 0.0), sum(self.seconds.values())
+        cost = f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
+        if self.flops is not None and self.host_flops:
+            size += f"; FLOPs of an example: {self.flops:.3g}, {self.flops / self.host_flops:.2f} x the host's"
+            cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {self.spent.get('training', 0):.3g} of them in training"
+        caution = "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
+        return "\n  ".join([told, *([caution] if self.parts else []), *map(self._tell, self.parts), size, cost])
+
+    def _tell(self, part: dict[str, Any]) -> str:
+        gain, error, flops = part["gain"], part["standard_error"], part["flops"]
+        verdict = "may be chance" if abs(gain) <= 2 * error else "helps" if gain > 0 else "hurts"
+        share = f", {flops / self.host_flops:.1%} of the host's FLOPs" if self.host_flops else ""
+        name = f"{part['slot']} ({part['module']}) {part['blueprint']}, {part['stage']}"
+        return f"{name}: {verdict}, {tell_gain(gain, error)}; {part['params']:,} parameters{share}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +338,7 @@ class CheckpointSaved(Event):
     line = "round {0.round}: saved {0.file}"
 
 
-_MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, GrowthReported, LedgerClosed, HostRolledBack)
+_MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
 SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
 """What is kept at a lower level than `normal`; all other events are `normal`."""
 EVENT_TYPES: dict[str, type[Event]] = {

@@ -21,6 +21,8 @@ PLANS = "plans"
 """Folder of a comparison that holds what its searches have tried."""
 NETWORKS = "networks"
 """Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+GARDEN = "garden"
+"""What stands in place of a command in the configuration of a training loop of one's own."""
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 DIGESTS = "digests.json"
@@ -87,7 +89,8 @@ def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
 def require_fresh(folder: Path) -> None:
     """A folder with anything in it is not begun anew."""
     if any(path.name != LOCK for path in folder.iterdir()):
-        raise SaveError(f"the run folder {folder} is not empty. Use --resume, or choose another --out.")
+        way_out = "Use --resume (in your own loop: esper.load a save of this run), or choose another folder (--out)."
+        raise SaveError(f"the run folder {folder} is not empty. {way_out}")
 
 
 @contextmanager
