@@ -31,10 +31,12 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
     if evaluate is None:
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
     buffers = [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
-    with garden._together(), booked(garden, evaluate) as (measure, _):
-        found = _measure_growth(garden.model, measure)
-    for buffer, value in buffers:  # where several processes train, all have taken over the first one's
-        buffer.copy_(value)
+    try:
+        with garden._together(), booked(garden, evaluate) as (measure, _):
+            found = _measure_growth(garden.model, measure)
+    finally:
+        for buffer, value in buffers:  # where several processes train, all have taken over the first one's
+            buffer.copy_(value)
     model, closed = garden.model, close_ledger(0, 0, garden.ledger)
     sizes: dict[str, Any] = {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}
     flops = None if garden.flops is None else network_flops(model, HostFlops(garden.flops))

@@ -69,8 +69,8 @@ def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
 
 def warn_of_doubt(model: MorphogeneticModel, verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
     """Fossils that late pruning kept although their contribution is within two standard errors of 0."""
-    names = model.slot_config.modules
-    found = [(f"{v.blueprint_id} in {v.slot_id} ({names[v.slot_id]})", v.contribution) for v in verdicts if v.is_kept]
+    own = model.slot_config.modules
+    found = [(f"{v.blueprint_id} in {v.slot_id} ({own[v.slot_id]})", v.contribution) for v in verdicts if v.is_kept]
     doubtful = [
         f"{name} ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
         for name, gain in found

@@ -74,7 +74,8 @@ def _best_grown(view: RunView) -> tuple[float | None, int | None]:
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
     if not found:
         last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
-        found = [(accuracy, int(params)) for accuracy, params in last if accuracy is not None and params is not None]
+        known = [(accuracy, int(params)) for accuracy, params in last if params is not None]
+        found = [pair for pair in known if pair[0] is not None] or known[:1]  # one's own loop may have no accuracy
     return max(found, default=(None, None))
 
 

@@ -319,7 +319,8 @@
       this.letters = Math.max(7, Math.min(18, longest, Math.floor(this.width / this.u / 30)));
       this.left = (6.2 * this.letters + 3) * this.u;
       this.right = this.width - 54 * this.u;
-      this.top = Math.min(230, Math.max(112, this.width / this.u / 5)) * this.u;
+      const hasStrip = this.episode.epochs.accuracy?.some(isKnown);
+      this.top = (hasStrip ? Math.min(230, Math.max(112, this.width / this.u / 5)) : 20) * this.u;
       this.last = Math.max(this.length ?? 0, this.now, 1);
       this.tops = {};
       let y = this.top;
@@ -711,7 +712,7 @@
     function drawHeader(h) {
       status.replaceChildren(badge(h.status));
       top.replaceChildren(el("p", { class: "quiet" }, subtitle(h)), headline(h));
-      Object.assign(progress, { value: h.done, max: Math.max(1, h.total) });
+      Object.assign(progress, { value: h.done, max: Math.max(1, h.total), hidden: !h.total });
       across.hidden = rounds.hidden = h.kind !== "ppo";
       round.max = h.round;
       if (document.activeElement !== round) round.value = at.round ?? h.round;
