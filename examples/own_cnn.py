@@ -46,6 +46,7 @@ def main(epochs: int) -> None:
         for event in garden.step(evaluate):
             print(event)
 
+    print(garden.report())  # with everything, without each part, without all
     plain = garden.harvest().eval()
     right = (plain(images[held_out]).argmax(1) == labels[held_out]).float().mean()
     print(

@@ -152,6 +152,13 @@ def test_before_the_first_step_it_asks_how_to_measure():
         grow_cnn().report()
 
 
+def test_an_evaluation_that_shuffles_is_refused():
+    garden, order = grown(), torch.Generator().manual_seed(0)
+    with pytest.raises(MeasurementError, match="order"):
+        garden.report(lambda: losses_of(garden.model, HELD_OUT[torch.randperm(24, generator=order)]))
+    assert not any(isinstance(event, GrowthReported) for event in garden.history)
+
+
 def test_an_evaluation_that_fails_leaves_the_network_whole():
     garden, calls = grown(), []
 

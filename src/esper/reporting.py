@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from esper import telling
 from esper.episodes import close_ledger
 from esper.kasmina import processes
 from esper.kasmina.evidence import measure_pairs
@@ -32,8 +33,11 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
     buffers = [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
     try:
-        with garden._together(), booked(garden, evaluate) as (measure, _):
+        with garden._together(), booked(garden, evaluate) as (measure, values):
             found = _measure_growth(garden.model, measure)
+            again = measure()[0] if telling.looks_unpaired(values[0], values[1:]) else values[0]
+        for hint in telling.warn_of_unpaired(values[0], again, garden.epoch):
+            raise MeasurementError(str(hint))
     finally:
         for buffer, value in buffers:  # where several processes train, all have taken over the first one's
             buffer.copy_(value)
