@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_once_and_training_is_unharmed(folder, capsys):
     garden.record(folder)
     train(garden, 1)
     told = lines_of(folder)
-    garden._recorder._sink.sink._file = Full()
+    garden._recorder.sink.sink._file = Full()
     train(garden, 3, first=1)
     said = capsys.readouterr().err
     assert said.count("\n") == 1

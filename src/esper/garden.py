@@ -188,10 +188,7 @@ class Garden:
         return self._tell(judged)
 
     def report(self, evaluate: Evaluate | None = None) -> GrowthReported:
-        """What all that grew, and each part of it, is worth now; by default measured as in the last `step`.
-
-        Weights, buffers, mode and random state stay as they are; the costs are booked.
-        """
+        """What all that grew, and each part, is worth now; measured as in the last `step` unless you say how."""
         return reporting.report_growth(self, evaluate or self._evaluate)
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
@@ -259,7 +256,8 @@ class Garden:
         events = name_modules(self.model, told)
         self.history.extend(events)
         if self._recorder is not None:
-            self._recorder.write(events)
+            for event in events:
+                self._recorder.sink.write(event)
         return events
 
     @contextmanager

@@ -3,7 +3,7 @@
 import json
 import secrets
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from esper.leyline.files import write_durably
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackerName, TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import Event, to_record
+from esper.telemetry.events import to_record
 from esper.telemetry.sink import JsonlSink
 
 if TYPE_CHECKING:
@@ -38,13 +38,10 @@ class Recorder:
             with runfolder.begun(folder, config):
                 write_durably(folder / runfolder.EVENTS, "".join(past).encode())
             disk = held.enter_context(JsonlSink(folder / runfolder.EVENTS, TelemetryConfig()))
-            self._sink = held.enter_context(closing(TrackingSink(disk, track, folder, config)))
+            self.sink = held.enter_context(closing(TrackingSink(disk, track, folder, config)))
             self.close = weakref.finalize(self, held.pop_all().close)
-        self.write([] if is_known else garden.history)
-
-    def write(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._sink.write(event)
+        for event in [] if is_known else garden.history:
+            self.sink.write(event)
 
 
 def _describe(garden: "Garden") -> dict[str, Any]:

@@ -31,43 +31,37 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
     """Measure with everything, without each part, and without all; tell it as an event."""
     if evaluate is None:
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
-    buffers = [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
+    model, buffers = garden.model, [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
     try:
         with garden._together(), booked(garden, evaluate) as (measure, values):
-            found = _measure_growth(garden.model, measure)
+            found = _measure_growth(model, measure)
             again = measure()[0] if telling.looks_unpaired(values[0], values[1:]) else values[0]
-        for hint in telling.warn_of_unpaired(values[0], again, garden.epoch):
-            raise MeasurementError(str(hint))
     finally:
         for buffer, value in buffers:  # where several processes train, all have taken over the first one's
             buffer.copy_(value)
-    model, closed = garden.model, close_ledger(0, 0, garden.ledger)
-    sizes: dict[str, Any] = {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}
-    flops = None if garden.flops is None else network_flops(model, HostFlops(garden.flops))
-    told = GrowthReported(0, garden.epoch, **found, **sizes, flops=flops, spent=closed.flops, seconds=closed.seconds)
+    for hint in telling.warn_of_unpaired(values[0], again, garden.epoch):
+        raise MeasurementError(str(hint))
+    found |= {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}
+    found["flops"] = None if garden.flops is None else network_flops(model, HostFlops(garden.flops))
+    closed = close_ledger(0, 0, garden.ledger)
+    told = GrowthReported(0, garden.epoch, **found, spent=closed.flops, seconds=closed.seconds)
     garden._tell([told])
     return told
 
 
 def _measure_growth(model: MorphogeneticModel, measure: Measure) -> dict[str, Any]:
-    """Fields of the event."""
-    base, sign = measure(is_base=True)
-    parts = list(_find_parts(model))
-    for switch, part in parts:
-        with switch():
-            part |= _compare(base, measure()[0], sign)
-    with ExitStack() as off:
-        for switch, _ in parts:
-            off.enter_context(switch())
-        bare = _compare(base, measure()[0] if parts else base, sign)
-    means = {"whole": sign * float(base.mean()), "without_all": bare.pop("without"), **bare}
-    told = {"measure": "loss" if sign > 0 else "score", "examples": len(base), **means}
-    return {**told, "parts": [part for _, part in parts]}
-
-
-def _compare(base: Tensor, values: Tensor, sign: float) -> dict[str, float]:
-    gain = measure_pairs(better=base, than=values)
-    return {"without": sign * float(values.mean()), "gain": gain.mean, "standard_error": gain.standard_error}
+    (base, sign), parts, rows = measure(is_base=True), list(_find_parts(model)), []
+    for switches in [*([part] for part in parts), parts]:
+        with ExitStack() as off:
+            for switch, _ in switches:
+                off.enter_context(switch())
+            values = measure()[0]
+        gain = measure_pairs(better=base, than=values)
+        rows.append({"without": sign * float(values.mean()), "gain": gain.mean, "standard_error": gain.standard_error})
+    *rows, bare = rows
+    told = {"measure": "loss" if sign > 0 else "score", "examples": len(base), "whole": sign * float(base.mean())}
+    each = [{**part, **row} for (_, part), row in zip(parts, rows, strict=True)]
+    return {**told, "without_all": bare.pop("without"), **bare, "parts": each}
 
 
 def _find_parts(model: MorphogeneticModel) -> Iterator[tuple[Switch, dict[str, Any]]]:
