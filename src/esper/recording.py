@@ -4,7 +4,7 @@ import json
 import secrets
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackerName, TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import to_record
-from esper.telemetry.sink import JsonlSink
 
 if TYPE_CHECKING:
     from esper.garden import Garden
@@ -37,8 +36,8 @@ class Recorder:
             past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
             with runfolder.begun(folder, config):
                 write_durably(folder / runfolder.EVENTS, "".join(past).encode())
-            disk = held.enter_context(JsonlSink(folder / runfolder.EVENTS, TelemetryConfig()))
-            self.sink = held.enter_context(closing(TrackingSink(disk, track, folder, config)))
+            self.sink = TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config)
+            held.enter_context(self.sink)
             self.close = weakref.finalize(self, held.pop_all().close)
         for event in [] if is_known else garden.history:
             self.sink.write(event)

@@ -15,16 +15,15 @@ from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.arms import Stopped
+from esper.trials.comparing import Comparison, summarise, to_csv
 from esper.trials.config import CompareConfig
-from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
 OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")
 
 
 def play(asked: Asked) -> None:
-    """Compare as the command line asks."""
     config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
     results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:
@@ -54,7 +53,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         try:
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop, splits).run())
-        except StoppedComparing:
+        except Stopped:
             tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
             return None
         results |= {"corpus": splits.corpus}

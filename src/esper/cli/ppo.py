@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from rich.console import Console
 from esper import __version__
 from esper.cli.beside import watch_beside
 from esper.cli.console.progress import show_rounds
-from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
+from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, stop_on_signals, teller
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
@@ -26,14 +26,12 @@ from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import RankTimed
-from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family"), **TRACKERS}
+OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
 
 
 def play(asked: Asked) -> None:
-    """Train as the command line asks."""
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has its own device; omit --devices.")
@@ -75,8 +73,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         until = math.inf if config.time_limit is None else time.monotonic() + config.time_limit
         try:
             with (
-                JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
-                closing(TrackingSink(disk, track, config.out, values)) as sink,
+                TrackingSink(config.out / runfolder.events_of(team.rank), telemetry, track, values) as sink,
                 stop_on_signals(patient=is_launched()) as is_asked,
                 show_rounds(config.rounds, console) as watch,
             ):

@@ -20,10 +20,7 @@ Config = TypeVar("Config", bound=HostsConfig)
 
 
 def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
-    """The effective configuration: preset or file (on resume: what the run was started with), then the changes.
-
-    A resumed run may have other values of the keys `may_change`; None is all of them.
-    """
+    """Preset or file (on resume: what the run began with), then the changes: of `may_change`, or of all if None."""
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     named = dict(asked.changes)

@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
-from esper.telemetry.actions import ACTION_TAKEN
-from esper.telemetry.events import EVENT_TYPES, finite, from_record
+from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
@@ -117,7 +116,6 @@ class Episode:
         return next((span for span in reversed(self.spans) if span.slot == slot), None)
 
     def alive(self, slot: str) -> SeedSpan | None:
-        """The live seed of a slot."""
         span = self.newest(slot)
         return span if span is not None and span.end is None else None
 
@@ -154,9 +152,8 @@ class RunView:
     results: list[dict[str, Any]] = field(default_factory=list)
     ledgers: list[dict[str, Any]] = field(default_factory=list)
     anomalies: list[dict[str, Any]] = field(default_factory=list)
-    """records of ArmFinished, LedgerClosed and AnomalyFound"""
-    worth: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """host -> its newest GrowthReported"""
+    worth: list[dict[str, Any]] = field(default_factory=list)
+    """records of ArmFinished, LedgerClosed, AnomalyFound and GrowthReported"""
     events: int = 0
     unknown: int = 0
     """records folded, and those of them that were not understood"""
@@ -215,9 +212,7 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (
-            episode.rank != rank and episode.round <= lived
-        ):  # hosts may be assigned to another rank
+        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may change their rank
             episode = self.episodes[host] = Episode(host, lived, rank)
         return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 
@@ -355,8 +350,6 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
 def _ledger(view: RunView, record: Record, rank: int) -> None:
     for costs in (record["flops"], record["examples"], record["seconds"]):
         array("d", costs.values())  # refuses what is no number
-    if view.kind != "ppo":  # whoever harvests again closes again
-        view.ledgers = [closed for closed in view.ledgers if closed["host"] != record["host"]]
     view.ledgers.append(dict(record))
 
 
@@ -368,7 +361,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "GateJudged": _gate,
     "SeedMeasured": _seed,
     "FossilJudged": _fossil,
-    "GrowthReported": lambda view, episode, record, epoch: view.worth.update({episode.host: dict(record)}),
+    "GrowthReported": lambda view, episode, record, epoch: view.worth.append(dict(record)),
     "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
         {"epoch": epoch, "reason": record["reason"]}
     ),

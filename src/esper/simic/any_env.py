@@ -139,9 +139,6 @@ class Player:
         return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
 
 
-# -- other people's spaces --------------------------------------------------------------------------------------------
-
-
 def _sizes(space: gym.Space[Any]) -> list[int] | None:
     """How many choices each of a space's numbers has; None where they are not choices among a few things."""
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -174,11 +171,7 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Actions of N environments as heads, one per number.
-
-    Args:
-        spec: which choices depend on which; without it they are independent.
-    """
+    """Actions of N environments as heads, one per number; without a `spec` they are independent."""
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space

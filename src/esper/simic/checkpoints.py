@@ -49,6 +49,12 @@ class Layout:
         features = feature_names(slots, reads_telemetry)
         return cls(slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim)
 
+    def build(self) -> FactoredRecurrentActorCritic:
+        """A fresh network; the first blueprint, which is none, is not listed."""
+        sizes = {"num_blueprints": len(self.blueprints) + 1, "num_blends": len(self.blends)}
+        widths = {"hidden_dim": self.hidden_dim, "head_dim": self.head_dim}
+        return FactoredRecurrentActorCritic(len(self.features), len(self.slots), **sizes, **widths)
+
     def plain(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
@@ -133,20 +139,16 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
-    """The trained policy in a checkpoint, ready to decide, and the layout it fits."""
+def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
+    """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    layout = plain["layout"]
-    network = FactoredRecurrentActorCritic(
-        len(layout["features"]),
-        len(layout["slots"]),
-        num_blueprints=len(layout["blueprints"]) + 1,
-        num_blends=len(layout["blends"]),
-        hidden_dim=layout["hidden_dim"],
-        head_dim=layout["head_dim"],
-    )
+    saved = plain["layout"]
+    reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
+    layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
+    require_layout(saved, layout, path)
+    network = layout.build()
     network.load_state_dict(_part(tensors, "network."))
-    return NetworkPolicy(network), layout
+    return NetworkPolicy(network, reads_telemetry=reads_telemetry)
 
 
 def episodes_of(path: Path) -> int | None:
@@ -162,9 +164,6 @@ def other_episodes(path: Path, played: Task) -> str | None:
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
-
-
-# -- a run's checkpoints -----------------------------------------------------------------------------------------------
 
 
 def saved_rounds(folder: Path) -> int:
@@ -195,10 +194,7 @@ class History:
         self.task = config.settled_task.model_dump(mode="json")
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
-        """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
-
-        Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
-        """
+        """The learner after `rounds` whole rounds, with where each rank's events stood; hosts begin anew with each."""
         name = f"round-{rounds:06d}.safetensors"
         self.episodes += self.hosts
         if self.team.rank == 0:

@@ -1,6 +1,4 @@
-"""The whole system on one page: policy decides -> ops applied -> an epoch trained -> readings -> reward -> observation
-and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
-"""
+"""The whole system on one page: decide, act, train an epoch, measure, reward, observe; after each round, one update."""
 
 import json
 import time
@@ -26,7 +24,6 @@ from esper.simic.rollout import Rollout
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
 from esper.simic.twins import twin_readings
-from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
@@ -124,13 +121,12 @@ def build_environment(
 
 def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
-    ppo, (_, slots, blueprints, blends) = config.settled().ppo, env.space.sizes
-    widths = {"hidden_dim": ppo.hidden_dim, "head_dim": ppo.head_dim}
+    ppo = config.settled().ppo
+    layout = Layout.of(env.space, config.observe_telemetry, ppo.hidden_dim, ppo.head_dim)
     with own_randomness(mix_seed(config.seed, 11)):
-        network = FactoredRecurrentActorCritic(env.width, slots, num_blueprints=blueprints, num_blends=blends, **widths)
+        network = layout.build()
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    layout = Layout.of(env.space, config.observe_telemetry, **widths)
     return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
 
 

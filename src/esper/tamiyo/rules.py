@@ -210,14 +210,33 @@ class Heuristic:
     """part of a known episode in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        facts, ids = self.facts, self.facts.space.slots.slot_ids
-        places = _places_in_time(facts, masks, self.planting_part, memory)
+        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
         if not places:
             return WAIT, memory
-        fitting = _fitting(facts, places, self.share, reports)
+        fitting = self._fitting(places, reports)
         fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
         first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
-        return _plant_most_work(facts, first), memory
+        return self._plant_most_work(first), memory
+
+    def _places_in_time(self, masks: Masks, memory: Memory) -> list[Place]:
+        """What may be planted for its gain; nothing once its part of an episode of known length is over."""
+        if self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon:
+            return []
+        return [(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]
+
+    def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
+        """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
+        facts, metrics = self.facts, [report.metrics for report in reports.values()]
+        used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
+        room = facts.most_room if facts.budget is None else facts.budget - used
+        prices = {place: facts.cheapest_blend(*place)[0] for place in places}
+        fitting = [place for place in places if prices[place] <= self.share * room]
+        return fitting or [min(places, key=prices.__getitem__)]
+
+    def _plant_most_work(self, places: Sequence[Place]) -> Choice:
+        """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
+        facts = self.facts
+        return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
 
 
 @dataclass(frozen=True)
@@ -230,7 +249,7 @@ class Greedy(Heuristic):
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, places = self.facts.space.slots.slot_ids, _places_in_time(self.facts, masks, self.planting_part, memory)
+        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
         if not places:
             return WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
@@ -242,28 +261,7 @@ class Greedy(Heuristic):
             )
         slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
         there = [place for place in places if place[0] == slot]
-        return _plant_most_work(self.facts, _fitting(self.facts, there, self.share, reports)), memory
-
-
-def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
-    """What may be planted for its gain; nothing once this part of an episode of known length is over."""
-    if facts.horizon is not None and memory["epoch"] >= part * facts.horizon:
-        return []
-    return [(s, b) for s, b in _legal_places(masks) if facts.space.blueprint_ids[b] != "sham"]
-
-
-def _fitting(facts: HostFacts, places: Sequence[Place], share: float, reports: Reports) -> Sequence[Place]:
-    """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
-    metrics = [report.metrics for report in reports.values()]
-    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
-    room = facts.most_room if facts.budget is None else facts.budget - used
-    prices = {place: facts.cheapest_blend(*place)[0] for place in places}
-    return [place for place in places if prices[place] <= share * room] or [min(places, key=prices.__getitem__)]
-
-
-def _plant_most_work(facts: HostFacts, places: Sequence[Place]) -> Choice:
-    """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
-    return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
+        return self._plant_most_work(self._fitting(there, reports)), memory
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -1,24 +1,32 @@
 """The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, dataclass_transform
 
 from esper.leyline.errors import SaveError
+from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
 
+ACTION_TAKEN = "ACTION_TAKEN"
+"""Type of the record that every decision leaves at debug; from raw indices and tables, so that nothing is built."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
 class Event:
-    """Something that happened; `line` tells it where no method does."""
+    """Something that happened; `line` tells it where no method does. Every kind of event is a frozen dataclass."""
 
     line = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
         return self.line.format(self)
 
 
-@dataclass(frozen=True, slots=True)
 class HostEvent(Event):
     """Something that happened to one host, after this many epochs of training."""
 
@@ -26,7 +34,6 @@ class HostEvent(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
 class SlotEvent(HostEvent):
     """Something that happened in one slot of a host."""
 
@@ -39,7 +46,6 @@ class SlotEvent(HostEvent):
         return slot if self.module is None else f"{slot} ({self.module})"
 
 
-@dataclass(frozen=True, slots=True)
 class HostEpoch(HostEvent):
     """One host after an epoch."""
 
@@ -71,7 +77,6 @@ class HostEpoch(HostEvent):
         return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class SeedMeasured(SlotEvent):
     """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
@@ -89,7 +94,6 @@ class SeedMeasured(SlotEvent):
         return f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionTaken(SlotEvent):
     """What the policy chose; WAIT is not recorded here."""
 
@@ -103,7 +107,6 @@ class ActionTaken(SlotEvent):
         return f"epoch {self.epoch}: {self.op}{what} in {self.place}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionRefused(SlotEvent):
     """An action that was not possible and was executed as WAIT."""
 
@@ -113,7 +116,6 @@ class ActionRefused(SlotEvent):
     line = "epoch {0.epoch}: {0.op} in {0.place} refused: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class StageChanged(SlotEvent):
     """A slot moved along its lifecycle."""
 
@@ -128,7 +130,6 @@ class StageChanged(SlotEvent):
         return f"epoch {self.epoch}: {self.place}{seed} {self.before} -> {self.after}"
 
 
-@dataclass(frozen=True, slots=True)
 class GateJudged(SlotEvent):
     """A gate gave a verdict that ended a stage."""
 
@@ -141,7 +142,6 @@ class GateJudged(SlotEvent):
     line = "epoch {0.epoch}: {0.place} {0.gate} {0.verdict} ({0.reason})"
 
 
-@dataclass(frozen=True, slots=True)
 class FossilJudged(SlotEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
 
@@ -156,7 +156,6 @@ class FossilJudged(SlotEvent):
         return f"epoch {self.epoch}: fossil {self.place} {self.blueprint} {fate}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 
@@ -164,7 +163,6 @@ class HostRolledBack(HostEvent):
     line = "epoch {0.epoch}: host {0.host} rolled back: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class GrowthHint(HostEvent):
     """Advice to whoever runs the training loop."""
 
@@ -172,7 +170,6 @@ class GrowthHint(HostEvent):
     line = "epoch {0.epoch}: hint: {0.text}"
 
 
-@dataclass(frozen=True, slots=True)
 class GrowthReported(HostEvent):
     """What all that grew in a network is worth on held-out examples, and what it costs; the one event of several lines.
 
@@ -215,7 +212,6 @@ class GrowthReported(HostEvent):
         return f"{name}: {verdict}, {tell_gain(gain, error)}; {part['params']:,} parameters{share}"
 
 
-@dataclass(frozen=True, slots=True)
 class ArmFinished(Event):
     """One policy's episode on one host seed, with the score of the network it leaves behind."""
 
@@ -236,7 +232,6 @@ class ArmFinished(Event):
     line = "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, {0.final_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class LedgerClosed(Event):
     """What one host's episode cost, phase by phase."""
 
@@ -253,7 +248,6 @@ class LedgerClosed(Event):
         return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundBegan(Event):
     """All hosts begin new episodes; what follows in this file belongs to them."""
 
@@ -261,7 +255,6 @@ class RoundBegan(Event):
     line = "round {0.round} begins"
 
 
-@dataclass(frozen=True, slots=True)
 class RankTimed(Event):
     """How long one process took to play its share of a round."""
 
@@ -273,7 +266,6 @@ class RankTimed(Event):
     line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundFinished(Event):
     """One round of episodes and the update after it."""
 
@@ -303,7 +295,6 @@ class RoundFinished(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class AnomalyFound(Event):
     """An update that does not look healthy."""
 
@@ -320,7 +311,6 @@ class AnomalyFound(Event):
         return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
 class BlocksCompiled(HostEvent):
     """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these seconds."""
 
@@ -329,7 +319,6 @@ class BlocksCompiled(HostEvent):
     line = "epoch {0.epoch}: compiled {0.shapes} shapes of blocks in {0.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     """A state that training can go on from."""
 
@@ -378,3 +367,31 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def emit_last_action(
+    *,
+    env_id: int,
+    epoch: int,
+    slot_idx: int,
+    blueprint_idx: int,
+    blend_idx: int,
+    op_idx: int,
+    slot_id: str,
+    masked: Mapping[str, bool],
+    success: bool,
+    space: ActionSpace = DEFAULT_SPACE,
+) -> dict[str, Any]:
+    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask left no choice."""
+    op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+    return {
+        "kind": "last_action",
+        "env_id": env_id,
+        "inner_epoch": epoch,
+        "op": op,
+        "slot_id": slot_id,
+        "blueprint_id": blueprint,
+        "blend_id": blend,
+        **{f"{head}_masked": bool(masked.get(head, False)) for head in ("op", "slot", "blueprint", "blend")},
+        "action_success": success,
+    }

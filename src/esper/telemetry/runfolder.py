@@ -17,10 +17,8 @@ from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
-PLANS = "plans"
-"""Folder of a comparison that holds what its searches have tried."""
-NETWORKS = "networks"
-"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+PLANS, NETWORKS = "plans", "networks"
+"""What searches have tried, and each host's network, ready to be rebuilt without esper."""
 GARDEN = "garden"
 """What stands in place of a command in the configuration of a training loop of one's own."""
 POLICY = "policy.safetensors"
@@ -63,10 +61,8 @@ def is_being_written(folder: Path) -> bool:
     try:
         with open_plain(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
     return False
 
 
@@ -141,7 +137,6 @@ def event_files(folder: Path) -> dict[int, Path]:
 
 
 def event_sizes(folder: Path) -> dict[str, int]:
-    """Rank -> bytes of events."""
     return {str(rank): path.stat().st_size for rank, path in event_files(folder).items()}
 
 

@@ -27,6 +27,13 @@ Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
 
 
+class Stopped(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are saved."""
+
+    def __init__(self, epochs: int = 0):
+        self.epochs = epochs
+
+
 @dataclass(frozen=True)
 class Entry:
     """One host of a comparison: where it starts and who decides about it."""
@@ -34,7 +41,6 @@ class Entry:
     arm: str
     seed: int
     policy: str | Callable[[HostFacts], Policy]
-    use_telemetry: bool = True
     built_in: tuple[Planting, ...] = ()
     """what is part of the network from its first step on"""
     weights: Mapping[str, Tensor] | None = None
@@ -68,7 +74,7 @@ def run_entries(
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
     episodes = Episodes(population)
-    deciders = [make_decider(episodes, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
+    deciders = [make_decider(episodes, host, entry.policy) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
@@ -90,10 +96,7 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each stage began.
-
-    Kept are the seeds that the network has at its end; what late pruning took out counts as culled.
-    """
+    """What one episode came to; `stages` counts how often each began. What late pruning removed counts as culled."""
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
     removed = max(0, stages.get("FOSSILIZED", 0) - kept)
     return ArmFinished(
@@ -137,8 +140,8 @@ def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
 class Decider:
     """One host's policy, what it remembers, and what it sees."""
 
-    def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
-        self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
+    def __init__(self, policy: Policy, tracker: SignalTracker):
+        self.policy, self.tracker = policy, tracker
         self.memory: Any = None
         self.is_plan = getattr(policy, "is_plan", False)
         """whether it may want several ops in one decision"""
@@ -151,21 +154,20 @@ class Decider:
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
-        observation = observe([self.tracker], self.use_telemetry) if isinstance(self.policy, NetworkPolicy) else None
-        actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
+        policy = self.policy
+        observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
+        actions, self.memory = policy.decide(observation, masks, [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
         return op, slot, blueprint, blend
 
 
-def make_decider(
-    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], use_telemetry: bool = True
-) -> Decider:
+def make_decider(episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy]) -> Decider:
     """The policy of one host, by name or built for its facts, with nothing remembered yet."""
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
     run.is_static = arm == "never"
-    return Decider(policy, episodes.trackers[host], use_telemetry)
+    return Decider(policy, episodes.trackers[host])
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:

@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from esper.dashboard.runs import RunSummary
+from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import printable
 from esper.telemetry.events import ArmFinished
 

@@ -522,8 +522,9 @@
   const resultsTable = (results) => table("Results on test examples", ["policy", "seed", "test accuracy", "held-out accuracy", "parameters", "kept", "culled", "FLOPs", "seconds"],
     results.map((r) => [r.arm, r.seed, percent(r.test_accuracy), percent(r.validation_accuracy), whole(r.final_params), r.fossilized, r.culled, short(r.flops), number(r.seconds)]), [1, 2, 3, 4, 5, 6, 7, 8]);
 
+  const isNewest = (ledger, index, all) => !all.slice(index + 1).some(({ host, seed }) => host === ledger.host && seed === ledger.seed); // who harvests again closes again
   const ledgerTable = (ledgers) => table("Ledger: what each episode cost", ["host", "phase", "FLOPs", "examples", "seconds"],
-    ledgers.flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
+    ledgers.filter(isNewest).flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
 
   const interval = ({ low, high }, form) => (isKnown(low) ? ` (${form(low)} to ${form(high)})` : "");
   const standingsTable = (rows) => table("Policies and controls: means and 95 % intervals", ["policy", "task", "epochs", "episodes", "accuracy in %", "over its control", "parameters"],
@@ -553,7 +554,7 @@
   const outcome = (id, { anomalies, results, ledgers, worth }) => [
     anomalies.length ? section(`${id}-anomalies`, "Updates that do not look healthy", anomalyList(anomalies)) : "",
     results.length ? section(`${id}-results`, "Results", resultsTable(results)) : "",
-    worth.length ? section(`${id}-worth`, "Was it worth it?", ...worth.flatMap(worthOf)) : "",
+    worth.length ? section(`${id}-worth`, "Was it worth it?", ...worthOf(worth.at(-1))) : "",
     ledgers.length ? section(`${id}-ledger`, "Ledger", ledgerTable(ledgers)) : "",
   ];
 
