@@ -9,7 +9,7 @@ from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
@@ -54,7 +54,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop, splits).run())
         except Stopped:
-            tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
+            tell(f"stopped; finished arms are kept. Go on with: {way_on('compare', config.out)}")
             return None
         results |= {"corpus": splits.corpus}
         runfolder.write_json(config.out / runfolder.RESULTS, results)

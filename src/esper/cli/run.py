@@ -14,7 +14,7 @@ from rich.console import Console
 from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.harvesting import WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import digest
@@ -68,7 +68,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             ):
                 results = run_hosts(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say)
         except Stopped as stop:
-            say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
+            say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
             return None
         runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})
     return results

@@ -15,6 +15,7 @@ from esper.kasmina.surgery import is_low
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.own import enter
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
@@ -124,15 +125,14 @@ class Task:
 TASKS: dict[str, Task] = {}
 
 
-def register(task: Task) -> Task:
+def register_task(task: Task, *, replace: bool = False) -> Task:
     """Enter a task under its name, for the command line and `get_task`."""
-    TASKS[task.name] = task
-    return task
+    return enter(TASKS, f"task {task.name!r}", task.name, task, replace)
 
 
 def get_task(name: str) -> Task:
     if name not in TASKS:
-        raise UnknownNameError("task", name, TASKS)
+        raise UnknownNameError("task", name, TASKS, "A task of your own: esper --import FILE.")
     return TASKS[name]
 
 
@@ -267,4 +267,4 @@ for _task in (
         **{**_PHOTO, "lr": 0.4, "budget": 3.3},
     ),
 ):
-    register(_task)
+    register_task(_task)

@@ -1,6 +1,7 @@
 """The learner: acts with a recurrent policy and improves it by PPO on rollouts. Knows heads, masks and rewards only."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
+from esper.leyline.files import write_durably
 from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
 from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
@@ -18,6 +20,7 @@ from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
 if TYPE_CHECKING:  # it is built on the agent
     from esper.simic.any_env import ActionCodec, Mask, ObservationCodec
+    from esper.simic.checkpoints import Layout
 
 KL_SLACK = 1.5
 """An update stops at this multiple of the target divergence."""
@@ -41,9 +44,26 @@ class PPOAgent:
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
+        self.layout: Layout | None = None
+        """of a growth policy: what it fits, so that its file works as `--policy FILE`"""
+        self.facts: dict[str, Any] = {}
+        """of a growth policy: the episodes that it has learned from"""
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file with everything that it acts with and goes on learning from."""
+        from esper.simic.checkpoints import describe_agent
+
+        write_durably(Path(path), describe_agent(self, self.layout, self.facts))
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu") -> "PPOAgent":
+        """The agent in a file of `save`, or in a checkpoint of `esper ppo`; nothing is unpickled."""
+        from esper.simic.checkpoints import read_agent
+
+        return read_agent(Path(path), device)
 
     def act(
         self, obs: Any, mask: "Mask" = None, state: Hidden | None = None, deterministic: bool = True

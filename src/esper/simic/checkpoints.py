@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -15,11 +16,13 @@ from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
-from esper.simic.config import TrainingConfig
+from esper.simic.any_env import ActionCodec, ObservationCodec, describe_space, read_space
+from esper.simic.config import PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
-from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
@@ -59,14 +62,21 @@ class Layout:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
+def describe_agent(agent: PPOAgent, layout: Layout | None, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
+    net = agent.network
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout.plain(),
+        "layout": layout and layout.plain(),
+        "learner": {
+            "config": agent.config.model_dump(mode="json"),
+            "sizes": {"state_dim": net.state_dim, "hidden_dim": net.hidden_dim, "head_dim": net.head_dim},
+            "heads": {"heads": [asdict(head) for head in net.spec.heads], "chained": net.spec.chained},
+            "spaces": agent.codecs and [describe_space(codec.space) for codec in agent.codecs],
+        },
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
     }
@@ -94,10 +104,39 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, plain
 
 
+def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
+    """The learner in a file, built as the file says."""
+    tensors, plain = read_checkpoint(path)
+    if (own := plain.get("learner")) is None:
+        raise SaveError(
+            f"{path} does not say how its learner is built: an earlier version wrote it. Use it as --policy."
+        )
+    spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
+    codecs = None
+    if own["spaces"] is not None:
+        seen, acted = map(read_space, own["spaces"])
+        codecs = ObservationCodec(seen), ActionCodec(acted, spec)
+    config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
+    agent = PPOAgent(RecurrentActorCritic(spec=spec, **own["sizes"]).to(device), config, codecs=codecs)
+    agent.layout = plain["layout"] and TypeAdapter(Layout).validate_python(plain["layout"])
+    agent.facts = _restore(agent, tensors, plain, path)
+    return agent
+
+
 def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
-    require_layout(plain["layout"], layout, path)
+    require_layout(_growth_layout(plain, path), layout, path)
+    return _restore(agent, tensors, plain, path)
+
+
+def _growth_layout(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    if plain["layout"] is None:
+        raise SaveError(f"{path} holds a policy for another environment than growth; give one that learned to grow.")
+    return dict(plain["layout"])
+
+
+def _restore(agent: PPOAgent, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for name, value in _needed(agent).items():
         if name not in tensors:
             raise SaveError(f"{path} is damaged: it has no {name}.")
@@ -142,7 +181,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
     """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    saved = plain["layout"]
+    saved = _growth_layout(plain, path)
     reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
     layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
     require_layout(saved, layout, path)
@@ -160,6 +199,8 @@ def episodes_of(path: Path) -> int | None:
 def other_episodes(path: Path, played: Task) -> str | None:
     """How the episodes that a policy was trained for differ from those it is to play; None where nothing is known."""
     known = read_checkpoint(path)[1]["facts"].get("task")
+    if known is not None and known["name"] not in TASKS:
+        return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
     trained = played if known is None else TaskConfig.of(known, str(path)).build()
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
@@ -204,7 +245,8 @@ class History:
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
-            content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
+            agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
+            content = describe_agent(agent, self.layout, agent.facts)
             known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
             self.store.save(known, {"policy": (name, content)})
 

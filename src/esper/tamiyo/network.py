@@ -40,7 +40,7 @@ class RecurrentActorCritic(nn.Module):
 
     def __init__(self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64):
         super().__init__()
-        self.state_dim, self.spec, self.hidden_dim = state_dim, spec, hidden_dim
+        self.state_dim, self.spec, self.hidden_dim, self.head_dim = state_dim, spec, hidden_dim, head_dim
         self.observation_stats = RunningMeanStd(state_dim)
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())

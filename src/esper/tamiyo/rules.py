@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from esper.kasmina.blueprints import BlueprintCost
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
+from esper.leyline.own import read_settings, registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
@@ -68,6 +68,8 @@ def _legal_places(masks: Masks) -> list[Place]:
 @dataclass(frozen=True)
 class Never:
     """The host alone: the control that every kind of growth must beat."""
+
+    facts: HostFacts | None = None
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         return WAIT, memory
@@ -264,15 +266,22 @@ class Greedy(Heuristic):
         return self._plant_most_work(self._fitting(there, reports)), memory
 
 
+def plain_sham(facts: HostFacts) -> Sham:
+    """All the events of growing without its capacity: one seed per slot, planted and kept one after the other."""
+    return Sham(facts, plain_script(facts.space.slots.num_slots))
+
+
 RULES: dict[str, Callable[..., Any]] = {
-    "never": lambda facts: Never(),
+    "never": Never,
     "schedule": Schedule,
     "random": Random,
     "heuristic": Heuristic,
     "greedy": Greedy,
-    "sham": lambda facts: Sham(facts, plain_script(facts.space.slots.num_slots)),
+    "sham": plain_sham,
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
+rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all"))  # these mean something in comparisons
+"""Decorator: `@rule("mine")` enters a frozen dataclass, `facts` first, then its settings, or a function of these."""
 
 
 def is_rule(name: str) -> bool:
@@ -284,26 +293,8 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
     """Rule and checked settings of "heuristic", "heuristic:share=0.5:planting_part=0.8" or "schedule:epochs=1+5+9"."""
     rule, *parts = name.split(":")
     if rule not in RULES:
-        raise UnknownNameError("policy", name, RULES)
+        raise UnknownNameError("policy", name, RULES, "A rule of your own: esper --import FILE.")
     return rule, read_settings(rule, parts, RULES[rule])
-
-
-def read_settings(rule: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
-    """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
-    hints = get_type_hints(build, include_extras=True)
-    known = {key: hints[key] for key in signature(build).parameters if key != "facts"}
-    found: dict[str, Any] = {}
-    for part in parts:
-        key, _, text = part.partition("=")
-        if key not in known:
-            raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
-        try:
-            value = text.split("+") if known[key] in (Epochs, Places | None) else text
-            found[key] = TypeAdapter(known[key]).validate_python(value)
-        except ValidationError as problem:
-            said = problem.errors()[0]["msg"]
-            raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None
-    return found
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:

@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.tamiyo.rules import HostFacts, read_settings
+from esper.leyline.own import read_settings
+from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]
 """(decision, slot.blueprint), sorted"""

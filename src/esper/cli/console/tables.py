@@ -64,3 +64,13 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
         params = f"{row['host_parameters']:,}"
         table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)
     return table
+
+
+def names_table(title: str, known: Mapping[str, str]) -> Table:
+    """Names and a line about each."""
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, line in known.items():
+        table.add_row(Text(printable(name)), Text(printable(line)))
+    return table
