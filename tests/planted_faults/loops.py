@@ -114,6 +114,8 @@ FAULTS = [
         "if folder is not None and processes.is_first():",
         "if folder is not None:",
         "test_garden_processes.py::test_a_report_is_of_all_processes_and_the_first_one_records_it",
+    ),
+    Fault(
         "an arm goes on as if it had waited where its rule chose what is not possible",
         "trials/arms.py",
         "raise IllegalActionError(f",
