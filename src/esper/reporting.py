@@ -44,7 +44,8 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
     found |= {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}
     found["flops"] = None if garden.flops is None else network_flops(model, HostFlops(garden.flops))
     closed = close_ledger(0, 0, garden.ledger)
-    told = GrowthReported(0, garden.epoch, **found, spent=closed.flops, seconds=closed.seconds)
+    spent = {} if garden.flops is None else closed.flops
+    told = GrowthReported(0, garden.epoch, **found, spent=spent, seconds=closed.seconds)
     garden._tell([told])
     return told
 
