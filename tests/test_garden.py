@@ -8,10 +8,10 @@ from rich.console import Console
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings
+from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import count_parameters
-from esper.leyline import StageLengths
 from esper.leyline.errors import MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,

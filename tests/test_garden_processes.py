@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import esper
 from esper.kasmina.settings import GrowthSettings
-from esper.leyline import StageLengths
 from esper.leyline.errors import EsperError, HostError, MeasurementError, SettingError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import HostEpoch, SeedMeasured
 from simic.team_workers import assert_ended_well, run_ranks
 from user_models import (

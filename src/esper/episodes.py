@@ -27,13 +27,11 @@ from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
-    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
-
-    `first` is the number that the first host goes by in events, where other processes have hosts too.
-    """
+    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch."""
 
     def __init__(self, population: Population, first: int = 0):
-        self.population, self.first = population, first
+        self.population = population
+        self.first = first  # in events, where other processes have hosts too
         self.trackers = [self._tracker() for _ in population.runs]
         self.views: list[GrowthView] = []
         """every host as it was last measured or restored"""
@@ -43,7 +41,6 @@ class Episodes:
         return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
-        """A new episode in this place; all other hosts are untouched."""
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker()
 
@@ -98,12 +95,9 @@ class Episodes:
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
         """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
         for host in hosts:
-            ledger = self.population.runs[host].ledger
-            ledger.charge("policy", 1, flops)
-            ledger.spend("policy", seconds / len(hosts))
+            self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
 
     def close(self, host: int) -> LedgerClosed:
-        """What the host's episode has cost."""
         run = self.population.runs[host]
         return close_ledger(self.first + host, run.seed, run.ledger)
 

@@ -14,10 +14,10 @@ from esper.kasmina import processes
 from esper.kasmina.evidence import measure_pairs
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import find_judged
-from esper.kasmina.slot import seed_size
+from esper.kasmina.slot import has_gate, seed_size
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import MeasurementError
-from esper.runtime.ledger import BACKWARD, HostFlops, incubation_flops, network_flops, seed_flops
+from esper.runtime.ledger import BACKWARD, HostFlops, incubation_flops, network_flops
 from esper.telemetry.events import GrowthReported
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _find_parts(model: MorphogeneticModel) -> Iterator[tuple[Switch, dict[str, A
         for switch, stage, number in own:
             seed, name = seeds[number], names[number]
             what = {"slot": slot_id, "module": module, "blueprint": name, "stage": stage}
-            yield switch, {**what, "params": seed_size(seed), "flops": seed_flops(slot, name, seed)}
+            yield switch, {**what, "params": seed_size(seed), "flops": slot.prices[name, has_gate(seed)].flops}
 
 
 @contextmanager
