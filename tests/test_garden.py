@@ -225,7 +225,7 @@ def test_an_illegal_action_of_a_foreign_policy_is_refused_recorded_and_counts_as
     assert [(e.op, e.slot) for e in refused] == [("CULL", "r0c0")]
     assert "r0c0 is DORMANT" in refused[0].reason
     assert of(ActionTaken, garden.step(made_up(garden))) == [
-        ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear")
+        ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear", module="layer1")
     ]
 
 

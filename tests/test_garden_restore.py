@@ -1,5 +1,6 @@
 """A garden that becomes a saved one in place, and what it refuses."""
 
+import json
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import esper
 from esper.integrations import require
 from esper.leyline.errors import SaveError, SettingError
+from esper.telemetry.events import to_record
 from user_models import CNN, grow_cnn, losses_of, random_images, script, train_epoch
 
 IMAGES, HELD_OUT = random_images(32), random_images(16, seed=2)
@@ -83,3 +85,15 @@ def test_a_framework_that_is_missing_is_named_in_one_line(monkeypatch):
         require("lightning")
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, esper.EsperError)
+
+
+def test_the_run_folder_of_a_restored_garden_holds_what_it_remembers(tmp_path):
+    garden = grow_cnn(PLAN)
+    garden.record(tmp_path / "run")
+    play(garden, range(2)).save(tmp_path / "save")
+    play(garden, range(2, 4))
+    garden.restore(tmp_path / "save")
+    play(garden, range(2, 3))
+    told = [json.loads(line) for line in (tmp_path / "run" / "events-0.jsonl").read_text().splitlines()]
+    assert told == [json.loads(json.dumps(to_record(event))) for event in garden.history]
+    assert max(event["epoch"] for event in told) == 3

@@ -26,6 +26,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "ledger": asdict(garden.ledger),
         "examples": garden.model.examples,
         "decay": garden.average and garden.average.decay,
+        "run": garden.run,
     }
 
 
@@ -43,7 +44,7 @@ def take(
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples = dict(extra["examples"])
-    garden.pending_optimizer = optimizer
+    garden.pending_optimizer, garden.run = optimizer, extra["run"]
     settle_optimizer(garden)
     if average is not None:
         garden.ema(extra["decay"]).restore(average)
