@@ -17,12 +17,12 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import EsperError, OptimizerError, SaveError
+from esper.leyline.errors import OptimizerError, SaveError
 from esper.leyline.files import Content
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.slots import SlotConfig
 from esper.telemetry.runfolder import MANIFEST
-from esper.telemetry.store import Plain, Store
+from esper.telemetry.store import Plain, Store, fitting
 
 Tensors = Mapping[str, Tensor]
 
@@ -60,8 +60,9 @@ def load_network(
     if save is None:
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
-    extra = save.facts["extra"]
-    average = load_file(paths["average"]) if "average" in paths else None
+    with fitting(store.manifest):
+        extra = save.facts["extra"]
+        average = load_file(paths["average"]) if "average" in paths else None
     return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), average, extra
 
 
@@ -96,16 +97,14 @@ def rebuild_network(
     """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
-        _refuse_other_host(facts["host"], _describe_tensors(host))
-        check()
-        return _rebuild_from(host, facts, paths)
-    except Exception as problem:
+        with fitting(place):
+            _refuse_other_host(facts["host"], _describe_tensors(host))
+            check()
+            return _rebuild_from(host, facts, paths)
+    except Exception:
         remove_slots(host)
         host.load_state_dict(weights)
-        if isinstance(problem, EsperError):
-            raise
-        reason = f"{type(problem).__name__}: {problem}"
-        raise SaveError(f"{place} does not fit together ({reason}); use another save.") from problem
+        raise
 
 
 def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
 import torch
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -17,7 +18,7 @@ from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import Task
 from esper.simic.agent import PPOAgent
-from esper.simic.config import TrainingConfig
+from esper.simic.config import MOST_WIDTH, TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names
@@ -25,9 +26,10 @@ from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
+from esper.telemetry.store import Store, fitting
 
 FORMAT = 2
+Tensors = Mapping[str, Tensor]
 _EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
 
 
@@ -39,8 +41,8 @@ class Layout:
     blueprints: tuple[str, ...]
     blends: tuple[str, ...]
     features: tuple[str, ...]
-    hidden_dim: int
-    head_dim: int
+    hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
     @classmethod
     def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
@@ -51,6 +53,13 @@ class Layout:
 
     def plain(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+
+class _Plain(TypedDict):
+    """What stands beside the tensors, as far as it is read without a look at it."""
+
+    counters: dict[str, int]
+    facts: dict[str, Any]
 
 
 def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
@@ -85,6 +94,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
+    with fitting(path):
+        TypeAdapter(Layout).validate_python(plain["layout"])
+        TypeAdapter(_Plain).validate_python(plain)
     return tensors, plain
 
 
@@ -92,14 +104,26 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
     require_layout(plain["layout"], layout, path)
-    for name, value in _needed(agent).items():
+    way_out = f"A run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
+    _require_tensors(tensors, _needed(agent), path, way_out)
+    with fitting(path):
+        _fill(agent, tensors, plain["counters"])
+    return dict(plain["facts"])
+
+
+def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str) -> None:
+    """Refuse a file that lacks a tensor, or has one of another shape or with what is no finite number."""
+    for name, value in needed.items():
         if name not in tensors:
             raise SaveError(f"{path} is damaged: it has no {name}.")
-        if tensors[name].shape != value.shape:
-            raise CheckpointMismatchError(
-                f"{path} has {name} of shape {list(tensors[name].shape)}, not {list(value.shape)} (size mismatch). A "
-                f"run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
-            )
+        own, wanted = list(tensors[name].shape), list(value.shape)
+        if own != wanted:
+            raise CheckpointMismatchError(f"{path} has {name} of shape {own}, not {wanted} (size mismatch). {way_out}")
+        if not tensors[name].isfinite().all():
+            raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
+
+
+def _fill(agent: PPOAgent, tensors: Tensors, counters: Mapping[str, int]) -> None:
     agent.network.load_state_dict(_part(tensors, "network."))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _part(tensors, "optimizer.").items():
@@ -108,8 +132,7 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
     agent.draws.set_state(tensors["draws"])
     agent.shuffles.set_state(tensors["shuffles"])
-    agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
-    return dict(plain["facts"])
+    agent.decisions, agent.updates = counters["decisions"], counters["updates"]
 
 
 def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
@@ -129,30 +152,34 @@ def _brief(value: Any) -> str:
     return str(value)
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
     """The trained policy in a checkpoint, ready to decide, and the layout it fits."""
     tensors, plain = read_checkpoint(path)
-    layout = plain["layout"]
-    network = FactoredRecurrentActorCritic(
-        len(layout["features"]),
-        len(layout["slots"]),
-        num_blueprints=len(layout["blueprints"]) + 1,
-        num_blends=len(layout["blends"]),
-        hidden_dim=layout["hidden_dim"],
-        head_dim=layout["head_dim"],
-    )
-    network.load_state_dict(_part(tensors, "network."))
+    layout, own = plain["layout"], _part(tensors, "network.")
+    with fitting(path), torch.device("meta"):  # takes no memory: a small file may name any widths
+        network = FactoredRecurrentActorCritic(
+            len(layout["features"]),
+            len(layout["slots"]),
+            num_blueprints=len(layout["blueprints"]) + 1,
+            num_blends=len(layout["blends"]),
+            hidden_dim=layout["hidden_dim"],
+            head_dim=layout["head_dim"],
+        )
+    _require_tensors(own, network.state_dict(), path, "Use another checkpoint.")
+    with fitting(path):
+        network.to_empty(device="cpu").load_state_dict(own)
     return NetworkPolicy(network), layout
 
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
     facts = read_checkpoint(path)[1]["facts"]  # before 0.2 they had the hosts of each rank instead
-    return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
+    with fitting(path):
+        return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
@@ -169,7 +196,8 @@ def other_episodes(path: Path, played: Task) -> str | None:
 
 def saved_rounds(folder: Path) -> int:
     """Whole rounds that a run has behind it on disk."""
-    return max((save.facts["rounds"] for save in _store(folder, 1).generations()), default=0)
+    with fitting(folder / runfolder.MANIFEST):
+        return max((int(save.facts["rounds"]) for save in _store(folder, 1).generations()), default=0)
 
 
 def require_saved_corpus(folder: Path, corpus: str | None) -> None:
@@ -221,12 +249,14 @@ class History:
         if newest is None:
             self._rewind({})
             return 0
-        facts = load_agent(self.store.path(newest, "policy"), agent, self.layout)
-        self.episodes = int(facts["episodes"])
-        self._rewind(facts["events"])
-        self.sink.telemetry.load(facts["telemetry"])
-        self.sink.telemetry.end_round()
-        return int(facts["rounds"])
+        path = self.store.path(newest, "policy")
+        facts = load_agent(path, agent, self.layout)
+        with fitting(path):
+            self.episodes = int(facts["episodes"])
+            self._rewind(facts["events"])
+            self.sink.telemetry.load(facts["telemetry"])
+            self.sink.telemetry.end_round()
+            return int(facts["rounds"])
 
     def _rewind(self, sizes: dict[str, int]) -> None:
         self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))

@@ -14,6 +14,8 @@ from esper.runtime.config import HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle
 from esper.simic.rewards import weights_of
 
+MOST_WIDTH = 16384
+
 
 class PPOSettings(Configuration):
     """How the policy learns from a rollout."""
@@ -48,9 +50,9 @@ class PPOSettings(Configuration):
     """an update ends before a step whose divergence exceeds 1.5 times this; None = never"""
     max_grad_norm: float = Field(0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
-    hidden_dim: int = Field(128, ge=1, le=16384)
+    hidden_dim: int = Field(128, ge=1, le=MOST_WIDTH)
     """width of encoder and LSTM"""
-    head_dim: int = Field(64, ge=1, le=16384)
+    head_dim: int = Field(64, ge=1, le=MOST_WIDTH)
     """width of the layer inside each head"""
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not compiled"""

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,10 +22,9 @@ PLANS = "plans"
 """Folder of a comparison that holds what its searches have tried."""
 NETWORKS = "networks"
 """Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
-DIGESTS = "digests.json"
-"""File among the networks: host -> sha256 of its weights."""
 CHECKSUM = "sha256"
 """Key of the files above that are plain for people and read back all the same."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
@@ -35,6 +35,7 @@ _PATIENCE = 0.2
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
+    require_plain(folder)
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
         is_new = not folder.exists()
@@ -54,6 +55,22 @@ def only_writer(folder: Path) -> Iterator[None]:
                 if is_new:
                     folder.rmdir()
         lock.release()
+
+
+def require_plain(folder: Path) -> None:
+    """Refuse a run folder that leads elsewhere: what is written, deleted or read in it must lie in it.
+
+    Links in place of other files are replaced when these are written, and refused when they are read.
+    """
+    folders = [folder / name for name in FOLDERS] + list((folder / NETWORKS).glob("host-*"))
+    in_place = [folder / LOCK, *folder.glob("events-*.jsonl")]
+    for path in (path for path in (*folders, *in_place) if os.path.lexists(path)):
+        found, is_file = path.lstat(), path in in_place
+        is_own = found.st_nlink == 1 and stat.S_ISREG(found.st_mode) if is_file else stat.S_ISDIR(found.st_mode)
+        if not is_own:
+            kind = "file of its own" if is_file else "folder"
+            way_out = "Put a copy in its place, or choose another --out."
+            raise SaveError(f"{path} is not a {kind}; nothing in a run folder may lead elsewhere. {way_out}")
 
 
 def is_being_written(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load, save_file
 from torch import Tensor
@@ -24,7 +25,7 @@ from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
-from esper.telemetry.store import Generation, Store
+from esper.telemetry.store import Generation, Store, fitting
 from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.oracle import placements_of
@@ -187,8 +188,10 @@ class Comparison:
 
     def _search(self, arm: str, rate: float) -> str:
         """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
-        search, store = read_search(arm), Store(self._path(PLANS, arm, rate), "search for a plan")
-        known: dict[str, float] = save.facts["known"] if (save := _newest(store, "its search starts anew")) else {}
+        search, store = read_search(arm), self._store(PLANS, "search for a plan", arm, rate)
+        save = _newest(store, "its search starts anew")
+        with fitting(store.manifest):
+            known = {} if save is None else TypeAdapter(dict[str, float]).validate_python(save.facts["known"])
         task = replace(self.task, lr=self.task.lr * rate)
         if self.config.pretrain:
             self._pretrain(search.host_seeds)
@@ -212,10 +215,16 @@ class Comparison:
     def _pretrain(self, seeds: Sequence[int]) -> None:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
-        stores = {seed: Store(folder / f"seed-{seed}.json", "trained host", names=f"seed-{seed}") for seed in seeds}
+        stores = {
+            seed: Store(folder / f"{name}.json", "trained host", names=name, of=f"{self.config.digest} {name}")
+            for seed, name in ((seed, f"seed-{seed}") for seed in seeds)
+        }
         for seed, store in stores.items():
             if (save := _newest(store, "its host is trained again")) is not None:
-                self.weights[seed] = load(store.path(save, "host").read_bytes())
+                with fitting(store.manifest), torch.device("meta"):
+                    state = load(store.path(save, "host").read_bytes())
+                    self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
+                    self.weights[seed] = state
         if missing := [seed for seed in stores if seed not in self.weights]:
             self.tell(f"training {len(missing)} hosts alone for {epochs} epochs")
             hosts = self.populate(replace(self.task, epochs=epochs, clock="epochs"), missing)
@@ -232,22 +241,24 @@ class Comparison:
         if self.should_stop():
             raise StoppedComparing
 
-    def _path(self, folder: str, arm: str, rate: float) -> Path:
+    def _store(self, folder: str, kind: str, arm: str, rate: float) -> Store:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return self.config.out / folder / f"{slug}-{rate:g}.json"
+        return Store(self.config.out / folder / f"{slug}-{rate:g}.json", kind, of=f"{self.config.digest} {arm} {rate}")
 
-    def _store(self, arm: str, rate: float) -> Store:
-        return Store(self._path(ARMS, arm, rate), "arm of a comparison")
+    def _arm(self, arm: str, rate: float) -> Store:
+        return self._store(ARMS, "arm of a comparison", arm, rate)
 
     def _keep(self, trials: Trials) -> None:
         self.done[trials.arm, trials.rate] = trials
-        self._store(trials.arm, trials.rate).save(vars(trials))
+        self._arm(trials.arm, trials.rate).save(vars(trials))
 
     def _is_known(self, arm: str, rate: float) -> bool:
-        if (arm, rate) not in self.done and (save := _newest(self._store(arm, rate), "its arm is run again")):
-            self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
+        store = self._arm(arm, rate)
+        if (arm, rate) not in self.done and (save := _newest(store, "its arm is run again")):
+            with fitting(store.manifest):
+                self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
         return (arm, rate) in self.done
 
 

@@ -12,6 +12,7 @@ from esper.runtime.devices import refuse_idle, split_names
 from esper.simic.config import TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.runfolder import POLICY
+from esper.telemetry.store import digest_json
 from esper.trials.searching import is_search, read_search
 
 ALL = "all"
@@ -20,6 +21,12 @@ ALL = "all"
 
 class TrialConfig(HostsConfig):
     """What a run of a policy and a comparison have in common."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides the results, to bind what is saved to it."""
+        values = self.settled().model_dump(mode="json", exclude={"out", "data_root", "telemetry"})
+        return digest_json(values)
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:

@@ -6,16 +6,15 @@ from pathlib import Path
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
-from esper.kasmina.harvesting import WEIGHTS, export_network
+from esper.kasmina.harvesting import export_network
 from esper.leyline.factored_actions import ActionSpace
-from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.simic.checkpoints import Layout, load_policy, other_episodes, require_layout
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import is_rule
 from esper.telemetry.events import ArmFinished, Event, StageChanged
-from esper.telemetry.runfolder import DIGESTS, NETWORKS, POLICY, write_json
+from esper.telemetry.runfolder import NETWORKS, POLICY
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store
 from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
@@ -48,7 +47,7 @@ def run_hosts(
         is_file = not is_rule(config.policy) and Path(config.policy).is_file()
         if is_file and (line := other_episodes(Path(config.policy), population.task)):
             tell(line)
-        saves = EpochSaves(config.out, population, deciders, sink)
+        saves = EpochSaves(config.out, population, deciders, sink, config.digest)
         found = saves.restore() if resume else None
         first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
         for epoch in range(first, population.task.epochs):
@@ -79,7 +78,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    store = Store(config.out / "policy.json", "policy of a run", names="policy")
+    store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest)
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:
@@ -99,17 +98,15 @@ def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    results, digests = [], {}
+    results = []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        name = f"host-{host}"
-        digests[name] = digest(export_network(run.model, config.out / NETWORKS / name) / WEIGHTS)
+        export_network(run.model, config.out / NETWORKS / f"host-{host}")
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
     sink.commit()
-    write_json(config.out / NETWORKS / DIGESTS, digests)
     return results

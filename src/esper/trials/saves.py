@@ -13,7 +13,7 @@ from esper.runtime.storing import can_be_stored, describe_population, restore_po
 from esper.telemetry import runfolder
 from esper.telemetry.events import Event, from_record, to_record
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
+from esper.telemetry.store import Generation, Store, fitting
 from esper.trials.arms import Decider
 
 KEPT_EPOCHS = 2
@@ -34,12 +34,12 @@ class EpochSave:
 class EpochSaves:
     """Saves after every epoch and finds the way back."""
 
-    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink):
+    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0
         """epochs of the episodes that a resume would not have to train again"""
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
-        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS)
+        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
 
     def save(self, save: EpochSave) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
@@ -73,6 +73,10 @@ class EpochSaves:
         if save is None:
             self.sink.rewind(0)
             return None
+        with fitting(self.store.manifest):
+            return self._restore(save)
+
+    def _restore(self, save: Generation) -> EpochSave:
         require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
         paths = {role: self.store.path(save, role) for role in save.files}
         restore_population(self.population, save.facts["hosts"], paths)
