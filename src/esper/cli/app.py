@@ -1,11 +1,12 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -191,5 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = list(sys.argv[1:] if arguments is None else arguments)
         app(args=given, obj=given)
     except EsperError as problem:
-        print(f"esper: {problem}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(problem))
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        _refuse(f"{str(problem.filename)[:60]}... is too long for a path. Choose a shorter name.")
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"esper: {reason}", file=sys.stderr)
+    sys.exit(2)

@@ -120,6 +120,9 @@ class Comparison:
 
     def _live(self, arms: Sequence[str], rate: float) -> None:
         """Play the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
+        for kind, followed in (self.config.finals.get(arm, ("", "")) for arm in arms):
+            if kind == "final-equal-flops":
+                self._live([f"final of {followed}"], rate)
         missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
         for group in _batches(missing, max(1, self.most // self.config.seeds)):
             for arm in filter(is_search, group):
@@ -146,6 +149,8 @@ class Comparison:
                 rows, built, told = zip(*map(_plain, runs), strict=True)
                 given = self._episodes(arm), self.plans.get((arm, rate))
                 self._keep(Trials(arm, rate, rows, built, told, *given))
+        for arm in dict.fromkeys(arms):  # in this order, whatever was known before
+            self.done[arm, rate] = self.done.pop((arm, rate))
 
     def _entries(self, arm: str, rate: float) -> list[Entry]:
         """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
@@ -170,9 +175,7 @@ class Comparison:
         """Epochs of each of an arm's episodes."""
         kind, followed = self.config.finals.get(arm, (arm, ""))
         if kind == "final-equal-flops":
-            yardstick = f"final of {followed}"
-            self._live([yardstick], rate)
-            rows = zip(self.best(followed).rows, self.done[yardstick, rate].rows, strict=True)
+            rows = zip(self.best(followed).rows, self.done[f"final of {followed}", rate].rows, strict=True)
             return [max(2, round(grown["flops"] * final["epochs"] / final["flops"])) for grown, final in rows]
         more = self.config.pretrain if kind == "final-whole" else 0
         return [self.task.epochs + more] * self.config.seeds
