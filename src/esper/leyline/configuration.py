@@ -88,7 +88,7 @@ def read_value(text: str) -> Any:
     """JSON where it can be, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

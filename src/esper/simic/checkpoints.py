@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -55,13 +55,6 @@ class Layout:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-class _Plain(TypedDict):
-    """What stands beside the tensors, as far as it is read without a look at it."""
-
-    counters: dict[str, int]
-    facts: dict[str, Any]
-
-
 def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
     tensors = _needed(agent)
@@ -96,7 +89,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
     with fitting(path):
         TypeAdapter(Layout).validate_python(plain["layout"])
-        TypeAdapter(_Plain).validate_python(plain)
+        TypeAdapter(dict[str, int]).validate_python(plain["counters"])
+        TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
 
 
