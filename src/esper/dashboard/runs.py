@@ -3,11 +3,12 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from esper.dashboard.reader import RunReader
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
-from esper.telemetry.runfolder import CONFIG, event_files
+from esper.telemetry.runfolder import CONFIG, event_files, is_being_written
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,25 @@ def find_runs(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
     except OSError as problem:
         raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
+
+
+class Stamp(NamedTuple):
+    """What changes when a run has something new to tell."""
+
+    is_running: bool
+    newest: float
+    """when the last event was written"""
+    files: tuple[tuple[int, int, int], ...]
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """The stamp of a run; nothing of the run is read."""
+    try:
+        config, *events = [path.stat() for path in (folder / CONFIG, *event_files(folder).values())]
+    except OSError:
+        return Stamp(False, 0.0, ())
+    files = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in (config, *events))
+    return Stamp(is_being_written(folder), max((file.st_mtime for file in events), default=0.0), files)
 
 
 def summarise(reader: RunReader) -> RunSummary:

@@ -10,17 +10,18 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
 from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import find_runs
+from esper.dashboard.runs import Stamp, find_runs, stamp_of
 from esper.leyline.errors import EsperError, SettingError
 
 try:
     import uvicorn
-    from anyio import Lock, to_thread
+    from anyio import CapacityLimiter, Lock, to_thread
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -30,6 +31,7 @@ try:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
     from starlette.types import ASGIApp
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
     raise SettingError("esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'") from missing
 
@@ -46,6 +48,12 @@ HEADERS = {
 }
 TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
 """Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
+KEPT_SECONDS = 60.0
+"""How long a run stays in memory after somebody looked at it alone."""
+PATIENCE, MOST_CONNECTIONS = 10.0, 1000
+"""Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
+_READERS = 1
+"""Runs that are read at a time for the list."""
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -87,17 +95,60 @@ class Guard(BaseHTTPMiddleware):
         return name in self.allowed_hosts or (self.token is not None and is_number)
 
 
+class Connection(H11Protocol):
+    """Ends where a request does not come whole in time, or nobody takes the answer: strangers can do that, too."""
+
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
+        else:
+            self._go_on()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._go_on()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self.deadline = self.deadline or self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def _go_on(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
 class Feed:
     """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
 
     def __init__(self, folder: Path):
         self.folder, self.lock, self.looked = folder, Lock(), -1.0
         self.reader: RunReader | None = None
-        self.glance: asyncio.Task[str] | None = None
+        self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}
+        """what the list tells, as it was when the run had this stamp"""
+        self.stamp: Stamp | None = None
+        self.glance: asyncio.Task[None] | None = None
+        self.asked = -inf
+        """when somebody last looked at this run alone"""
 
-    async def ask(self, question: Callable[[RunReader], Answer]) -> Answer:
+    async def ask(self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None) -> Answer:
         async with self.lock:
-            return await to_thread.run_sync(self._answer, question)
+            self.asked = self.asked if limit else time.monotonic()
+            return await to_thread.run_sync(self._answer, question, limiter=limit)
 
     def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
         if self.reader is None:
@@ -107,11 +158,25 @@ class Feed:
             self.looked = time.monotonic()
         return question(self.reader)
 
-    def summary(self) -> "asyncio.Task[str]":
-        """Goes on beyond the request that asked, so that a long run is read once."""
+    def look(self, stamp: Stamp, limit: CapacityLimiter) -> "asyncio.Task[None]":
+        """Bring the row up to date. Goes on beyond the request that asked, so that a long run is read once."""
         if self.glance is None or self.glance.done():
-            self.glance = asyncio.create_task(self.ask(lambda reader: encode(header(reader))))
+            self.glance = asyncio.create_task(self._look(stamp, limit))
         return self.glance
+
+    async def _look(self, stamp: Stamp, limit: CapacityLimiter) -> None:
+        try:
+            self.row = await self.ask(header, limit)
+        except Exception:  # of this run alone: the others are listed
+            self.row = {"name": self.folder.name, "status": "damaged"}
+        self.stamp = stamp
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was read, unless the run goes on or somebody looks at it: memory must not grow with runs."""
+        is_watched = time.monotonic() - self.asked < KEPT_SECONDS
+        if self.row["status"] != "running" and not is_watched and not self.lock.locked():
+            self.reader = None
 
 
 class Site:
@@ -120,6 +185,7 @@ class Site:
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self.feeds: dict[Path, Feed] = {}
+        self.limit = CapacityLimiter(_READERS)
         self.is_closing: Callable[[], bool] = lambda: False
 
     async def open(self) -> dict[str, Feed]:
@@ -135,11 +201,18 @@ class Site:
         return feed
 
     async def runs(self, request: Request) -> Response:
-        """All runs, within a second; those that are still being read say so."""
-        glances = {name: feed.summary() for name, feed in (await self.open()).items()}
-        if glances:
-            await asyncio.wait(glances.values(), timeout=1.0)
-        return _json('{"runs":[' + ",".join(_row(*named) for named in glances.items()) + "]}")
+        """All runs, within a second; those that were never read to their end say so."""
+        begun = time.monotonic()
+        feeds = list((await self.open()).values())
+        stamps = await to_thread.run_sync(lambda: [stamp_of(feed.folder) for feed in feeds])
+        for feed in feeds:
+            feed.close()
+        news = [(feed, stamp) for feed, stamp in zip(feeds, stamps, strict=True) if feed.stamp != stamp]
+        if news:
+            patience = max(0.1, 1.0 - (time.monotonic() - begun))
+            await asyncio.wait([feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience)
+        ages = ({"age_seconds": max(0.0, time.time() - stamp.newest)} for stamp in stamps)
+        return _json(encode({"runs": [feed.row | age for feed, age in zip(feeds, ages, strict=True)]}))
 
     async def episode(self, request: Request) -> Response:
         feed = await self.find(request.path_params["name"])
@@ -172,12 +245,6 @@ class Site:
 def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
     side = {"header": header(reader), "curves": curves(reader.view)}
     return side, arms_of(reader.view, reader.folder.name)
-
-
-def _row(name: str, glance: "asyncio.Task[str]") -> str:
-    if glance.done() and glance.exception() is None:
-        return glance.result()
-    return encode({"name": name, "status": "damaged" if glance.done() else "being read"})
 
 
 def _whole(request: Request, name: str) -> int:
@@ -219,7 +286,14 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | 
         shown = f"[{shown}]" if ":" in shown else shown
         app = build_app(folder, token, {*LOCAL_HOSTS, shown, socket.gethostname(), socket.getfqdn()})
         config = uvicorn.Config(
-            app, log_level="warning", server_header=False, proxy_headers=False, timeout_graceful_shutdown=2
+            app,
+            http=Connection,
+            ws="none",
+            limit_concurrency=MOST_CONNECTIONS,
+            log_level="error",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(config)
         app.state.site.is_closing = lambda: server.should_exit

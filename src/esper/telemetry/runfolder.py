@@ -150,8 +150,12 @@ def events_of(rank: int) -> str:
 
 def event_files(folder: Path) -> dict[int, Path]:
     """Rank -> its events, for all that are regular files."""
-    names = [(_EVENTS.fullmatch(path.name), path) for path in folder.glob("events-*.jsonl") if not path.is_symlink()]
-    return dict(sorted((int(name[1]), path) for name, path in names if name and path.is_file()))
+    try:
+        with os.scandir(folder) as entries:
+            names = [_EVENTS.fullmatch(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return {}
+    return dict(sorted((int(name[1]), folder / name[0]) for name in names if name))
 
 
 def event_sizes(folder: Path) -> dict[str, int]:
