@@ -18,7 +18,7 @@ from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import build
 from esper.trials.saves import EpochSave, EpochSaves
-from leyline.power_cuts import NOTHING, Violation, play
+from faults.power_cuts import NOTHING, Violation, play
 from null_sink import NullSink
 from simic.tiny_runs import tiny
 from trials import grown_runs
