@@ -153,7 +153,7 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
 def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
     """The trained policy in a checkpoint, ready to decide, and the layout it fits."""
     tensors, plain = read_checkpoint(path)
-    layout, own = plain["layout"], _part(tensors, "network.")
+    layout = plain["layout"]
     with fitting(path), torch.device("meta"):  # takes no memory: a small file may name any widths
         network = FactoredRecurrentActorCritic(
             len(layout["features"]),
@@ -163,9 +163,10 @@ def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
             hidden_dim=layout["hidden_dim"],
             head_dim=layout["head_dim"],
         )
-    _require_tensors(own, network.state_dict(), path, "Use another checkpoint.")
+    needed = {f"network.{name}": value for name, value in network.state_dict().items()}
+    _require_tensors(tensors, needed, path, "Use another checkpoint.")
     with fitting(path):
-        network.to_empty(device="cpu").load_state_dict(own)
+        network.to_empty(device="cpu").load_state_dict(_part(tensors, "network."))
     return NetworkPolicy(network), layout
 
 
