@@ -115,7 +115,7 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
         write_json(folder / CONFIG, values)
     try:
         yield
-    except EsperError:
+    except (EsperError, OSError):
         empty = {path.name for path in event_files(folder).values() if not path.stat().st_size}
         if is_first and {path.name for path in folder.iterdir()} <= {LOCK, CONFIG, *empty}:
             for name in (CONFIG, *empty):
