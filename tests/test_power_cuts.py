@@ -137,7 +137,7 @@ class Twin(Listed):
 
     def load(self, folder):
         """What is damaged would be computed anew, and must not be there."""
-        found = twins._read(folder / self.path, 1)
+        found = twins._read(twins._store(folder / self.path), 1)
         if found is None and (folder / self.path).exists():
             raise Violation("damaged")
         return NOTHING if found is None else found[0].epoch
@@ -149,7 +149,7 @@ READING = EpochReading(**dict.fromkeys(EpochReading.__dataclass_fields__, 0))
 class Arm(Listed):
     def arm(self, folder):
         arms = Comparison.__new__(Comparison)
-        arms.config, arms.done = SimpleNamespace(out=folder), {}
+        arms.config, arms.done = SimpleNamespace(out=folder, digest=lambda: "settings"), {}
         return arms
 
     def save(self, folder, number):

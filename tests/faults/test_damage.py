@@ -115,7 +115,7 @@ def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
         manifest.write_text(whole)
         forge(manifest, lambda body, changed=changed: body.update(generations=changed))
         try:
-            EpochSaves(config.out, episodes.population, deciders, NullSink(), config.digest).restore()
+            EpochSaves(config.out, episodes.population, deciders, NullSink(), config.digest()).restore()
         except EsperError:
             refused += 1
     assert refused > 10

@@ -127,7 +127,7 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
-            slot.built_in = saved["built_in"]
+            slot.built_in = int(saved["built_in"])
             if saved["seed"] is not None:
                 slot.seed = model.build_seed(slot_id, *saved["seed"])
             slot.assign(TypeAdapter(SeedState).validate_python(saved["state"]))

@@ -95,7 +95,7 @@ class HostsConfig(Configuration):
 
     task: TaskConfig = TaskConfig()
     """what hosts are trained on, and for how long"""
-    seed: int = Field(0, ge=0, le=2**62)
+    seed: int = Field(0, ge=0, le=2**128)
     """the first host's random seed; the others count on"""
     devices: tuple[str, ...] = Field(("cpu",), min_length=1)
     """where hosts train: cpu, or cuda:0 cuda:1"""

@@ -115,7 +115,7 @@ class TrainingConfig(HostsConfig):
     """different hosts there are; each one's twin is computed once"""
     initial_wait: float = Field(0.8, gt=0, lt=1)
     """how likely an untrained policy waits where every op is possible"""
-    seed: int = Field(0, ge=0, le=2**62)
+    seed: int = Field(0, ge=0, le=2**128)
     """decides hosts, data orders, weights and draws"""
     policy_device: str = "cpu"
     """where the policy decides and learns; a network this small is faster on the CPU, unless hosts are hundreds"""

@@ -35,9 +35,9 @@ _PATIENCE = 0.2
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
-    require_plain(folder)
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
+        require_plain(folder)
         is_new = not folder.exists()
         make_folder(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)

@@ -218,8 +218,9 @@ class Comparison:
     def _pretrain(self, seeds: Sequence[int]) -> None:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
+        settings = self.config.digest("task", "pretrain", "devices", "deterministic", *self.config.way_to_run)
         stores = {
-            seed: Store(folder / f"{name}.json", "trained host", names=name, of=f"{self.config.digest} {name}")
+            seed: Store(folder / f"{name}.json", "trained host", names=name, of=f"{settings} {name}")
             for seed, name in ((seed, f"seed-{seed}") for seed in seeds)
         }
         for seed, store in stores.items():
@@ -248,7 +249,9 @@ class Comparison:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return Store(self.config.out / folder / f"{slug}-{rate:g}.json", kind, of=f"{self.config.digest} {arm} {rate}")
+        return Store(
+            self.config.out / folder / f"{slug}-{rate:g}.json", kind, of=f"{self.config.digest()} {arm} {rate}"
+        )
 
     def _arm(self, arm: str, rate: float) -> Store:
         return self._store(ARMS, "arm of a comparison", arm, rate)

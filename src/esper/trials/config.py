@@ -22,11 +22,10 @@ ALL = "all"
 class TrialConfig(HostsConfig):
     """What a run of a policy and a comparison have in common."""
 
-    @property
-    def digest(self) -> str:
-        """Of all that decides the results, to bind what is saved to it."""
+    def digest(self, *names: str) -> str:
+        """Of settings, by default of all that decide the results: what is saved is bound to it."""
         values = self.settled().model_dump(mode="json", exclude={"out", "data_root", "telemetry"})
-        return digest_json(values)
+        return digest_json({name: values[name] for name in names or values})
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:

@@ -47,7 +47,7 @@ def run_hosts(
         is_file = not is_rule(config.policy) and Path(config.policy).is_file()
         if is_file and (line := other_episodes(Path(config.policy), population.task)):
             tell(line)
-        saves = EpochSaves(config.out, population, deciders, sink, config.digest)
+        saves = EpochSaves(config.out, population, deciders, sink, config.digest())
         found = saves.restore() if resume else None
         first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
         for epoch in range(first, population.task.epochs):
@@ -78,7 +78,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest)
+    store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest())
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:

@@ -30,7 +30,7 @@ class Search:
     episodes: Annotated[int, Field(ge=2, le=10**6)] = 250
     plans: Annotated[int, Field(ge=2, le=10**5)] = 32
     hosts: Annotated[int, Field(ge=1, le=MOST_HOSTS)] = 8
-    seed: Annotated[int, Field(ge=0, le=2**62)] = 1_000_000
+    seed: Annotated[int, Field(ge=0, le=2**128)] = 1_000_000
 
     @property
     def host_seeds(self) -> range:
