@@ -265,7 +265,7 @@ def arms_of(
     chosen = [depth for depth in setup.depths if depths is None or depth in depths]
     if stage == "tune":
         shapes = [f"static {setup.depths[0]}", f"static {setup.depths[1]}", setup.plans[0]]
-        yield from ((Arm(shape, factor=times), once) for times in (1.0, 0.5, 2.0) for shape in shapes)
+        yield from ((Arm(shape, factor=times), once) for times in (1.0, 0.5, 2.0, 0.25) for shape in shapes)
     elif stage == "static":
         yield from ((Arm(f"static {depth}", factor=factor), own) for depth in chosen)
     elif stage == "grown":

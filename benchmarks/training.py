@@ -31,7 +31,7 @@ from throughput import generated
 from esper.cli.ppo import run_ppo
 from esper.leyline.configuration import read_setting
 from esper.runtime.batches import whole_steps
-from esper.runtime.tasks import get_task, register
+from esper.runtime.tasks import get_task, register_task
 from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
 
@@ -64,7 +64,7 @@ class BusyWatch:
 
 def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
     if options.findings:
-        register(replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625)))
+        register_task(replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625)))
         config = TrainingConfig.of(
             {
                 "task": {"name": "findings", "epoch_examples": 3125, "batch": 512, "epochs": 30},

@@ -44,7 +44,7 @@ def _plain_kind(annotation: Any, origin: Any, inner: tuple[Any, ...]) -> str:
     if origin is tuple:
         return "list of numbers" if inner[0] is float else "list of texts"
     if origin is dict:
-        return "numbers by name"
+        return "numbers by name" if inner[1] is float else "texts by name"
     return WORDS[annotation]
 
 

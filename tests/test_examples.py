@@ -14,6 +14,7 @@ from simic.team_workers import assert_ended_well, run_ranks
 ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "own_cnn.py": ["--epochs", "6"],
+    "own_rule.py": ["--epochs", "4"],
     "ddp.py": ["--epochs", "4"],
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],

@@ -1,9 +1,13 @@
 """What must import without torch, and how light `import esper` is."""
 
+import pydoc
+import re
 import subprocess
 import sys
 
 import pytest
+
+import esper
 
 OPTIONAL = ("textual", "starlette", "uvicorn", "rich")
 IMPORT_ALL = """
@@ -45,6 +49,15 @@ OTHERS = ("GrowthSettings", "blueprint", "check_host", "check_blueprint")
 def test_what_needs_torch_loads_when_it_is_used(name):
     done = python(f"import sys, esper; esper.{name}; print('torch' in sys.modules)")
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_dir_and_help_show_what_there_is():
+    assert set(esper.__all__) <= set(dir(esper))
+    assert not {"import_module", "TYPE_CHECKING", "Any"} & set(dir(esper))
+    assert all(getattr(esper, name) is not None for name in dir(esper))
+    shown = pydoc.plain(pydoc.render_doc(esper))
+    for name in {*esper.__all__} - {"__version__"}:
+        assert re.search(rf"^    (class )?{name}\b", shown, re.MULTILINE), name
 
 
 def test_an_unknown_attribute_is_an_attribute_error():

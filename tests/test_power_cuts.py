@@ -16,8 +16,7 @@ from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, Trials
-from esper.trials.running import build
-from esper.trials.saves import EpochSave, EpochSaves
+from esper.trials.running import EpochSaves, build
 from faults.power_cuts import NOTHING, Violation, play
 from null_sink import NullSink
 from simic.tiny_runs import tiny
@@ -117,15 +116,16 @@ class Epochs(Listed):
             for parameter in self.population.runs[0].model.host.parameters():
                 parameter.fill_(number)
         self.deciders[0].memory = tuple(torch.full((1,), float(number)) for _ in range(2))
-        saves.save(EpochSave(number, [[]], [{"CULLED": number}]))
+        saves.save(number, [[]], [{"CULLED": number}])
 
     def load(self, folder):
         found = self.saves(folder).restore()
         if found is None:
             return NOTHING
-        assert found.counts == [{"CULLED": found.epoch}]
+        epoch, _, counts = found
+        assert counts == [{"CULLED": epoch}]
         held = [*self.population.runs[0].model.host.parameters(), *self.deciders[0].memory]
-        return only(held, found.epoch)
+        return only(held, epoch)
 
 
 class Twin(Listed):
@@ -153,7 +153,7 @@ class Arm(Listed):
         return arms
 
     def save(self, folder, number):
-        self.arm(folder)._keep(Trials("never", 1.0, ({"row": number},), (), ()))
+        self.arm(folder)._arm("never", 1.0).save(vars(Trials("never", 1.0, ({"row": number},), (), ())))
 
     def load(self, folder):
         arms = self.arm(folder)

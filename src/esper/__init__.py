@@ -6,43 +6,46 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOMES = {
-    "deepen": "esper.deepening",
-    "grow": "esper.garden",
-    "inspect": "esper.garden",
-    "load": "esper.garden",
-    "Garden": "esper.garden",
-    "GrowthSettings": "esper.kasmina",
-    "MorphogeneticModel": "esper.kasmina",
-    "StageLengths": "esper.leyline",
-    "EsperError": "esper.leyline",
-    "blueprint": "esper.kasmina",
-    "check_blueprint": "esper.kasmina",
-    "check_host": "esper.kasmina",
+    "esper.deepening": ("deepen",),
+    "esper.garden": ("Garden", "grow", "inspect", "load"),
+    "esper.kasmina": ("GrowthSettings", "MorphogeneticModel", "blueprint", "check_blueprint", "check_host"),
+    "esper.kasmina.hosts": ("host_family",),
+    "esper.leyline": ("EsperError", "StageLengths"),
+    "esper.runtime.tasks": ("Task", "register_task", "task_from_datasets"),
+    "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
+    "esper.simic.config": ("TrainingConfig",),
+    "esper.simic.environment": ("GrowthVectorEnv",),
+    "esper.simic.rewards": ("StepFacts", "reward_family", "reward_term"),
+    "esper.simic.training": ("train_ppo",),
+    "esper.tamiyo.rules": ("HostFacts", "rule"),
 }
-__all__ = [
-    "EsperError",
-    "Garden",
-    "GrowthSettings",
-    "MorphogeneticModel",
-    "StageLengths",
-    "__version__",
-    "blueprint",
-    "check_blueprint",
-    "check_host",
-    "deepen",
-    "grow",
-    "inspect",
-    "load",
-]
+__all__ = ["EsperError", "__version__"]
+__all__ += ["Garden", "GrowthSettings", "MorphogeneticModel", "StageLengths", "deepen", "grow", "inspect", "load"]
+__all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host", "host_family"]
+__all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_datasets"]
+__all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]
 
 if TYPE_CHECKING:
     from esper.deepening import deepen
     from esper.garden import Garden, grow, inspect, load
     from esper.kasmina import GrowthSettings, MorphogeneticModel, blueprint, check_blueprint, check_host
+    from esper.kasmina.hosts import host_family
     from esper.leyline import EsperError, StageLengths
+    from esper.runtime.tasks import Task, register_task, task_from_datasets
+    from esper.simic import PPOAgent, PPOConfig, learn
+    from esper.simic.config import TrainingConfig
+    from esper.simic.environment import GrowthVectorEnv
+    from esper.simic.rewards import StepFacts, reward_family, reward_term
+    from esper.simic.training import train_ppo
+    from esper.tamiyo.rules import HostFacts, rule
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'esper' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'esper' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__", "__path__"]

@@ -205,6 +205,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "compile": "off",
         "graph_memory": 2.0,
         "out": str(run),
+        "imports": {},
         "data_root": None,
         "threads": 1,
         "deterministic": True,

@@ -13,7 +13,7 @@ from rich.console import Console
 from epoch_records import grown_epoch
 from esper.dashboard import drawing
 from esper.dashboard.drawing import Moment, choose_lines
-from esper.dashboard.runs import RunSummary
+from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import RunView
 from esper.telemetry import events
 

@@ -25,9 +25,8 @@ from dashboard.generated import (
 )
 from epoch_records import grown_epoch
 from esper.dashboard import reader
-from esper.dashboard.reader import RunReader
+from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.report import write_report
-from esper.dashboard.runs import summarise
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import HostRolledBack, RoundBegan, to_record

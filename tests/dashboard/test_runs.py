@@ -11,8 +11,7 @@ from dashboard.generated import as_lines, write_config
 from dashboard.test_view import finished, lived
 from epoch_records import grown_epoch
 from esper.cli.console.tables import runs_table
-from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import RunSummary, find_runs, summarise
+from esper.dashboard.reader import RunReader, RunSummary, find_runs, summarise
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import ArmFinished, RoundBegan, to_record
 

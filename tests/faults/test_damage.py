@@ -10,8 +10,7 @@ from esper.leyline import files
 from esper.leyline.errors import EsperError, SaveError
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
-from esper.trials.running import build
-from esper.trials.saves import EpochSaves
+from esper.trials.running import EpochSaves, build
 from faults.commands import CLEAR, DONE, command, run
 from faults.damage import WRONG, change_digit, discard, flip, forge, leaves, replaced, swap, truncate, zero
 from null_sink import NullSink

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina import REGISTRY, blueprint, check_blueprint
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.checks import TYPICAL_SHAPES
-from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
+from esper.leyline.errors import BlueprintError, BlueprintMismatchError, NameTakenError, UnknownNameError
 from kasmina.gardens import grow_cnn, images, output, train
 
 ALL = [key for key, known in REGISTRY._known.items() if not known.inherits]  # copies are tested in their networks
@@ -238,10 +238,25 @@ def dead(channels):
     return nn.Sequential(layer, nn.ReLU())
 
 
+class Peeking(nn.Module):
+    """Every token gets the mean of all tokens, through a projection that is zero at birth."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.out = nn.Linear(channels, channels)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, features):
+        return self.out(features.mean(1, keepdim=True).expand_as(features))
+
+
 SIZES = itertools.count(1)
 BROKEN = {
     "batch norm": ("image", lambda c: nn.BatchNorm2d(c), "BatchNorm"),
     "batch norm of vectors": ("vector", lambda c: nn.BatchNorm1d(c), "BatchNorm"),
+    "dropout": ("vector", lambda c: nn.Sequential(nn.Linear(c, c), nn.Dropout(0.5)), "random.*dropout"),
+    "later tokens": ("sequence", lambda c: nn.TransformerEncoderLayer(c, 2, 8, 0.0, batch_first=True), "token 0"),
+    "later tokens, once it learns": ("sequence", Peeking, "token 0 .* token 1.* causal=False"),
     "smaller images": ("image", lambda c: nn.Conv2d(c, c, 3), "shape"),
     "larger images": ("image", lambda c: nn.Upsample(scale_factor=2), "shape"),
     "another width": ("vector", lambda c: nn.Linear(c, c + 1), "shape"),
@@ -263,6 +278,34 @@ def test_the_check_rejects_a_broken_blueprint(registry, kind, body, reason):
     blueprint(kind, "broken")(body)
     with pytest.raises(BlueprintError, match=reason):
         check_blueprint(kind, "broken")
+
+
+def test_a_seed_for_a_model_that_looks_both_ways_may_look_at_later_tokens(registry):
+    blueprint("sequence", "peeking")(Peeking)
+    check_blueprint("sequence", "peeking", causal=False)
+
+
+def test_dropout_is_not_taken_for_mixing_examples(registry):
+    blueprint("image", "dropped")(lambda c: nn.Sequential(nn.Conv2d(c, c, 1), nn.Dropout(0.1)))
+    with pytest.raises(BlueprintError) as refused:
+        check_blueprint("image", "dropped")
+    assert "BatchNorm" not in str(refused.value)
+
+
+def test_a_name_that_is_taken_is_refused_unless_one_says_so(registry):
+    known = REGISTRY.get("image", "norm")
+    with pytest.raises(NameTakenError, match=r"image blueprint 'norm' .*replace=True"):
+        blueprint("image", "norm")(Unused)
+    assert REGISTRY.get("image", "norm") is known
+    blueprint("image", "norm", replace=True)(nn.Identity)
+    assert REGISTRY.get("image", "norm").build is nn.Identity
+    blueprint("vector", "norm")(nn.Identity)  # of another kind it is another one
+
+
+@pytest.mark.parametrize("name", ["sham", "copy", "copy_zero"])
+def test_what_growing_itself_rests_on_is_not_replaced(registry, name):
+    with pytest.raises(BlueprintError, match=f"'{name}'"):
+        blueprint("image", name, replace=True)
 
 
 def test_the_check_leaves_the_random_state_alone():

@@ -236,14 +236,14 @@ FAULTS = [
     ),
     Fault(
         "more loss is ahead",
-        "trials/summary.py",
-        "if sign < 0:",
-        "if sign < -1:",
+        "trials/comparing.py",
+        "verdict if sign > 0 else",
+        "verdict if sign else",
         "trials/test_summary.py::test_ahead_is_more_accuracy_and_less_loss",
     ),
     Fault(
         "test scores choose the reported rate",
-        "trials/summary.py",
+        "trials/comparing.py",
         'trials.mean("validation_accuracy") > known.mean("validation_accuracy")',
         'trials.mean("test_accuracy") > known.mean("test_accuracy")',
         "trials/test_summary.py::test_an_arm_is_reported_at_the_rate_that_validation_chose",

@@ -80,4 +80,25 @@ FAULTS = [
         "[0, 1]) < -1.0",
         "test_garden_loops.py::test_an_evaluation_that_does_not_repeat_itself_gives_a_hint[live-shuffled-order]",
     ),
+    Fault(
+        "an arm goes on as if it had waited where its rule chose what is not possible",
+        "trials/arms.py",
+        "raise IllegalActionError(f",
+        "str(f",
+        "cli/test_own_files.py::test_an_op_that_is_not_possible_names_arm_and_host[run-rash]",
+    ),
+    Fault(
+        "a seed of one's own may look at later tokens",
+        "kasmina/checks.py",
+        "features.shape[1] if is_causal else 0",
+        "0",
+        "kasmina/test_blueprints.py::test_the_check_rejects_a_broken_blueprint[later tokens]",
+    ),
+    Fault(
+        "a run goes on with another file of one's own",
+        "leyline/own.py",
+        "if digest(Path(file)) != known:",
+        "if False:",
+        "leyline/test_own.py::test_a_file_that_was_imported_once_is_asked_for_by_name",
+    ),
 ]

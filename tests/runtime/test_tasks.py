@@ -12,7 +12,7 @@ from esper.leyline.stages import SeedStage
 from esper.runtime import tasks
 from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register, stack_examples, task_from_datasets
+from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register_task, stack_examples, task_from_datasets
 from esper.simic.twins import fingerprint, twin_readings
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
@@ -31,7 +31,7 @@ def test_an_unknown_task_gets_the_nearest_name():
 
 def test_a_registered_task_is_found_by_its_name(monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", dict(TASKS))
-    own = register(replace(BLOBS, name="mine"))
+    own = register_task(replace(BLOBS, name="mine"))
     assert get_task("mine") is own
 
 

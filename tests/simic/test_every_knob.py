@@ -39,6 +39,7 @@ LEARNS = (WEIGHTS,)
 PLAYS = (WEIGHTS, EVENTS)
 TABLE = {
     "task.name": Knob("digits", PLAYS),
+    "task.host": Knob("mlp:inputs=2:widths=8:classes=2", PLAYS),
     "task.epoch_examples": Knob(96, PLAYS),
     "task.held_out": Knob(100, PLAYS),
     "task.batch": Knob(16, PLAYS),
@@ -104,7 +105,7 @@ TABLE = {
 
 
 def test_the_table_names_every_leaf_and_no_other():
-    assert set(TABLE) == set(leaves(TrainingConfig))
+    assert set(TABLE) == set(leaves(TrainingConfig)) - {"imports"}  # which is noted, not set: cli/test_own_files.py
 
 
 @pytest.mark.parametrize("key", TABLE)

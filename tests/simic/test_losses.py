@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_GERMINATE, OP_WAIT
-from esper.simic.losses import Counts, HeadSteps, k3, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import HeadSteps, counts_by_row, k3, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.tamiyo.heads import HeadSpec
 
 CLIP = 0.2
@@ -19,7 +19,7 @@ def log(rows):
 
 def steps_of(used, valid, is_open=None):
     is_open = used if is_open is None else is_open
-    return HeadSteps(used, is_open, Counts.of(Counts.by_row(used, valid, is_open)))
+    return HeadSteps.of(used, is_open, counts_by_row(used, valid, is_open))
 
 
 def loss_of(ratios, advantages, used=None, valid=None, mode="per_head", clip=CLIP):

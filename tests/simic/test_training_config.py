@@ -110,7 +110,7 @@ def test_a_reward_term_is_a_key_too():
         ("task.max_seeds", -1, "task.max_seeds is -1"),
         ("task.blueprints", [], r"task.blueprints is \[\]"),
         ("task.slots", ["r0c0", 7], "task.slots.1 is 7"),
-        ("reward.family", "profit", "reward.family is"),
+        ("reward.family", 3, "reward.family is 3.*string"),
         ("reward.weights", {"rent": math.nan}, "reward.weights.rent is NaN.*finite"),
         ("reward.weights", {"rent": "much"}, 'reward.weights.rent is "much"'),
         ("telemetry.level", "loud", "'off', 'minimal', 'normal' or 'debug'"),

@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.simic import agent as agent_module
-from esper.simic.losses import Counts, HeadSteps
+from esper.simic.losses import HeadSteps
 from simic.worlds import SMALL, bytes_of, clocks, growth_agent, growth_rollout, player_for
 
 EVERY_OP = {
@@ -97,7 +97,7 @@ def gradients(agent, rollout, weight):
     flat = torch.zeros(rollout.count, rollout.steps)
     agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
     is_relevant, is_open, counts = agent._look_through(rollout)
-    agent._step(rollout, index, HeadSteps(is_relevant, is_open, Counts.of(counts)), flat, flat, weight)
+    agent._step(rollout, index, HeadSteps.of(is_relevant, is_open, counts), flat, flat, weight)
     return {name: value.grad for name, value in agent.network.named_parameters() if value.grad is not None}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.leyline.slots import SlotConfig
-from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
+from esper.telemetry.events import ACTION_TAKEN, emit_last_action
 
 KEYS = [
     "kind",

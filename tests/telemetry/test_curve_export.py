@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import sys
-from contextlib import closing
 from types import ModuleType
 
 import pytest
@@ -23,7 +22,6 @@ from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_tracker
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrowthHint, RoundBegan, RoundFinished
 from esper.telemetry.runfolder import CONFIG, EVENTS
-from esper.telemetry.sink import JsonlSink
 from simic.tiny_runs import assert_same_end, events_of, tiny
 from trials import grown_runs
 from trials.grown_runs import asked_at, configured
@@ -149,10 +147,7 @@ def wandb(monkeypatch):
 def write_all(run, events, names=("tensorboard",), level="normal"):
     """Write events through a tracking sink, as a run does; what the sink was."""
     run.mkdir(exist_ok=True)
-    with (
-        JsonlSink(run / EVENTS, TelemetryConfig(level)) as disk,
-        closing(TrackingSink(disk, names, run, {"seed": 3})) as sink,
-    ):
+    with TrackingSink(run / EVENTS, TelemetryConfig(level), names, {"seed": 3}) as sink:
         for event in events:
             sink.write(event)
     return sink
@@ -208,16 +203,14 @@ def test_tensorboard_is_there():
 
 
 def test_the_sink_passes_everything_on(tmp_path):
-    with JsonlSink(tmp_path / "a", TelemetryConfig("debug")) as disk:
-        sink = TrackingSink(disk, [], tmp_path, {})
+    with TrackingSink(tmp_path / "a", TelemetryConfig("debug"), [], {}) as sink:
         sink.write(GrowthHint(0, 1, "hm"))
         size = sink.commit()
         sink.write_record("X", {"n": 1}, TelemetryLevel.DEBUG)
         assert size < sink.commit()
         sink.rewind(size)
-        assert sink.telemetry is disk.telemetry
         assert sink.wants(TelemetryLevel.DEBUG)
-        assert disk.path.stat().st_size == size
+        assert sink.path.stat().st_size == size
 
 
 def test_nothing_is_opened_before_the_first_event(tmp_path, wandb):

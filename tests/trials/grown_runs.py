@@ -13,9 +13,10 @@ from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.runfolder import NETWORKS
 from esper.telemetry.sink import JsonlSink
-from esper.trials import running, saves
+from esper.trials import running
+from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
-from esper.trials.running import StoppedRun, run_hosts
+from esper.trials.running import run_hosts
 from simic.tiny_runs import Ticks, events_of
 
 TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
@@ -51,7 +52,7 @@ def stopped(config, epochs, **options):
     """Grow and stop after some epochs; how many are saved then."""
     try:
         grow(config, should_stop=asked_at(epochs), **options)
-    except StoppedRun as stop:
+    except Stopped as stop:
         return stop.epochs
     raise AssertionError("it came to its end")
 
@@ -102,7 +103,7 @@ def install(ticks: Ticks):
         (saving, "save_model"),
         (saving, "save_file"),
         (storing, "save_file"),
-        (saves, "save_file"),
+        (running, "save_file"),
         (running, "export_network"),
         (Population, "train_epoch"),
         (Population, "evaluate"),

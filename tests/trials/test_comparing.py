@@ -17,7 +17,8 @@ from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry.events import to_record
 from esper.telemetry.runfolder import ARMS
 from esper.trials import arms, comparing
-from esper.trials.comparing import CompareConfig, Comparison, StoppedComparing, Trials
+from esper.trials.arms import Stopped
+from esper.trials.comparing import CompareConfig, Comparison, Trials
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
@@ -306,7 +307,7 @@ def test_stopped_in_the_middle_and_gone_on_it_ends_the_same_and_no_arm_runs_twic
     config = configured(tmp_path, policies=POLICIES, static=STATIC, final_of=["heuristic"])
     kept = {}
     for calls in (1, 10, 13, 22):
-        with pytest.raises(StoppedComparing):
+        with pytest.raises(Stopped):
             compare(config, asked_at(calls))
         found = changed_times(tmp_path) if (tmp_path / ARMS).exists() else {}
         assert kept.items() <= found.items(), "what is finished is left alone"

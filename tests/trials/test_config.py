@@ -20,6 +20,7 @@ from trials.test_comparing import configured as comparison
 
 QUIET = Console(quiet=True)
 TASK = {
+    "task.host": "mlp:inputs=2:widths=8:classes=2",
     "task.name": "digits",
     "task.epoch_examples": 64,
     "task.held_out": 100,
@@ -151,8 +152,9 @@ def test_every_setting_of_a_comparison_has_an_effect(key):
 
 def test_the_tables_name_every_leaf_of_a_run_and_of_a_comparison():
     assert set(leaves(TaskConfig, "task.")) == set(TASK)
-    assert set(leaves(RunConfig)) == {*TASK, *PLACES, *OF_RUN}
-    assert set(leaves(CompareConfig)) == {*TASK, *PLACES, *OF_COMPARE}
+    noted = {"imports"}  # by --import: cli/test_own_files.py
+    assert set(leaves(RunConfig)) == {*TASK, *PLACES, *OF_RUN, *noted}
+    assert set(leaves(CompareConfig)) == {*TASK, *PLACES, *OF_COMPARE, *noted}
 
 
 @pytest.mark.parametrize("model", [RunConfig, CompareConfig])

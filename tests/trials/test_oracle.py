@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from esper.runtime.population import Population
-from esper.trials.comparing import ORACLE, Comparison
-from esper.trials.oracle import placements_of, starts_of
-from esper.trials.summary import summarise
+from esper.trials.comparing import ORACLE, Comparison, summarise
+from esper.trials.searching import placements_of, starts_of
 from trials.test_comparing import configured, timeless
 
 STARTS = (0, 2, 4)

@@ -13,8 +13,8 @@ from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
 from esper.telemetry import runfolder
-from esper.trials.arms import Entry, prepare_host
-from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.arms import Entry, Stopped, prepare_host
+from esper.trials.comparing import Comparison
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
 from trials.test_comparing import all_timeless, compare, configured, timeless
@@ -160,7 +160,7 @@ def test_training_hosts_can_be_stopped_between_epochs(found, tmp_path):
     config = configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS)
     told = []
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(StoppedComparing):
+    with pytest.raises(Stopped):
         Comparison(config, told.append, asked_at(2)).run()
     (line,) = told
     assert re.search("2 hosts .*3 epochs", line)

@@ -10,8 +10,8 @@ import pytest
 
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
+from esper.simic.checkpoints import load_fitting
 from esper.trials.arms import Entry, run_entries
-from esper.trials.running import load_fitting
 from runtime.episodes import image_splits
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_it_is_the_file_whose_results_are_published(question, name):
 @pytest.mark.parametrize(("name", "task", "splits"), [("cifar10", PHOTOS, SPLITS), ("digits", DIGITS, None)])
 def test_it_fits_its_task_and_plants(name, task, splits):
     space = Population(task, [0], splits=splits).runs[0].model.space
-    policy, reads_telemetry = load_fitting(POLICIES / f"{name}.safetensors", space)
-    assert reads_telemetry
+    policy = load_fitting(POLICIES / f"{name}.safetensors", space)
+    assert policy.reads_telemetry
     (run,) = run_entries(task, [Entry("trained", 3, lambda facts: policy)], partial(Population, splits=splits))
     assert run.result.germinated > 0

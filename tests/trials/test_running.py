@@ -21,8 +21,9 @@ from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken
+from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
-from esper.trials.running import StoppedRun, build
+from esper.trials.running import build
 from runtime.episodes import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
 from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
@@ -184,7 +185,7 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
     for source in (checkpoint, blind):
         path.write_bytes(source.read_bytes())
         _, (decider, _) = build(config.model_copy(update={"policy": str(path)}))
-        assert decider.use_telemetry is (source == checkpoint)
+        assert decider.policy.reads_telemetry is (source == checkpoint)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def test_asking_to_stop_in_the_last_epoch_comes_too_late(tmp_path):
 
 
 def test_a_stop_says_how_many_epochs_are_saved(tmp_path):
-    with pytest.raises(StoppedRun) as stop:
+    with pytest.raises(Stopped) as stop:
         grow(configured(tmp_path), should_stop=asked_at(3))
     assert stop.value.epochs == 3
 

@@ -13,9 +13,8 @@ from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.telemetry import runfolder
 from esper.telemetry.events import HostRolledBack
-from esper.trials import saves
-from esper.trials.running import build
-from esper.trials.saves import KEPT_EPOCHS, EpochSave, EpochSaves
+from esper.trials import running
+from esper.trials.running import KEPT_EPOCHS, EpochSaves, build
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, manifest_of
 from trials.grown_runs import assert_same_end, configured, grow, open_sink, stopped
@@ -153,7 +152,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(problem, copied
         raise problem
 
     with monkeypatch.context() as full:
-        full.setattr(saves, "save_file", fail)
+        full.setattr(running, "save_file", fail)
         with pytest.raises(SaveError, match=r"(No space|too large).*--resume"):
             grow(configured(copied), resume=True)
     grow(configured(copied), resume=True)
@@ -236,8 +235,8 @@ def live(own):
 def test_what_had_happened_and_what_was_counted_come_back(tmp_path):
     own, _ = saved(tmp_path)
     live(own)
-    save = EpochSave(3, [[HostRolledBack(0, 3, "training loss is nan")], []], [{"CULLED": 2}, {}])
-    own.save(save)
+    save = 3, [[HostRolledBack(0, 3, "training loss is nan")], []], [{"CULLED": 2}, {}]
+    own.save(*save)
     assert own.restore() == save
     assert own.epochs == 4
 
@@ -248,7 +247,7 @@ def test_what_policies_remember_comes_back(tmp_path):
     memories = [[{"epoch": 3, "host": 0, "lost": {"r0c1": 2}}], (torch.rand(1, 1, 4), torch.rand(1, 1, 4))]
     for decider, memory in zip(own.deciders, memories, strict=True):
         decider.memory = memory
-    own.save(EpochSave(0, [[], []], [{}, {}]))
+    own.save(0, [[], []], [{}, {}])
     for decider in own.deciders:
         decider.memory = None
     own.restore()
@@ -260,12 +259,12 @@ def test_an_epoch_that_is_lived_again_replaces_its_damaged_save(tmp_path, capsys
     own, config = saved(tmp_path)
     for epoch in (0, 1, 2):
         live(own)
-        own.save(EpochSave(epoch, [[], []], [{}, {}]))
+        own.save(epoch, [[], []], [{}, {}])
     flip(newest(config.out, "memory"))
-    assert own.restore().epoch == 1
-    own.save(EpochSave(2, [[], []], [{}, {}]))
+    assert own.restore()[0] == 1
+    own.save(2, [[], []], [{}, {}])
     assert [entry["epoch"] for entry in manifest_of(config.out)["checkpoints"]] == [1, 2]
-    assert own.restore().epoch == 2
+    assert own.restore()[0] == 2
 
 
 def test_a_run_of_the_first_format_is_refused_in_one_line(tmp_path):

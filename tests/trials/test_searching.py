@@ -11,9 +11,9 @@ from esper.simic.checkpoints import episodes_of
 from esper.tamiyo.rules import make_policy
 from esper.telemetry.runfolder import PLANS
 from esper.trials import comparing
-from esper.trials.comparing import StoppedComparing
+from esper.trials.arms import Stopped
+from esper.trials.comparing import summarise
 from esper.trials.searching import Draws, Search, Searching, read_search, write_plan
-from esper.trials.summary import summarise
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
 from trials.test_comparing import LR, compare, configured, logged, timeless
@@ -172,7 +172,7 @@ def test_validation_chooses(found, tmp_path, monkeypatch):
 def test_stopped_in_the_middle_it_goes_on_and_plays_nothing_again(found, tmp_path):
     _, done, log = found
     config = configured(tmp_path, policies=["never", ARM], seeds=2)
-    with logged() as first, pytest.raises(StoppedComparing):
+    with logged() as first, pytest.raises(Stopped):
         compare(config, asked_at(8 * 4))
     (kept,) = (tmp_path / PLANS).iterdir()
     before = kept.read_bytes()

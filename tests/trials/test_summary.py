@@ -7,8 +7,7 @@ import json
 import pytest
 
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.trials.comparing import Trials
-from esper.trials.summary import summarise, to_csv
+from esper.trials.comparing import Trials, summarise, to_csv
 from trials.test_comparing import configured
 
 NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)

@@ -1,29 +1,24 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
 import errno
-import json
 import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from esper import __version__
-from esper.cli.console.tables import arms_table, tasks_table
-from esper.cli.look import AsJson, report, runs, serve, watch
+from esper.cli.console.tables import arms_table
+from esper.cli.listing import DataRoot, list_names
+from esper.cli.look import report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.own import import_own
 
-if TYPE_CHECKING:
-    from esper.runtime.tasks import Task
-
-DataRoot = Annotated[
-    Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
-]
 _DEMO = Path("runs/demo")
 
 
@@ -40,6 +35,7 @@ class OneScreen(TyperGroup):
             with formatter.indentation():
                 formatter.write_dl([(f"{command.name:8}", command.get_short_help_str(60)) for command in commands])
         formatter.write("\nesper COMMAND --help: options of a command. esper --version: the version.\n")
+        formatter.write("esper --import FILE COMMAND: with your own tasks, rules, seeds and rewards.\n")
 
 
 app = typer.Typer(cls=OneScreen, add_completion=False, help="Grow neural networks while they train.")
@@ -59,10 +55,15 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", metavar="FILE", help="Import a Python file or module of your own.")
+    ] = None,
 ) -> None:
     if call.invoked_subcommand is None:
         print(call.get_help())
         raise typer.Exit(2)
+    for name in imports or ():
+        import_own(name)
 
 
 @app.command(rich_help_panel="Train")
@@ -118,43 +119,6 @@ for name, panel, summary in (
     app.command(name, cls=ConfiguredCommand, help=summary, rich_help_panel=panel)(lambda: None)
 
 
-@app.command(rich_help_panel="Data")
-def tasks(data_root: DataRoot = None, as_json: AsJson = False) -> None:
-    """List what hosts can be trained on."""
-    from esper.runtime.tasks import TASKS
-
-    rows = [_describe(task, data_root) for task in TASKS.values()]
-    if as_json:
-        print(json.dumps(rows, indent=2, allow_nan=False))
-        return
-    Console().print(tasks_table(rows))
-    for row in rows:
-        if row["problem"] is not None:
-            print(f"{row['name']}: {row['problem']}")
-    if not all(row["is_there"] for row in rows):
-        print("What is not there: esper data fetch NAME --data-root DIR")
-
-
-def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
-    """One task as plain values. Its data is read, so that `is_there` means it can be trained on."""
-    import torch
-
-    from esper.runtime.fetch import is_fetched
-
-    with torch.device("meta"):
-        host = task.build_host()
-    row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
-    row["host_parameters"] = sum(parameter.numel() for parameter in host.parameters())
-    row |= {"source": task.source, "is_there": False, "problem": None}
-    if not is_fetched(task.name, root):
-        return row
-    try:
-        splits = task.load(root)
-    except EsperError as problem:
-        return row | {"problem": str(problem)}
-    return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
-
-
 @app.command(rich_help_panel="Train")
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished esper run.", show_default=False)],
@@ -173,7 +137,7 @@ def export(
 
 @data_app.command("fetch")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="Name of a data set; `esper tasks` lists them.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of a data set; `esper list` has them.", show_default=False)],
     data_root: DataRoot = None,
 ) -> None:
     """Download a data set from its official address."""
@@ -182,6 +146,7 @@ def fetch_data(
     print(*fetch(name, data_root), sep="\n")
 
 
+app.command("list", rich_help_panel="Data")(list_names)
 for look in (runs, watch, serve, report):
     app.command(rich_help_panel="Look")(look)
 

@@ -9,22 +9,21 @@ from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.telemetry import runfolder
-from esper.trials.comparing import Comparison, StoppedComparing
+from esper.trials.arms import Stopped
+from esper.trials.comparing import Comparison, summarise, to_csv
 from esper.trials.config import CompareConfig
-from esper.trials.summary import summarise, to_csv
 
 CONFIG = CompareConfig
 OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")
 
 
 def play(asked: Asked) -> None:
-    """Compare as the command line asks."""
     config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
     results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:
@@ -54,8 +53,8 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         try:
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop, splits).run())
-        except StoppedComparing:
-            tell(f"stopped; finished arms are kept. Go on with: esper compare --out {config.out} --resume")
+        except Stopped:
+            tell(f"stopped; finished arms are kept. Go on with: {way_on('compare', config.out)}")
             return None
         results |= {"corpus": splits.corpus}
         runfolder.write_json(config.out / runfolder.RESULTS, results)

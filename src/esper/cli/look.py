@@ -16,8 +16,7 @@ Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
     from esper.cli.console.tables import runs_table
-    from esper.dashboard.reader import RunReader
-    from esper.dashboard.runs import find_runs, summarise
+    from esper.dashboard.reader import RunReader, find_runs, summarise
 
     readers = [RunReader(path) for path in find_runs(folder)]
     for reader in readers:

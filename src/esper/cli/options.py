@@ -28,9 +28,9 @@ HOSTS = options_of(
     *("seed", "devices", "executor", "amp", "compile", "graph_memory", "deterministic", "data_root", "out"),
 )
 """Options that every command has."""
-TRACKERS = {"--tensorboard": "telemetry.track=tensorboard", "--wandb": "telemetry.track=wandb"}
-"""Flags that add a value to a list."""
+_TRACKERS = ("tensorboard", "wandb")
 _WIRING: dict[str, Any] = {
+    **{f"--{name}": (bool, False, f"Curves by {name} as well, in OUT/{name}.") for name in _TRACKERS},
     "--set": (list[str] | None, None, "Any other setting, see docs/config.md.", "KEY=VALUE"),
     "--preset": (str | None, None, "Configuration that comes with Esper, such as digits."),
     "--config-json": (Path | None, None, "Configuration file, instead of a preset."),
@@ -100,8 +100,8 @@ def _function(module: Any) -> Callable[..., None]:
         sources = {name: call.get_parameter_source(name) for name in values}
         given = {name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
         options = [(key, given[_name(option)]) for option, key in module.OPTIONS.items() if _name(option) in given]
-        tracked = [key.partition("=")[2] for key, _ in options if "=" in key]
-        changes = [(key, _plain(kinds[key], value)) for key, value in options if "=" not in key]
+        changes = [(key, _plain(kinds[key], value)) for key, value in options]
+        tracked = [name for name in _TRACKERS if name in given]
         changes += [("telemetry.track", tracked)] if tracked else []
         changes += [read_setting(text) for text in given.get("set", ())]
         flags = ("resume" in given, "json" in given, "watch" in given)
@@ -109,14 +109,10 @@ def _function(module: Any) -> Callable[..., None]:
 
     parameters = [Parameter("call", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for option, key in module.OPTIONS.items():
-        if "=" in key:
-            tracker = key.partition("=")[2]
-            parameters.append(_parameter(option, bool, False, f"Curves by {tracker} as well, in OUT/{tracker}."))
-        else:
-            text = leaves(module.CONFIG)[key].description.replace("`", "")
-            parameters.append(_option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}."))
-    has_events = TRACKERS.keys() <= module.OPTIONS.keys()
-    parameters += [_parameter(name, *parts) for name, parts in _WIRING.items() if name != "--watch" or has_events]
+        text = leaves(module.CONFIG)[key].description.replace("`", "")
+        parameters.append(_option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}."))
+    lacking = () if "telemetry" in module.CONFIG.model_fields else ("--watch", *(f"--{name}" for name in _TRACKERS))
+    parameters += [_parameter(name, *parts) for name, parts in _WIRING.items() if name not in lacking]
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

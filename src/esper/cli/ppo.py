@@ -1,39 +1,30 @@
 """`esper ppo`: trains a growth policy, alone or as one rank of several. The training is elsewhere."""
 
 import json
-import math
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 
-from esper import __version__
 from esper.cli.beside import watch_beside
 from esper.cli.console.progress import show_rounds
-from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
-from esper.cli.session import assemble, stop_on_signals, teller
+from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.session import assemble, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
-from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, is_launched, joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
+from esper.simic.training import opened
 from esper.telemetry import runfolder
-from esper.telemetry.curve_export import TrackingSink, require_trackers
-from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import RankTimed
-from esper.telemetry.sink import JsonlSink
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family"), **TRACKERS}
+OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
 
 
 def play(asked: Asked) -> None:
-    """Train as the command line asks."""
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has its own device; omit --devices.")
@@ -51,74 +42,34 @@ def play(asked: Asked) -> None:
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     """Train in `config.out`, alone or as one rank of a team; True if it finished, False if it was stopped."""
-    require_trackers(config.telemetry.track)
-    with joined_team(config.devices[0].startswith("cuda")) as team, ExitStack() as stack:
+    wants_cuda = config.devices[0].startswith("cuda")
+    with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
         console = console if team.rank == 0 else Console(quiet=True)
-        resume, is_restart = team.any(resume), team.any(was_restarted())  # each torchrun counts its own ranks' only
-        with team.together():
-            config = _placed(config, team).settled()
-            values = config.model_dump(mode="json")
-            if team.rank == 0:
-                stack.enter_context(runfolder.only_writer(config.out))
-                resume = resume or (is_restart and runfolder.is_begun_with(config.out, values))
-                if not resume:
-                    runfolder.require_fresh(config.out)
-        resume = team.any(resume)
-        facts = {**plain_facts(values), "version": __version__, "code": code_digest(), "torch": torch.__version__}
-        team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
-        _tell_start(config, values, team, console)
-        with team.together():
-            if team.rank == 0:
-                stack.enter_context(runfolder.begun(config.out, values))
-        track = config.telemetry.track if team.rank == 0 else ()
-        telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
-        until = math.inf if config.time_limit is None else time.monotonic() + config.time_limit
+        _tell_start(own, team, console)
         try:
             with (
-                JsonlSink(config.out / runfolder.events_of(team.rank), telemetry) as disk,
-                closing(TrackingSink(disk, track, config.out, values)) as sink,
                 stop_on_signals(patient=is_launched()) as is_asked,
-                show_rounds(config.rounds, console) as watch,
+                show_rounds(own.rounds, console) as watch,
             ):
                 train_ppo_vectorized(
-                    config,
+                    own,
                     sink=sink,
-                    resume=resume,
+                    resume=goes_on,
                     watch=watch,
                     watch_ranks=lambda ranks: _tell_ranks(ranks, console),
-                    should_stop=lambda: is_asked() or time.monotonic() > until,
+                    should_stop=is_asked,
                     tell=teller(console),
                     team=team,
                 )
         except InterruptedTraining as stop:
-            again = f"esper ppo --out {config.out} --resume"
-            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {again}")
+            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {way_on('ppo', own.out)}")
             return False
     return True
 
 
-def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
-    """The configuration with the devices that there are; a rank of a team has its own."""
-    if len(parse_devices([config.policy_device])) > 1:
-        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy runs on one device.")
-    if team.size == 1:
-        map_hosts(config.hosts, parse_devices(config.devices))
-        return config
-    if len(config.devices) > 1:
-        named = ", ".join(config.devices)
-        raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
-    team.assign(config.hosts)  # refuses more ranks than hosts
-    places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
-    if config.policy_device.startswith("cuda"):
-        if team.device.type == "cpu":
-            raise SettingError("policy_device is on a GPU, but ranks are on the CPU; leave it at cpu.")
-        places.append(("policy_device", str(team.device)))
-    return config.with_changes(places, "torchrun")
-
-
-def _tell_start(config: TrainingConfig, values: dict[str, Any], team: Team, console: Console) -> None:
+def _tell_start(config: TrainingConfig, team: Team, console: Console) -> None:
     tell = teller(console)
-    tell("configuration: " + json.dumps(values))
+    tell("configuration: " + json.dumps(config.model_dump(mode="json")))
     if team.size == 1:
         tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
         return

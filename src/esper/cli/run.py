@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from rich.console import Console
 
 from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
-from esper.cli.options import HOSTS, TRACKERS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller
+from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest
@@ -22,16 +21,15 @@ from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ActionTaken, ArmFinished, Event, FossilJudged, HostRolledBack, StageChanged
-from esper.telemetry.sink import JsonlSink
+from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
-from esper.trials.running import StoppedRun, run_hosts
+from esper.trials.running import run_hosts
 
 CONFIG = RunConfig
-OPTIONS = {**options_of("policy", "hosts"), **HOSTS, **TRACKERS}
+OPTIONS = {**options_of("policy", "hosts"), **HOSTS}
 
 
 def play(asked: Asked) -> None:
-    """Run the policy as the command line asks."""
     config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
     if asked.watch:
         watch_beside(asked, config.out)
@@ -47,7 +45,7 @@ def play(asked: Asked) -> None:
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
     """Run the policy in `config.out`; a result per host, or None if somebody stopped it."""
     require_trackers(config.telemetry.track)
-    say = teller(console)
+    say, level = teller(console), TelemetryConfig(config.telemetry.level)
     values = {"command": "run", **config.settled().model_dump(mode="json")}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with claimed(config.out, resume):
@@ -63,13 +61,12 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         try:
             with (
                 runfolder.begun(config.out, values),
-                JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as disk,
-                closing(TrackingSink(disk, config.telemetry.track, config.out, values)) as sink,
+                TrackingSink(config.out / runfolder.EVENTS, level, config.telemetry.track, values) as sink,
                 stop_on_signals() as should_stop,
             ):
                 results = run_hosts(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say)
-        except StoppedRun as stop:
-            say(f"stopped; {stop.epochs} epochs are saved. Go on with: esper run --out {config.out} --resume")
+        except Stopped as stop:
+            say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
             return None
         homes = [config.out / runfolder.NETWORKS / f"host-{host}" for host in range(config.hosts)]
         networks = [{name: digest(place / name) for name in (SOURCE, WEIGHTS)} for place in homes]

@@ -13,6 +13,7 @@ from rich.console import Console
 from esper.cli.options import Asked
 from esper.leyline.configuration import leaves, read_json
 from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.own import IMPORTED
 from esper.runtime.config import HostsConfig
 from esper.telemetry import runfolder
 
@@ -20,10 +21,7 @@ Config = TypeVar("Config", bound=HostsConfig)
 
 
 def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
-    """The effective configuration: preset or file (on resume: what the run was started with), then the changes.
-
-    A resumed run may have other values of the keys `may_change`; None is all of them.
-    """
+    """Preset or file (on resume: what the run began with), then the changes: of `may_change`, or of all if None."""
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     named = dict(asked.changes)
@@ -35,8 +33,8 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
         values = _settings(read_started(out, command))
         saved = model.of({**values, "out": str(out)}, str(out / runfolder.CONFIG))
         config = saved if asked.preset is None and asked.file is None else config
-    if asked.changes:
-        config = config.with_changes(asked.changes, "the command line")
+    if changes := [*asked.changes, *([("imports", dict(IMPORTED))] if IMPORTED else [])]:
+        config = config.with_changes(changes, "the command line")
     if saved is not None and may_change is not None:
         now, then = config.settled(), saved.settled()
         for key in leaves(model):
@@ -91,6 +89,11 @@ def stop_on_signals(patient: bool = False) -> Iterator[Callable[[], bool]]:
         for number in (signal.SIGINT, signal.SIGTERM):
             ending.callback(signal.signal, number, signal.signal(number, ask))
         yield lambda: bool(asked)
+
+
+def way_on(command: str, out: Path) -> str:
+    """The call that continues a run."""
+    return " ".join(["esper", *(f"--import {name}" for name in IMPORTED), f"{command} --out {out} --resume"])
 
 
 def teller(console: Console) -> Callable[[str], None]:

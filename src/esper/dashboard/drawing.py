@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
-from esper.dashboard.runs import RunSummary
+from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock, tell_gain
@@ -120,10 +120,8 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     title += f" · epoch {last(episode.epochs, 'epoch', '{:.0f}'.format)}"
     title += f" · {last(episode.epochs, 'params', '{:,.0f}'.format)} parameters"
     if view.config.get("task", {}).get("clock") == "compute":
-        used, steps = (
-            last(episode.epochs, name, form.format) for name, form in (("share", "{:.1%}"), ("steps", "{:.0f}"))
-        )
-        title += f" · {used} of its compute, {steps} steps"
+        title += f" · {last(episode.epochs, 'share', '{:.1%}'.format)} of its compute"
+        title += f", {last(episode.epochs, 'steps', '{:.0f}'.format)} steps"
     heads = ("slot", "stage", "blueprint", "alpha", "", "contribution", "age", "fossils")
     return title, lay_out((_slot_row(episode, slot) for slot in view.slots), 3, heads) if view.slots else _none("seed")
 

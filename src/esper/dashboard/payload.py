@@ -8,8 +8,7 @@ from math import isfinite
 from statistics import mean
 from typing import Any
 
-from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import summarise
+from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.view import Episode, RunView, Series
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
@@ -18,7 +17,7 @@ POINTS = 400
 MOST_SPANS = 400
 MOST_ROWS = 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
-CONTROL = "never"
+CONTROL, _REST = "never", ("results", "ledgers", "anomalies")
 _TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", "decay")
 """Settings of a task that a host feels even if nothing grows."""
 
@@ -78,8 +77,7 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
 
 def rest(view: RunView) -> dict[str, Any]:
     """What does not change with every epoch."""
-    newest = {name: getattr(view, name)[-MOST_ROWS:] for name in ("results", "ledgers", "anomalies")}
-    return {"config": view.config, **newest}
+    return {"config": view.config, **{name: getattr(view, name)[-MOST_ROWS:] for name in _REST}}
 
 
 @dataclass
@@ -106,7 +104,7 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
         message["episode"] = episode_data(episode)
     if lines := [asdict(line) for line in view.log if line.number >= sent.events][-MOST_ROWS:]:
         message["log"] = lines
-    counts = {"rounds": view.rounds.rows, "rest": (len(view.results), len(view.ledgers), len(view.anomalies))}
+    counts = {"rounds": view.rounds.rows, "rest": [len(getattr(view, name)) for name in _REST]}
     if counts["rounds"] != sent.counts.get("rounds"):
         message["rounds"] = view.rounds.thinned(POINTS)
     if counts["rest"] != sent.counts.get("rest"):
@@ -115,10 +113,10 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
     return message
 
 
-def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]:
+def curves(view: RunView) -> dict[str, list[float | None]]:
     """What two runs are compared by: rounds (ppo), or the mean over hosts epoch by epoch (run)."""
     if view.kind == "ppo":
-        return view.rounds.thinned(points)
+        return view.rounds.thinned(POINTS)
     rows: dict[float, dict[str, list[float]]] = {}
     for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "params")):
         for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
@@ -127,7 +125,7 @@ def curves(view: RunView, points: int = POINTS) -> dict[str, list[float | None]]
     series = Series()
     for epoch, found in sorted(rows.items()):
         series.append(epoch=epoch, **{name: mean(values) for name, values in found.items()})
-    return series.thinned(points)
+    return series.thinned(POINTS)
 
 
 @dataclass
@@ -153,8 +151,9 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     task = view.config.get("task", {})
     name = str(task.get("name"))
     if view.kind == "ppo":
-        arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
-        return [_taught(view, arm)] if view.rounds.rows else []
+        return (
+            [_taught(view, Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", ""))] if view.rounds.rows else []
+        )
     arms = []
     for result in view.results:
         policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}

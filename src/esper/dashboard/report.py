@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, plain, rest, standings
-from esper.dashboard.reader import RunReader, open_run
-from esper.dashboard.runs import is_run
+from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.leyline.errors import SaveError
 from esper.leyline.files import write_durably
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
-from esper.dashboard.reader import RunReader
-from esper.dashboard.runs import Stamp, find_runs, stamp_of
+from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
 from esper.leyline.errors import EsperError, SettingError
 
 try:
@@ -195,10 +194,9 @@ class Site:
         return {path.name: feed for path, feed in self.feeds.items()}
 
     async def find(self, name: str) -> Feed:
-        feed = (await self.open()).get(name)
-        if feed is None:
-            raise HTTPException(404, "There is no run of that name.")
-        return feed
+        if feed := (await self.open()).get(name):
+            return feed
+        raise HTTPException(404, "There is no run of that name.")
 
     async def runs(self, request: Request) -> Response:
         """All runs, within a second; those that were never read to their end say so."""
@@ -225,8 +223,8 @@ class Site:
     async def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
         found = [await (await self.find(name)).ask(_side) for name in names]
-        rows = standings(arm for _, arms in found for arm in arms)
-        return _json(encode({"runs": [side for side, _ in found], "standings": rows}))
+        sides, arms = [side for side, _ in found], [arm for _, own in found for arm in own]
+        return _json(encode({"runs": sides, "standings": standings(arms)}))
 
     async def stream(self, request: Request) -> Response:
         feed, host = await self.find(request.path_params["name"]), _whole(request, "host")
@@ -243,8 +241,7 @@ class Site:
 
 
 def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
-    side = {"header": header(reader), "curves": curves(reader.view)}
-    return side, arms_of(reader.view, reader.folder.name)
+    return {"header": header(reader), "curves": curves(reader.view)}, arms_of(reader.view, reader.folder.name)
 
 
 def _whole(request: Request, name: str) -> int:
@@ -270,8 +267,7 @@ def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[
         Route("/api/compare", site.compare),
     ]
     guard = Middleware(Guard, token=token, allowed_hosts=allowed_hosts)
-    handlers: dict[Any, Any] = {EsperError: _tell, OSError: _tell}
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers={EsperError: _tell, OSError: _tell})
     app.router.redirect_slashes = False
     app.state.site = site
     return app
@@ -285,17 +281,9 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | 
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
         shown = f"[{shown}]" if ":" in shown else shown
         app = build_app(folder, token, {*LOCAL_HOSTS, shown, socket.gethostname(), socket.getfqdn()})
-        config = uvicorn.Config(
-            app,
-            http=Connection,
-            ws="none",
-            limit_concurrency=MOST_CONNECTIONS,
-            log_level="error",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=2,
-        )
-        server = uvicorn.Server(config)
+        limits: dict[str, Any] = {"limit_concurrency": MOST_CONNECTIONS, "timeout_graceful_shutdown": 2}
+        quiet: dict[str, Any] = {"log_level": "error", "server_header": False, "proxy_headers": False}
+        server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", **limits, **quiet))
         app.state.site.is_closing = lambda: server.should_exit
         query = "" if token is None else f"?token={token}"
         print(f"http://{shown}:{listener.getsockname()[1]}/{query}  (Ctrl-C ends it)", flush=True)

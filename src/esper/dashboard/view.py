@@ -9,8 +9,7 @@ from typing import Any
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
-from esper.telemetry.actions import ACTION_TAKEN
-from esper.telemetry.events import finite, from_record, is_sound
+from esper.telemetry.events import ACTION_TAKEN, finite, from_record, is_sound
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
@@ -114,7 +113,6 @@ class Episode:
         return next((span for span in reversed(self.spans) if span.slot == slot), None)
 
     def alive(self, slot: str) -> SeedSpan | None:
-        """The live seed of a slot."""
         span = self.newest(slot)
         return span if span is not None and span.end is None else None
 
@@ -210,9 +208,7 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (
-            episode.rank != rank and episode.round <= lived
-        ):  # hosts may be assigned to another rank
+        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may change their rank
             episode = self.episodes[host] = Episode(host, lived, rank)
         return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
 

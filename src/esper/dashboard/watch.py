@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from rich.text import Text
 
-from esper.dashboard.reader import RunReader, open_run
-from esper.dashboard.runs import summarise
+from esper.dashboard.reader import RunReader, open_run, summarise
 from esper.leyline.errors import EsperError, SettingError
 
 try:
@@ -72,37 +71,7 @@ class Help(ModalScreen[None]):
 class WatchApp(App[None]):
     """One run, all panels."""
 
-    CSS = """
-    Panel { border-top: solid $primary; border-title-color: $foreground; padding: 0 1; scrollbar-size-vertical: 1; }
-    Panel Static { text-wrap: nowrap; text-overflow: ellipsis; }
-    Panel:focus { border-top: heavy $accent; border-title-style: bold reverse; }
-    #header { border: none; height: 2; dock: top; }
-    #chain { max-height: 7; }
-    #episode, #rounds { height: 4; }
-    #rounds { display: none; }
-    Panel, #curves, #numbers { height: auto; }
-    #ops, #reward, #health { height: 6; }
-    #ops { width: 22; }
-    #reward { width: 30; }
-    #log { height: 1fr; min-height: 4; }
-    #filter { display: none; height: 1; border: none; padding: 0 1; }
-    #filter:focus { display: block; }
-    .-tall #chain { max-height: 25%; }
-    .-tall #curves { layout: vertical; }
-    .-tall #episode, .-tall #rounds { display: block; height: 12; }
-    .-tall.-wide Panel { border: round $primary; }
-    .-tall.-wide Panel:focus { border: heavy $accent; }
-    .-tall.-wide #header { border: none; padding: 0 2; }
-    .-tall.-wide #curves { layout: horizontal; }
-    .-tall.-wide #episode, .-tall.-wide #rounds { height: 17; width: 1fr; }
-    .-tall.-wide #ops, .-tall.-wide #reward, .-tall.-wide #health { height: 11; }
-    .-wide #ops { width: 1fr; }
-    .-wide #reward, .-wide #health { width: 2fr; }
-    Screen.is-grown #rounds, Screen.is-grown #reward, Screen.is-grown #health { display: none; }
-    Screen.is-grown #ops { width: 1fr; height: auto; }
-    Help { align: center middle; }
-    Help VerticalScroll { width: 78; height: auto; max-height: 100%; border: round $accent; padding: 0 1; }
-    """
+    CSS_PATH = "watch.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = False

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina import copies, seeds
 from esper.kasmina.copies import Copy, Site
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
+from esper.leyline.own import enter
 
 KINDS = {4: "image", 3: "sequence", 2: "vector"}
 """Rank of a slot's features, batch included -> kind of blueprint."""
@@ -141,7 +142,7 @@ class BlueprintRegistry:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Blueprint] = {}
 
-    def register(self, kind: str, name: str, **traits: float) -> Callable[[Builder], Builder]:
+    def register(self, kind: str, name: str, *, replace: bool = False, **traits: float) -> Callable[[Builder], Builder]:
         """Decorator: the function takes the number of channels and returns the body of a seed.
 
         With a second parameter named `site` it also gets the `Site`: `site.module` is what stands there, `site.copy()`
@@ -149,14 +150,17 @@ class BlueprintRegistry:
         """
         if kind not in KINDS.values():
             raise UnknownNameError("kind of blueprint", kind, KINDS.values())
+        if replace and name in (SHAM, COPY, COPY_ZERO):
+            raise BlueprintError(f"blueprint {name!r} is part of how growing works; it cannot be replaced.")
         if not name.isidentifier():
             raise BlueprintError(f"blueprint name {name!r} is not a plain identifier; write it like 'my_conv'.")
 
-        def enter(build: Builder) -> Builder:
-            self._known[kind, name] = Blueprint(kind, name, build, BlueprintTraits(**traits))
+        def enter_under(build: Builder) -> Builder:
+            made = Blueprint(kind, name, build, BlueprintTraits(**traits))
+            enter(self._known, f"{kind} blueprint {name!r}", (kind, name), made, replace)
             return build
 
-        return enter
+        return enter_under
 
     def get(self, kind: str, name: str) -> Blueprint:
         if (kind, name) not in self._known:
@@ -205,4 +209,4 @@ _BUILT_IN: tuple[tuple[str, str, Builder, dict[str, float]], ...] = (
     *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
 )
 for _kind, _name, _build, _traits in _BUILT_IN:
-    blueprint(_kind, _name, **_traits)(_build)
+    enter(REGISTRY._known, _name, (_kind, _name), Blueprint(_kind, _name, _build, BlueprintTraits(**_traits)))

@@ -20,10 +20,14 @@ TYPICAL_SHAPES = {"image": (8, 6, 6), "sequence": (5, 16), "vector": (16,)}
 _STEPS_TO_WAKE = 3
 
 
-def check_blueprint(kind: str, name: str, shape: Shape | None = None, *, module: nn.Module | None = None) -> None:
+def check_blueprint(
+    kind: str, name: str, shape: Shape | None = None, *, module: nn.Module | None = None, causal: bool = True
+) -> None:
     """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn.
 
-    A blueprint with a parameter `site` needs a `module` to take after.
+    Args:
+        module: what a blueprint with a parameter `site` takes after.
+        causal: whether a sequence seed must not look at later tokens; False if it is for models that do.
     """
     what = f"{kind} blueprint {name!r}"
     blueprint = REGISTRY.get(kind, name)
@@ -34,39 +38,53 @@ def check_blueprint(kind: str, name: str, shape: Shape | None = None, *, module:
     site = None if module is None else Site(module, nn.ModuleList([module]))
     try:
         with own_randomness(0):
-            _check_seed(blueprint, shape, what, site)
+            _check_seed(blueprint, shape, what, site, causal and kind == "sequence")
     except (RuntimeError, ValueError, TypeError) as problem:
         if isinstance(problem, BlueprintError):
             raise
         raise BlueprintError(f"{what} does not work on features of shape {shape}: {problem}") from problem
 
 
-def _check_seed(blueprint: Blueprint, shape: Shape, what: str, site: Site | None) -> None:
+def _check_seed(blueprint: Blueprint, shape: Shape, what: str, site: Site | None, is_causal: bool) -> None:
     features, target = torch.randn(4, *shape), torch.randn(4, *shape)
     seed = blueprint.build_seed(shape, site=site)
     if probe_deviation(seed, features, blueprint.name) != 0.0 and not isinstance(seed, Copy):
         raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
-    _check_independence(seed, features, what)
+    _check_outputs(_awake(seed), features, what, is_causal and not isinstance(seed, Copy))
     cost = blueprint.cost_at(shape, False, site) if blueprint.inherits and site else blueprint.cost(shape)
     refuse_mispriced(seed, blueprint.name, cost.params)
     if blueprint.name != SHAM:
         _check_alive(seed, features, target, what)
 
 
-def _check_independence(seed: nn.Module, features: torch.Tensor, what: str) -> None:
-    """A seed that mixes examples would make evidence depend on who else is in the batch."""
-    scaled = copy.deepcopy(seed)
-    for name, parameter in scaled.named_parameters():
-        if name == "scale":
-            nn.init.ones_(parameter)
+def _awake(seed: nn.Module) -> nn.Module:
+    """A copy whose every weight has an effect: one that is zero at birth would hide what the seed does later."""
+    woken = copy.deepcopy(seed)
     with torch.no_grad():
-        together = scaled(features)[:1]
-        try:
-            is_alike = torch.allclose(together, scaled(features[:1]), atol=1e-5)
-        except ValueError:  # batch norm in training mode refuses a single example
-            is_alike = False
-    if not is_alike:
+        for name, parameter in woken.named_parameters():
+            parameter.fill_(1.0) if name == "scale" else parameter.add_(0.3 * torch.randn_like(parameter))
+    return woken
+
+
+@torch.no_grad()
+def _check_outputs(seed: nn.Module, features: torch.Tensor, what: str, is_causal: bool) -> None:
+    """Outputs depend on nothing but the example, and if it is causal on nothing later in it."""
+    whole = seed(features)
+    if not torch.equal(whole, seed(features)):
+        reason = "two passes over the same features differ, and its draws would shift those of the host"
+        raise BlueprintError(f"{what} is random: {reason}. Leave dropout and noise out of seeds.")
+    try:
+        is_alike = torch.allclose(whole[:1], seed(features[:1]), atol=1e-5)
+    except ValueError:  # batch norm in training mode refuses a single example
+        is_alike = False
+    if not is_alike:  # evidence would depend on who else is in the batch
         raise BlueprintError(f"{what} mixes the examples of a batch; use GroupNorm or LayerNorm, not BatchNorm.")
+    for token in range(1, features.shape[1] if is_causal else 0):
+        changed = features.clone()
+        changed[:, token:] += torch.randn_like(changed[:, token:])
+        if not torch.allclose(seed(changed)[:, :token], whole[:, :token], rtol=1e-4, atol=1e-4):
+            reason = f"its output at token {token - 1} changes with token {token}"
+            raise BlueprintError(f"{what} looks at later tokens: {reason}. Mask them, or pass causal=False.")
 
 
 def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, what: str) -> None:

@@ -19,6 +19,9 @@ class UnknownNameError(EsperError, LookupError):
         super().__init__(f"unknown {kind} {name!r}.{hint} Known: {listing}.{' ' + advice if advice else ''}")
 
 
+class NameTakenError(EsperError, ValueError): ...  # a registry has this name, and nobody said to replace it
+
+
 class SlotIdError(EsperError, ValueError): ...  # not r<row>c<column>, or a set of ids that is empty or repeats one
 
 

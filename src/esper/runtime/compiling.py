@@ -71,20 +71,36 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **kwargs: Any) -> Any:
-    module, has_grad = block(), torch.is_grad_enabled()
+    module = block()
     assert module is not None  # somebody is calling it
-    if has_grad and not module.training:  # the greedy score, once per epoch: too little to be worth a compilation
+    if (
+        torch.is_grad_enabled() and not module.training
+    ):  # the greedy score, once per epoch: too little to be worth a compilation
         return module._call_impl(*args, **kwargs)
+    return _compile((*shape, module.training), _run, f"run_{module._get_name()}", module, args, kwargs)
+
+
+def score(function: Callable[..., Any], outputs: Tensor, targets: Tensor) -> Any:
+    """A task's score of its outputs in float32, as one kernel or two instead of a dozen."""
+    return _compile((function,), _score, "score", function, (outputs, targets), {})
+
+
+def _compile(shape: tuple[Any, ...], body: Any, name: str, owner: Any, args: Any, kwargs: Any) -> Any:
+    """Call `body`, compiled for this shape, these arguments and this kind of precision."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     inputs = [(value.shape, value.stride(), value.dtype, value.device, value.requires_grad) for value in tensors]
     amps = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
-    key = BACKEND, *shape, module.training, has_grad, *amps, *inputs, *kwargs
+    key = BACKEND, *shape, torch.is_grad_enabled(), *amps, *inputs, *kwargs
     if key not in _compiled:
         # code of its own: torch counts compilations by code object and gives up after eight
-        own = FunctionType(_run.__code__.replace(co_name=f"run_{module._get_name()}"), globals())
+        own = FunctionType(body.__code__.replace(co_name=name), globals())
         _compiled[key] = torch.compile(own, backend=BACKEND, dynamic=False)
-    return _compiled[key](module, args, kwargs)
+    return _compiled[key](owner, args, kwargs)
 
 
 def _run(module: Any, args: Any, kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
+
+
+def _score(function: Any, args: Any, kwargs: Any) -> Any:
+    return function(args[0].float(), args[1])

@@ -6,8 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from esper.kasmina.hosts import read_host
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError
+from esper.leyline.own import require_imported
 from esper.runtime.executors import refuse_impossible
 from esper.runtime.tasks import Task, get_task
 from esper.telemetry.curve_export import TrackerName
@@ -34,7 +36,9 @@ class TaskConfig(Configuration):
     """What hosts are trained on; None leaves a default of the task alone."""
 
     name: str = "digits"
-    """what hosts are trained on, see `esper tasks`"""
+    """what hosts are trained on, see `esper list`"""
+    host: str | None = None
+    """another host, by family: cnn:blocks=3; see `esper list`"""
     epoch_examples: int | None = Field(None, ge=1, le=10**7)
     """least examples per epoch and decision, rounded up to steps of one size"""
     held_out: int | None = Field(None, ge=2)
@@ -76,7 +80,9 @@ class TaskConfig(Configuration):
                 f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which are of clock compute. "
                 "Give them without that clock, or leave them out."
             )
-        changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
+        changed = {name: value for name, value in self if name not in ("name", "host", "lengths") and value is not None}
+        if self.host is not None:
+            changed["build_host"] = read_host(self.host, task.build_host)
         lengths = {name: value for name, value in self.lengths if value is not None}
         return replace(task, **changed, lengths=replace(task.lengths, **lengths))
 
@@ -109,6 +115,8 @@ class HostsConfig(Configuration):
     """GiB of graphs per GPU; None is half of what is free"""
     out: Path
     """run folder"""
+    imports: dict[str, str] = Field(default_factory=dict)
+    """files that `esper --import` brought in, by name, with their SHA-256; not for you to set"""
     data_root: Path | None = None
     """folder that holds the data sets"""
     threads: int | None = Field(1, ge=1, le=512)
@@ -138,4 +146,5 @@ class HostsConfig(Configuration):
         return self.task.model_copy(update={"epochs": task.epochs, "clock": task.clock, "compute": compute})
 
     def check(self) -> None:
+        require_imported(self.imports)
         refuse_impossible(self.executor, self.amp, self.devices, self.task.build())

@@ -72,7 +72,7 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
     host = cast(SegmentedHost, run.model.host)
     whole: Callable[[], Tensor] = partial(run.model, inputs)
     rest = dict.fromkeys(slots, whole)
-    with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
+    with run.autocast():
         features, before = inputs, None
         for slot in slots if run.has_segments else ():
             features = host.forward_to_segment(slot.slot_id, features, before)
@@ -95,7 +95,7 @@ def score_examples(run: HostRun, split: Split) -> Tensor:
         scored = []
         for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
-            with torch.autocast(run.device.type, run.amp or torch.bfloat16, enabled=run.amp is not None):
+            with run.autocast():
                 outputs = run.model(inputs)
             scored.append(torch.stack(run.task.score(outputs.float(), targets)))
     run.model.train(was_training)
@@ -110,7 +110,12 @@ def greedy_scores(run: HostRun) -> Tensor:
     try:
         drawn = run.plan.placed[:, :SCORE_EXAMPLES]
         inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
-        kinds = [slot.kind for slot in run.slots]
-        return score_sites(lambda: run.task.score(run.model(inputs).float(), targets)[0], sites, kinds)
+
+        def losses() -> Tensor:
+            with run.autocast():
+                outputs = run.model(inputs)
+            return run.task.score(outputs.float(), targets)[0]
+
+        return score_sites(losses, sites, [slot.kind for slot in run.slots])
     finally:
         run.model.train(was_training)

@@ -104,9 +104,9 @@ def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFil
 
 
 def is_fetched(name: str, root: Path | None) -> bool:
-    """Whether every file of the data set is in its place; the content is not read."""
+    """Whether every file of the data set is in its place, which is so where there is none; the content is not read."""
     files = SOURCES.get(name, ())
-    return name in ALWAYS_THERE or (bool(files) and root is not None and all(_exists(file, root) for file in files))
+    return not files or (root is not None and all(_exists(file, root) for file in files))
 
 
 def _exists(file: RemoteFile, root: Path) -> bool:

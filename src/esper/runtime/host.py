@@ -17,8 +17,8 @@ from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
+from esper.runtime import compiling
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
-from esper.runtime.compiling import compile_blocks, lay_out
 from esper.runtime.ledger import Ledger
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
@@ -177,9 +177,14 @@ class HostRun:
             self.sums += torch.stack([losses.detach().sum(), correct.sum(), *norms])
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None):
+        with self.autocast():
             outputs = self.model(inputs)
+        if self.is_compiled:
+            return compiling.score(self.task.score, outputs, targets)
         return self.task.score(outputs.float(), targets)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None)
 
     def _clip(self) -> list[Tensor]:
         """Clip host and seeds apart; the norms before clipping are readings."""
@@ -269,8 +274,8 @@ class HostRun:
             if new:
                 self._primed[module] = self._primed.get(module, 0) + 1
         if self.is_compiled:
-            compile_blocks(self.model)
-            lay_out(self.optimizer)
+            compiling.compile_blocks(self.model)
+            compiling.lay_out(self.optimizer)
 
 
 def draws_random_numbers(host: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from esper.kasmina.surgery import is_low
 from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.own import enter
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
@@ -124,15 +125,14 @@ class Task:
 TASKS: dict[str, Task] = {}
 
 
-def register(task: Task) -> Task:
+def register_task(task: Task, *, replace: bool = False) -> Task:
     """Enter a task under its name, for the command line and `get_task`."""
-    TASKS[task.name] = task
-    return task
+    return enter(TASKS, f"task {task.name!r}", task.name, task, replace)
 
 
 def get_task(name: str) -> Task:
     if name not in TASKS:
-        raise UnknownNameError("task", name, TASKS)
+        raise UnknownNameError("task", name, TASKS, "A task of your own: esper --import FILE.")
     return TASKS[name]
 
 
@@ -213,7 +213,7 @@ def _linear_host() -> ChainHost:
 _OFFICIAL = "official files under --data-root"
 _TEXT: dict[str, Any] = {"chance": 1 / 256, "optimizer": "adamw", "lr": 2e-3, "weight_decay": 0.01, "batch": 64}
 _TEXT |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "lengths": StageLengths(ramp=3)}
-_TEXT |= {"blueprints": ("lora", "mlp_small", "mlp", "attention", "norm")}
+_TEXT |= {"blueprints": ("copy", "lora", "mlp_small", "mlp", "attention", "norm")}
 _TEXT |= {"build_host": partial(build_transformer_host, vocabulary=256, width=64, layers=2, context=64, slots=2)}
 
 
@@ -239,7 +239,7 @@ _DIGITS: dict[str, Any] = {"chance": 0.1, "batch": 64, "epochs": 40}
 _DIGITS |= {"build_host": partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8)}
 _BLOBS: dict[str, Any] = {"source": "generated", "load": data.load_blobs, "build_host": _linear_host, "chance": 0.5}
 _BLOBS |= {"batch": 32, "epochs": 16, "blueprints": ("lora", "mlp"), "budget": 16.0}
-_LARGE: dict[str, Any] = {"batch": 64, "epoch_examples": 9600, "held_out": 512, "budget": 3.67}
+_LARGE: dict[str, Any] = {"batch": 64, "lr": 4e-3, "epoch_examples": 9600, "held_out": 512, "budget": 3.67}
 _SMALL: dict[str, Any] = {"batch": 16, "epoch_examples": 320, "held_out": 128, "budget": 2.8, "epochs": 10}
 for _task in (
     Task("digits", "8 x 8 handwritten digits, 2-block CNN", "scikit-learn", data.load_digits, **_DIGITS),
@@ -267,4 +267,4 @@ for _task in (
         **{**_PHOTO, "lr": 0.4, "budget": 3.3},
     ),
 ):
-    register(_task)
+    register_task(_task)

@@ -1,6 +1,7 @@
 """The learner: acts with a recurrent policy and improves it by PPO on rollouts. Knows heads, masks and rewards only."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
+from esper.leyline.files import write_durably
 from esper.simic.config import PPOSettings, anneal
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
-from esper.simic.losses import Counts, HeadSteps, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
 from esper.tamiyo.heads import openings
@@ -18,18 +20,14 @@ from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
 if TYPE_CHECKING:  # it is built on the agent
     from esper.simic.any_env import ActionCodec, Mask, ObservationCodec
+    from esper.simic.checkpoints import Layout
 
 KL_SLACK = 1.5
 """An update stops at this multiple of the target divergence."""
 
 
 class PPOAgent:
-    """A policy network, its optimiser and its random numbers.
-
-    Args:
-        codecs: how a foreign environment's observations and actions are written; only `act` needs them.
-        team: the processes that learn together, each from its own rows; all of them take the same steps.
-    """
+    """A policy network, its optimiser and its random numbers; only `act`, in foreign environments, needs `codecs`."""
 
     def __init__(
         self,
@@ -46,18 +44,33 @@ class PPOAgent:
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
+        self.layout: Layout | None = None
+        """of a growth policy: what it fits, so that its file works as `--policy FILE`"""
+        self.facts: dict[str, Any] = {}
+        """of a growth policy: the episodes that it has learned from"""
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
 
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file with everything that it acts with and goes on learning from."""
+        from esper.simic.checkpoints import describe_agent
+
+        write_durably(Path(path), describe_agent(self, self.layout, self.facts))
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu") -> "PPOAgent":
+        """The agent in a file of `save`, or in a checkpoint of `esper ppo`; nothing is unpickled."""
+        from esper.simic.checkpoints import read_agent
+
+        return read_agent(Path(path), device)
+
     def act(
         self, obs: Any, mask: "Mask" = None, state: Hidden | None = None, deterministic: bool = True
     ) -> tuple[Any, Hidden]:
-        """Actions for N environments, written as their action space wants them, and the state to hand back.
+        """Actions for N environments as their space wants them, and the state to hand back.
 
-        Args:
-            mask: flat, [N, sum of choices], or one array per head.
-            state: what the last call returned; None where all episodes begin. `restart` clears single ones.
+        A state of None is where all episodes begin; `restart` clears single ones.
         """
         if self.codecs is None:
             raise SettingError(
@@ -115,10 +128,7 @@ class PPOAgent:
     def _passes(
         self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
     ) -> tuple[list[MinibatchTrace], int | None, Tensor]:
-        """All minibatches of all passes, or up to the one that would have gone too far, and the pass that was in.
-
-        Beside them, how many decisions of all processes each head took part in, and how many there are.
-        """
+        """All minibatches, or those up to one that goes too far, and its pass; decisions of each head, and of all."""
         traces: list[MinibatchTrace] = []
         is_relevant, is_open, counts = self._look_through(rollout)
         decisions = counts[: len(is_relevant) + 1].sum(1)
@@ -126,7 +136,7 @@ class PPOAgent:
             for part in self._assign(rollout.total * rollout.per_row):
                 index = part - rollout.first * rollout.per_row
                 index = index[(index >= 0) & (index < len(is_relevant[0]))]  # of each minibatch, what is here
-                steps = HeadSteps(is_relevant[:, index], is_open[:, index], Counts.of(counts[:, part]))
+                steps = HeadSteps.of(is_relevant[:, index], is_open[:, index], counts[:, part])
                 own = rollout.cut(advantages, index), rollout.cut(returns, index)
                 traces.append(self._step(rollout, index, steps, *own, weight))
                 if traces[-1].gradient_norm is None:
@@ -138,7 +148,7 @@ class PPOAgent:
         rows = rollout.rows(torch.arange(rollout.count * rollout.per_row, device=self.device))
         is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
         is_open = openings(self.network.spec, rows.masks, rows.valid)
-        own = Counts.by_row(is_relevant, rows.valid, is_open)
+        own = counts_by_row(is_relevant, rows.valid, is_open)
         counts = own.new_zeros(len(own), rollout.total * rollout.per_row)
         counts[:, rollout.first * rollout.per_row :][:, : len(own[0])] = own
         return is_relevant, is_open, self.team.sum(counts)
@@ -156,7 +166,7 @@ class PPOAgent:
         old = rows.log_probs.movedim(-1, 0)
         policy = policy_loss(new, old, advantages, steps, rows.valid, config.clip, config.clip_mode)
         scale = self.network.return_stats.std.to(values.dtype)
-        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.counts.valid)
+        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid)
         entropies = mean_entropy(entropy, steps, rows.valid)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
         return MinibatchTrace(
@@ -183,10 +193,7 @@ class PPOAgent:
         return new, said.values, entropy
 
     def _descend(self, loss: Tensor, kl: Tensor) -> tuple[Tensor | None, Tensor]:
-        """One optimiser step, unless the policy has gone too far: then there is no norm. Returns all ranks' divergence.
-
-        Gradients that are not finite leave everything as it is.
-        """
+        """One step, unless gradients are not finite or the policy went too far (no norm); and all ranks' divergence."""
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()
@@ -200,10 +207,7 @@ class PPOAgent:
 
     @torch.no_grad()
     def _stale_state_error(self, rollout: Rollout) -> float:
-        """Mean squared difference between the states that episodes go on with and what the changed network would have.
-
-        Looks at the ends of all pieces. 0 where no episode goes on, as in growth, whose rows are whole episodes.
-        """
+        """Mean squared difference of stored and recomputed state at the ends of pieces where episodes go on, or 0."""
         lasts = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece), rollout.steps - 1]
         goes_on = (rollout.valid & ~rollout.ended)[lasts]
         if not bool(goes_on.any()):

@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None
 
 def learn(
     env: gym.vector.VectorEnv[Any, Any, Any],
-    total_steps: int,
+    total_steps: int = 50_000,
     config: PPOConfig | None = None,
     seed: int = 0,
     *,
@@ -38,16 +38,20 @@ def learn(
     their `action_masks()`.
 
     Args:
-        spec: names of the heads and which choices depend on which; without it they are independent.
+        spec: names of the heads and which choices depend on which; without it they are what the environment has as
+            `heads`, as `GrowthVectorEnv` does, or independent.
         watch: is shown the agent and the record of every update.
     """
     if total_steps < env.num_envs:
         raise SettingError(f"total_steps is {total_steps}, but {env.num_envs} environments need as many.")
     config = (config or PPOConfig()).annealed_over(total_steps)
+    spec = spec or getattr(env.unwrapped, "heads", None)
     seen, acts = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
     with own_randomness(mix_seed(seed, 0)):
         network = RecurrentActorCritic(seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
     agent = PPOAgent(network, config, seed=seed, codecs=(seen, acts))
+    if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None:
+        agent.layout = lay_out(config.hidden_dim, config.head_dim)
     player = Player(env, agent, seed)
     steps = total_steps // env.num_envs
     for done in range(0, steps, config.horizon):
@@ -139,9 +143,6 @@ class Player:
         return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
 
 
-# -- other people's spaces --------------------------------------------------------------------------------------------
-
-
 def _sizes(space: gym.Space[Any]) -> list[int] | None:
     """How many choices each of a space's numbers has; None where they are not choices among a few things."""
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -149,11 +150,30 @@ def _sizes(space: gym.Space[Any]) -> list[int] | None:
     return [int(space.n)] if isinstance(space, gym.spaces.Discrete) else None
 
 
+def describe_space(space: gym.Space[Any]) -> dict[str, Any]:
+    """A space as plain data, as far as its codec looks at it."""
+    kind, shape = type(space).__name__, list(cast(tuple[int, ...], space.shape))
+    if (sizes := _sizes(space)) is None:
+        return {"kind": kind, "shape": shape}
+    return {"kind": kind, "shape": shape, "sizes": sizes, "start": np.ravel(getattr(space, "start", 0)).tolist()}
+
+
+def read_space(plain: Mapping[str, Any]) -> gym.Space[Any]:
+    """What `describe_space` described."""
+    shape = tuple(plain["shape"])
+    if plain["kind"] == "Discrete":
+        return gym.spaces.Discrete(plain["sizes"][0], start=plain["start"][0])
+    if plain["kind"] == "MultiDiscrete":
+        sizes, start = (np.reshape(plain[key], shape) for key in ("sizes", "start"))
+        return gym.spaces.MultiDiscrete(sizes, start=start)
+    return gym.spaces.MultiBinary(shape) if plain["kind"] == "MultiBinary" else gym.spaces.Box(-np.inf, np.inf, shape)
+
+
 class ObservationCodec:
     """Observations of N environments as rows of float32: boxes flattened, discrete ones as one-hot."""
 
     def __init__(self, space: gym.Space[Any]):
-        self.sizes = _sizes(space)
+        self.space, self.sizes = space, _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             raise EnvironmentMismatchError(
                 f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
@@ -174,11 +194,7 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Actions of N environments as heads, one per number.
-
-    Args:
-        spec: which choices depend on which; without it they are independent.
-    """
+    """Actions of N environments as heads, one per number; without a `spec` they are independent."""
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space

@@ -1,10 +1,10 @@
 """A learner as one safetensors file, and a run's newest and best of them. Nothing is ever unpickled."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -16,11 +16,13 @@ from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
-from esper.simic.config import MOST_WIDTH, TrainingConfig
+from esper.simic.any_env import ActionCodec, ObservationCodec, describe_space, read_space
+from esper.simic.config import MOST_WIDTH, PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
-from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
@@ -30,6 +32,7 @@ from esper.telemetry.store import Store, fitting
 
 FORMAT = 2
 Tensors = Mapping[str, Tensor]
+Network = TypeVar("Network", bound=RecurrentActorCritic)
 _EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
 
 
@@ -51,18 +54,31 @@ class Layout:
         features = feature_names(slots, reads_telemetry)
         return cls(slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim)
 
+    def build(self) -> FactoredRecurrentActorCritic:
+        """A fresh network; the first blueprint, which is none, is not listed."""
+        sizes = {"num_blueprints": len(self.blueprints) + 1, "num_blends": len(self.blends)}
+        widths = {"hidden_dim": self.hidden_dim, "head_dim": self.head_dim}
+        return FactoredRecurrentActorCritic(len(self.features), len(self.slots), **sizes, **widths)
+
     def plain(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
+def describe_agent(agent: PPOAgent, layout: Layout | None, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
+    net = agent.network
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout.plain(),
+        "layout": layout and layout.plain(),
+        "learner": {
+            "config": agent.config.model_dump(mode="json"),
+            "sizes": {"state_dim": net.state_dim, "hidden_dim": net.hidden_dim, "head_dim": net.head_dim},
+            "heads": {"heads": [asdict(head) for head in net.spec.heads], "chained": net.spec.chained},
+            "spaces": agent.codecs and [describe_space(codec.space) for codec in agent.codecs],
+        },
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
     }
@@ -88,16 +104,47 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if found != FORMAT:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
     with fitting(path):
-        TypeAdapter(Layout).validate_python(plain["layout"])
+        TypeAdapter(Layout | None).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
 
 
+def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
+    """The learner in a file, built as the file says."""
+    tensors, plain = read_checkpoint(path)
+    if (own := plain.get("learner")) is None:
+        raise SaveError(
+            f"{path} does not say how its learner is built: an earlier version wrote it. Use it as --policy."
+        )
+    with fitting(path):
+        spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
+        codecs = None
+        if own["spaces"] is not None:
+            seen, acted = map(read_space, own["spaces"])
+            codecs = ObservationCodec(seen), ActionCodec(acted, spec)
+        config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
+        network = _built(lambda: RecurrentActorCritic(spec=spec, **own["sizes"]), tensors, path)
+        agent = PPOAgent(network.to(device), config, codecs=codecs)
+    agent.layout = plain["layout"] and TypeAdapter(Layout).validate_python(plain["layout"])
+    agent.facts = _restore(agent, tensors, plain, path)
+    return agent
+
+
 def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
-    require_layout(plain["layout"], layout, path)
+    require_layout(_growth_layout(plain, path), layout, path)
+    return _restore(agent, tensors, plain, path)
+
+
+def _growth_layout(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    if plain["layout"] is None:
+        raise SaveError(f"{path} holds a policy for another environment than growth; give one that learned to grow.")
+    return dict(plain["layout"])
+
+
+def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
     way_out = f"A run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
     _require_tensors(tensors, _needed(agent), path, way_out)
     with fitting(path):
@@ -150,24 +197,25 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def load_policy(path: Path) -> tuple[NetworkPolicy, dict[str, Any]]:
-    """The trained policy in a checkpoint, ready to decide, and the layout it fits."""
+def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
+    """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    layout = plain["layout"]
-    with fitting(path), torch.device("meta"):  # takes no memory: a small file may name any widths
-        network = FactoredRecurrentActorCritic(
-            len(layout["features"]),
-            len(layout["slots"]),
-            num_blueprints=len(layout["blueprints"]) + 1,
-            num_blends=len(layout["blends"]),
-            hidden_dim=layout["hidden_dim"],
-            head_dim=layout["head_dim"],
-        )
+    saved = _growth_layout(plain, path)
+    reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
+    layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
+    require_layout(saved, layout, path)
+    return NetworkPolicy(_built(layout.build, tensors, path), reads_telemetry=reads_telemetry)
+
+
+def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:
+    """The network of a file. Shapes are compared on one that takes no memory: a small file may name any widths."""
+    with fitting(path), torch.device("meta"):
+        network = build()
     needed = {f"network.{name}": value for name, value in network.state_dict().items()}
     _require_tensors(tensors, needed, path, "Use another checkpoint.")
     with fitting(path):
         network.to_empty(device="cpu").load_state_dict(_part(tensors, "network."))
-    return NetworkPolicy(network), layout
+    return network
 
 
 def episodes_of(path: Path) -> int | None:
@@ -180,13 +228,12 @@ def episodes_of(path: Path) -> int | None:
 def other_episodes(path: Path, played: Task) -> str | None:
     """How the episodes that a policy was trained for differ from those it is to play; None where nothing is known."""
     known = read_checkpoint(path)[1]["facts"].get("task")
+    if known is not None and known["name"] not in TASKS:
+        return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
     trained = played if known is None else TaskConfig.of(known, str(path)).build()
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
-
-
-# -- a run's checkpoints -----------------------------------------------------------------------------------------------
 
 
 def saved_rounds(folder: Path) -> int:
@@ -218,10 +265,7 @@ class History:
         self.task = config.settled_task.model_dump(mode="json")
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
-        """A checkpoint after `rounds` whole rounds, with where each rank's events stood.
-
-        Hosts begin anew with every round, so the learner is all there is to keep, and it is the same on all ranks.
-        """
+        """The learner after `rounds` whole rounds, with where each rank's events stood; hosts begin anew with each."""
         name = f"round-{rounds:06d}.safetensors"
         self.episodes += self.hosts
         if self.team.rank == 0:
@@ -231,7 +275,8 @@ class History:
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
-            content = describe_agent(agent, self.layout, {**facts, "telemetry": self.sink.telemetry.state()})
+            agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
+            content = describe_agent(agent, self.layout, agent.facts)
             known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
             self.store.save(known, {"policy": (name, content)})
 

@@ -85,8 +85,8 @@ def anneal(start: float, floor: float, decisions: int, over: int | None) -> floa
 class RewardConfig(Configuration):
     """What a decision earns."""
 
-    family: Literal["contribution", "loss"] | None = None
-    """lead over the twin in accuracy, or in held-out loss"""
+    family: str | None = None
+    """contribution, loss, or your own; see esper list"""
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 
@@ -148,10 +148,11 @@ class TrainingConfig(HostsConfig):
         super().check()
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
-        if self.family == "compute" and self.reward.family is not None:
+        clock = self.task.build().clock
+        if self.family in (("contribution", "loss") if clock == "compute" else ("compute",)):
             raise SettingError(
-                f"reward.family is {self.reward.family}, but clock compute has a family of its own, compute. Leave it "
-                "out: --set reward.family=null."
+                f"reward.family is {self.family}, which does not pay for what clock {clock} measures. Leave it out: "
+                "--set reward.family=null."
             )
         if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
@@ -165,8 +166,8 @@ class TrainingConfig(HostsConfig):
 
     @property
     def family(self) -> str:
-        """The family of rewards that is named, or contribution; clock compute has its own."""
-        return "compute" if self.task.build().clock == "compute" else self.reward.family or "contribution"
+        """The family of rewards that is named, or the clock's own."""
+        return self.reward.family or ("compute" if self.task.build().clock == "compute" else "contribution")
 
 
 def presets() -> tuple[str, ...]:

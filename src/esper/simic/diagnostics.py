@@ -155,9 +155,6 @@ class AnomalyDetector:
         return found + [anomaly for anomaly in too_low if anomaly.value < anomaly.limit]
 
 
-# -- from minibatches to a record --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class MinibatchTrace:
     """What one minibatch left behind here, still on the device; log-ratios and relevance are [heads, R, T]."""

@@ -25,6 +25,7 @@ from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks import Task
+from esper.simic.checkpoints import Layout
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.simic.twins import twin_readings
 from esper.tamiyo.heads import HeadSpec
@@ -88,6 +89,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.seed, self.begun, self.refused = 0, 0, 0
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
+
+    def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
+        """What a policy of these widths for this environment fits."""
+        return Layout.of(self.space, self.use_telemetry, hidden_dim, head_dim)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""

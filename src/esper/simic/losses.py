@@ -24,36 +24,32 @@ class PolicyLoss:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What sums are divided by, at least 1: where several processes share a minibatch, the counts of all of them."""
+class HeadSteps:
+    """What some rows' decisions were like; nothing in it depends on the network.
 
+    Sums are divided by counts, at least 1: those of all processes, where several share a minibatch.
+    """
+
+    is_relevant: Tensor
+    """[heads, R, T]: where each took part"""
+    is_open: Tensor
+    """[heads, R, T]: where each had a choice"""
     relevant: Tensor
     """[heads]: steps that each took part in"""
     valid: Tensor
     open: Tensor
     """[heads]: valid steps at which each had a choice"""
 
-    @staticmethod
-    def by_row(is_relevant: Tensor, valid: Tensor, is_open: Tensor) -> Tensor:
-        """The counts of every row by itself, [2 heads + 1, R]."""
-        return torch.cat([is_relevant.sum(2), valid.sum(1)[None], (is_open & valid).sum(2)])
-
     @classmethod
-    def of(cls, by_row: Tensor) -> Self:
+    def of(cls, is_relevant: Tensor, is_open: Tensor, by_row: Tensor) -> Self:
         heads = len(by_row) // 2
         relevant, steps, chosen = by_row.sum(1).clamp(min=1).split([heads, 1, heads])
-        return cls(relevant, steps[0], chosen)
+        return cls(is_relevant, is_open, relevant, steps[0], chosen)
 
 
-@dataclass(frozen=True)
-class HeadSteps:
-    """What some rows' decisions were like; nothing in it depends on the network."""
-
-    is_relevant: Tensor
-    """[heads, R, T]: where each took part"""
-    is_open: Tensor
-    """[heads, R, T]: where each had a choice"""
-    counts: Counts
+def counts_by_row(is_relevant: Tensor, valid: Tensor, is_open: Tensor) -> Tensor:
+    """The counts of every row by itself, [2 heads + 1, R]."""
+    return torch.cat([is_relevant.sum(2), valid.sum(1)[None], (is_open & valid).sum(2)])
 
 
 def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
@@ -66,18 +62,15 @@ def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
 def policy_loss(
     new: Tensor, old: Tensor, advantages: Tensor, steps: HeadSteps, valid: Tensor, clip: float, mode: str
 ) -> PolicyLoss:
-    """Clipped surrogate, to be minimised; log-probabilities are [heads, R, T].
-
-    per_head: each head's mean over the steps it took part in, summed. joint: the ratio of whole decisions.
-    """
+    """Clipped surrogate, to be minimised: the heads' means where they took part, summed, or that of whole decisions."""
     log_ratios = torch.where(steps.is_relevant, new - old, 0.0)
     joint = log_ratios.sum(0)
     if mode == "joint":
-        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / steps.counts.valid
+        per_head = (_surrogate(joint, advantages, clip) * valid).sum()[None] / steps.valid
     else:
         surrogate = torch.where(steps.is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
-        per_head = surrogate.sum((1, 2)) / steps.counts.relevant
-    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), k3(joint.detach(), valid, steps.counts.valid))
+        per_head = surrogate.sum((1, 2)) / steps.relevant
+    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), k3(joint.detach(), valid, steps.valid))
 
 
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -102,4 +95,4 @@ def value_loss(
 
 def mean_entropy(entropy: Tensor, steps: HeadSteps, valid: Tensor) -> Tensor:
     """Each head's mean over the valid steps at which it had a choice: [heads]; 0 where there was none."""
-    return torch.where(steps.is_open & valid, entropy, 0.0).sum((1, 2)) / steps.counts.open
+    return torch.where(steps.is_open & valid, entropy, 0.0).sum((1, 2)) / steps.open

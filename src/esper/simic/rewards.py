@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
+from esper.leyline.own import enter
 
 BOUND = 5.0
 """Losses beyond the twin's count up to this many units, so that a broken host cannot drown everything else."""
@@ -81,7 +82,8 @@ def breakdown(facts: StepFacts) -> float:
     return -10.0 if facts.is_lost else -1.0 if facts.is_rolled_back else 0.0
 
 
-TERMS: dict[str, Callable[[StepFacts], float]] = {
+Term = Callable[[StepFacts], float]
+TERMS: dict[str, Term] = {
     term.__name__: term
     for term in (accuracy_beyond_twin, loss_beyond_twin, rent, churn, lasting_accuracy, lasting_loss, breakdown)
 }
@@ -99,10 +101,20 @@ FAMILIES: dict[str, dict[str, float]] = {
 }
 
 
+def reward_term(term: Term, *, replace: bool = False) -> Term:
+    """Enter a function of `StepFacts` under its own name; it is paid where a family gives it a weight. A decorator."""
+    return enter(TERMS, f"reward term {term.__name__!r}", term.__name__, term, replace)
+
+
+def reward_family(name: str, weights: Mapping[str, float], *, replace: bool = False) -> None:
+    """Enter a choice of terms and their weights, for `--reward-family`."""
+    enter(FAMILIES, f"reward family {name!r}", name, check_weights(weights), replace)
+
+
 def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[str, float]:
     """The weights of a family with some of them changed; a term that it does not have is refused."""
     if family not in FAMILIES:
-        raise UnknownNameError("reward family", family, FAMILIES)
+        raise UnknownNameError("reward family", family, FAMILIES, "One of your own: esper --import FILE.")
     known = FAMILIES[family]
     return {**known, **check_weights(changed or {}, known, f"reward term of family {family!r}")}
 

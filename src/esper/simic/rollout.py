@@ -32,9 +32,7 @@ class Rollout:
     A row is one environment; `starts` marks steps at which a new episode begins in it. A filler step (the reset that
     some environments spend a step on) is not `valid`: no loss, statistic or advantage looks at it.
 
-    Args:
-        pieces: how many parts each row is learned from in, at most; each has the state before it. They are numbered
-            along the first row, then along the second.
+    Each row is learned from in at most `pieces` parts, numbered along the first row, then along the second.
     """
 
     def __init__(
@@ -106,10 +104,7 @@ class Rollout:
     def add_outcome(
         self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor | None = None
     ) -> None:
-        """Close the step. `final_values` are those of truncated episodes' last observations, NaN elsewhere.
-
-        They are needed where the next step belongs to a new episode already.
-        """
+        """Close the step. `final_values`: of truncated episodes that the next step does not show any more, else NaN."""
         step = self.length
         self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated
         self.final_values[step] = torch.nan if final_values is None else final_values

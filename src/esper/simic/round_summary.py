@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 from esper.leyline.factored_actions import OP_NAMES
 from esper.simic.environment import GrowthVectorEnv, Info
 from esper.simic.team import Team
-from esper.telemetry.actions import ACTION_TAKEN, emit_last_action
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import ActionRefused, Event, HostEpoch, RankTimed, RoundFinished, StageChanged
+from esper.telemetry.events import (
+    ACTION_TAKEN,
+    ActionRefused,
+    Event,
+    HostEpoch,
+    RankTimed,
+    RoundFinished,
+    StageChanged,
+    emit_last_action,
+)
 from esper.telemetry.sink import Sink
 
 Array = NDArray[Any]

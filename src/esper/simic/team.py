@@ -63,7 +63,6 @@ class Team:
         return total[0]
 
     def any(self, claim: bool) -> bool:
-        """Whether any rank says so."""
         return bool(self.sum(torch.tensor(int(claim))) > 0)
 
     def gather(self, value: Any) -> list[Any]:

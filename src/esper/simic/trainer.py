@@ -1,8 +1,7 @@
-"""The whole system on one page: policy decides -> ops applied -> an epoch trained -> readings -> reward -> observation
-and masks; after a round of episodes, one update. Everything that decides a run comes from its `TrainingConfig`.
-"""
+"""The whole system on one page: decide, act, train an epoch, measure, reward, observe; after each round, one update."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
 from esper.simic.agent import PPOAgent
+from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.simic.checkpoints import History, Layout, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
@@ -26,7 +26,6 @@ from esper.simic.rollout import Rollout
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
 from esper.simic.twins import twin_readings
-from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
@@ -58,14 +57,19 @@ def train_ppo_vectorized(
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to play its share of a round.
-        should_stop: asked after every epoch; True on any rank ends the run with `InterruptedTraining` on all.
+        should_stop: asked after every epoch; True on any rank, or the end of `time_limit`, ends the run with
+            `InterruptedTraining` on all.
         tell: is told what episodes may cost and rest on.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
-    team = team or Team()
+    team, until = team or Team(), time.monotonic() + (config.time_limit or math.inf)
+
+    def is_over() -> bool:
+        return should_stop() or time.monotonic() > until
+
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env = build_environment(config, team, should_stop)
+            env = build_environment(config, team, is_over)
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team, env.population.corpus)
             first = history.resume(agent) if resume else 0
@@ -75,7 +79,7 @@ def train_ppo_vectorized(
         rollout = build_rollout(env, agent, config.hosts)
         started = time.perf_counter()
         for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, should_stop)
+            tally = play_round(env, agent, rollout, number, sink, is_over)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
@@ -124,14 +128,16 @@ def build_environment(
 
 def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
-    ppo, (_, slots, blueprints, blends) = config.settled().ppo, env.space.sizes
-    widths = {"hidden_dim": ppo.hidden_dim, "head_dim": ppo.head_dim}
+    ppo = config.settled().ppo
+    layout = Layout.of(env.space, config.observe_telemetry, ppo.hidden_dim, ppo.head_dim)
     with own_randomness(mix_seed(config.seed, 11)):
-        network = FactoredRecurrentActorCritic(env.width, slots, num_blueprints=blueprints, num_blends=blends, **widths)
+        network = layout.build()
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    layout = Layout.of(env.space, config.observe_telemetry, **widths)
-    return PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), team=team), layout
+    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, env.heads)
+    agent = PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), codecs=codecs, team=team)
+    agent.layout = layout
+    return agent, layout
 
 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:

@@ -39,12 +39,7 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
 def twin_readings(
     task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
 ) -> dict[int, list[EpochReading]] | None:
-    """Every seed's never-grown episode, epoch by epoch; what `folder` holds already is not computed again.
-
-    Args:
-        should_stop: asked after every epoch; True ends it, with nothing kept and None returned.
-        population: how to run the hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
-    """
+    """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     stores = {seed: _store(path) for seed, path in paths.items()}

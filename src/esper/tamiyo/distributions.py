@@ -46,11 +46,7 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class MaskedCategorical:
-    """A distribution over the choices that a mask leaves; rows are [..., choices].
-
-    Args:
-        head: name of the choice, for the error that a row without any valid entry gets.
-    """
+    """A distribution over the choices that a mask leaves; rows are [..., choices]."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None, *, head: str = "action"):
         if mask is not None:
@@ -67,18 +63,13 @@ class MaskedCategorical:
         self.log_probs = masked_log_softmax(logits, mask)
 
     def sample(self, generator: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
-        """One choice per row by the Gumbel trick; a masked entry cannot win, not even by rounding.
-
-        Args:
-            noise: even draws from 0 to 1, where rows have numbers of their own; else they come from `generator`.
-        """
+        """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win, even by rounding."""
         if noise is None:
             noise = torch.rand(self.logits.shape, generator=generator, device=self.logits.device, dtype=torch.float32)
         scores = self.log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
         return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest valid choice."""
         return self.logits.argmax(-1)
 
     def log_prob(self, choices: Tensor) -> Tensor:

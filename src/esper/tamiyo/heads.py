@@ -25,10 +25,7 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """All choices of one decision, in order.
-
-    Chained heads see the choices made before them; the others are independent of each other.
-    """
+    """All choices of one decision, in order. Chained heads see those made before them; others are independent."""
 
     heads: tuple[Head, ...]
     chained: bool = False
@@ -42,21 +39,18 @@ class HeadSpec:
                 raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
-            self._refuse_unreachable(place, head)
-
-    def _refuse_unreachable(self, place: int, head: Head) -> None:
-        first = self.heads[0]
-        if head.used_by is not None and not (place and head.used_by and set(head.used_by) <= set(range(first.size))):
-            raise SettingError(
-                f"head {head.name!r} is used by {head.used_by}: name one or more of the {first.size} choices of "
-                f"{first.name!r}, the first head, which is itself always used; None means all of them."
-            )
-        for earlier in self.heads[:place]:
-            if not set(self.uses(head)) <= set(self.uses(earlier)):
+            first, used = self.heads[0], head.used_by
+            if used is not None and not (place and used and set(used) <= set(range(first.size))):
                 raise SettingError(
-                    f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
-                    f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
+                    f"head {head.name!r} is used by {used}: name one or more of the {first.size} choices of "
+                    f"{first.name!r}, the first head, which is itself always used; None means all of them."
                 )
+            for earlier in self.heads[:place]:
+                if not set(self.uses(head)) <= set(self.uses(earlier)):
+                    raise SettingError(
+                        f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
+                        f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
+                    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +88,6 @@ class HeadSpec:
 
     @classmethod
     def of_space(cls, space: ActionSpace) -> Self:
-        """The heads of one run's actions."""
         return cls.growth(*space.sizes[1:])
 
 
@@ -113,12 +106,7 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
 
 
 def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
-    """How the earlier choices lead to each case, [R, cases ...], from what each head gives its entries.
-
-    Args:
-        reach: [R], one for every row; a number or a truth, as are the chances.
-        chances: of every earlier head, [R, its cases ..., its size].
-    """
+    """How earlier choices lead to each case, [R, cases ...]: `reach` [R] times each head's [R, its cases ..., size]."""
     uses = spec.uses(spec.heads[place])
     for axis, given in enumerate(chances[: len(spec.earlier(place))]):
         known = spec.uses(spec.heads[axis])

@@ -35,8 +35,6 @@ def compute_action_masks(
     max_seeds: int | None,
     *,
     space: ActionSpace = DEFAULT_SPACE,
-    params_used: int = 0,
-    budget: int | None = None,
     costs: Mapping[tuple[str, str, str], int] | None = None,
 ) -> Masks:
     """The masks of one host from bare facts; None is an empty slot. Without a price list every blueprint fits, free."""
@@ -48,7 +46,7 @@ def compute_action_masks(
         info = state or MaskSeedInfo(SeedStage.DORMANT)
         metrics = SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None)
         reports[slot_id] = SeedStateReport(slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics)
-    return masks_for(GrowthView(space, reports, total_seeds, max_seeds, params_used, budget, costs))
+    return masks_for(GrowthView(space, reports, total_seeds, max_seeds, 0, None, costs))
 
 
 def masks_for(view: GrowthView) -> Masks:

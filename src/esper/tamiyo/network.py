@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What the network says now about decisions made earlier; every tensor is [N, T]."""
 
     log_probs: PerHead
@@ -42,7 +40,7 @@ class RecurrentActorCritic(nn.Module):
 
     def __init__(self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64):
         super().__init__()
-        self.state_dim, self.spec, self.hidden_dim = state_dim, spec, hidden_dim
+        self.state_dim, self.spec, self.hidden_dim, self.head_dim = state_dim, spec, hidden_dim, head_dim
         self.observation_stats = RunningMeanStd(state_dim)
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
@@ -76,7 +74,6 @@ class RecurrentActorCritic(nn.Module):
         return self._values(self._features(states[:, None], hidden, None)[0][:, 0])
 
     def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
-        """The state after these steps."""
         return self._features(states, hidden, starts)[1]
 
     def _features(
@@ -126,11 +123,7 @@ class RecurrentActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions, their log-probabilities, values, and the state after; heads that are not used choose 0.
-
-        Args:
-            noise: [N, heads, widest head], even draws from 0 to 1; without it they come from `generator`.
-        """
+        """Actions (0 where unused), log-probabilities, values, state; even draws: `noise` [N, heads, widest head]."""
         is_step = states.dim() == 2
         states = states[:, None] if is_step else states
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
@@ -166,12 +159,7 @@ class RecurrentActorCritic(nn.Module):
         starts: Tensor | None = None,
         needs_state: bool = True,
     ) -> Evaluation:
-        """Judge stored decisions [N, T] under the present weights; nothing is drawn.
-
-        Args:
-            starts: [N, T], true where a new episode begins within a row; the state is zero from there on.
-            needs_state: whether `Evaluation.hidden` is wanted where episodes begin within rows; it costs a pass.
-        """
+        """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
         if hidden is None:
             raise SettingError(
                 "evaluating needs the hidden state that each row began with; None would silently mean zeros. "
@@ -309,8 +297,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
         """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows began with."""
         masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
-        found = self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
-        return found.log_probs, found.values, found.entropy, found.hidden
+        return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
 
 
 def _named(op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None) -> dict[str, Tensor]:
@@ -331,10 +318,8 @@ def run_sequences(
 ) -> tuple[Tensor, Hidden]:
     """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
 
-    Where episodes begin within rows, the state after the last step carries no gradient.
-
-    Args:
-        needs_state: False spares the pass that finds the state where episodes begin within rows; it is NaN then.
+    Where episodes begin within rows, the state after the last step carries no gradient; finding it costs a pass, which
+    `needs_state=False` spares: it is NaN then.
     """
     if starts is None or not bool(starts.any()):
         return lstm(inputs, hidden)

@@ -15,24 +15,19 @@ class RunningMeanStd(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, width: int = 1, epsilon: float = 1e-8):
+    def __init__(self, width: int = 1):
         super().__init__()
-        self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
         self.register_buffer("var", torch.ones(width, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @property
     def std(self) -> Tensor:
-        return (self.var + self.epsilon).sqrt()
+        return (self.var + 1e-8).sqrt()
 
     @torch.no_grad()
     def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
-        """Pool [R, width] rows with all earlier ones; no rows, no change.
-
-        Args:
-            pool: adds up what several processes have; the rows of all of them count once each.
-        """
+        """Take in [R, width] rows, of all processes by `pool`, which adds up what they have; no rows, no change."""
         rows = rows.double()
         count = pool(torch.as_tensor(float(len(rows)), device=rows.device)).to(self.count)
         if not bool(count > 0):

@@ -19,12 +19,8 @@ UNKNOWN = -1.0
 """Stands for "not measured" in features that are otherwise never negative."""
 LARGEST = 5.0
 """No feature is further from zero."""
-_LONG = 20.0
-"""Epochs that count as a long time."""
-_STEEP = 10.0
-"""A high greedy score of a host with a few dozen channels."""
-_DEEP = 3.0
-"""Layers of the deepest built-in blueprint."""
+_LONG, _STEEP, _DEEP = 20.0, 10.0, 3.0
+"""Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest built-in blueprint."""
 
 _LIFE = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.PROBATIONARY, SeedStage.FOSSILIZED)
 

@@ -69,14 +69,12 @@ class RulePolicy:
 
 
 class NetworkPolicy:
-    """Decides for N hosts with a trained network.
+    """Decides for N hosts with a trained network: the likeliest choices or, not `deterministic`, drawn from `seed`."""
 
-    Args:
-        deterministic: take the likeliest choice; otherwise draw from `seed`.
-    """
-
-    def __init__(self, network: RecurrentActorCritic, *, deterministic: bool = True, seed: int = 0):
-        self.network, self.deterministic = network, deterministic
+    def __init__(
+        self, network: RecurrentActorCritic, *, deterministic: bool = True, seed: int = 0, reads_telemetry: bool = True
+    ):
+        self.network, self.deterministic, self.reads_telemetry = network, deterministic, reads_telemetry
         self.device = next(network.parameters()).device
         self.draws = torch.Generator(self.device).manual_seed(seed)
 

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from esper.kasmina.blueprints import BlueprintCost
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
+from esper.leyline.own import read_settings, registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
@@ -68,6 +68,8 @@ def _legal_places(masks: Masks) -> list[Place]:
 @dataclass(frozen=True)
 class Never:
     """The host alone: the control that every kind of growth must beat."""
+
+    facts: HostFacts | None = None
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         return WAIT, memory
@@ -210,14 +212,33 @@ class Heuristic:
     """part of a known episode in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        facts, ids = self.facts, self.facts.space.slots.slot_ids
-        places = _places_in_time(facts, masks, self.planting_part, memory)
+        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
         if not places:
             return WAIT, memory
-        fitting = _fitting(facts, places, self.share, reports)
+        fitting = self._fitting(places, reports)
         fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
         first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
-        return _plant_most_work(facts, first), memory
+        return self._plant_most_work(first), memory
+
+    def _places_in_time(self, masks: Masks, memory: Memory) -> list[Place]:
+        """What may be planted for its gain; nothing once its part of an episode of known length is over."""
+        if self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon:
+            return []
+        return [(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]
+
+    def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
+        """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
+        facts, metrics = self.facts, [report.metrics for report in reports.values()]
+        used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
+        room = facts.most_room if facts.budget is None else facts.budget - used
+        prices = {place: facts.cheapest_blend(*place)[0] for place in places}
+        fitting = [place for place in places if prices[place] <= self.share * room]
+        return fitting or [min(places, key=prices.__getitem__)]
+
+    def _plant_most_work(self, places: Sequence[Place]) -> Choice:
+        """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
+        facts = self.facts
+        return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,7 @@ class Greedy(Heuristic):
     reads_scores: ClassVar[bool] = True
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, places = self.facts.space.slots.slot_ids, _places_in_time(self.facts, masks, self.planting_part, memory)
+        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
         if not places:
             return WAIT, memory
         scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
@@ -242,39 +263,25 @@ class Greedy(Heuristic):
             )
         slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
         there = [place for place in places if place[0] == slot]
-        return _plant_most_work(self.facts, _fitting(self.facts, there, self.share, reports)), memory
+        return self._plant_most_work(self._fitting(there, reports)), memory
 
 
-def _places_in_time(facts: HostFacts, masks: Masks, part: float, memory: Memory) -> list[Place]:
-    """What may be planted for its gain; nothing once this part of an episode of known length is over."""
-    if facts.horizon is not None and memory["epoch"] >= part * facts.horizon:
-        return []
-    return [(s, b) for s, b in _legal_places(masks) if facts.space.blueprint_ids[b] != "sham"]
-
-
-def _fitting(facts: HostFacts, places: Sequence[Place], share: float, reports: Reports) -> Sequence[Place]:
-    """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
-    metrics = [report.metrics for report in reports.values()]
-    used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
-    room = facts.most_room if facts.budget is None else facts.budget - used
-    prices = {place: facts.cheapest_blend(*place)[0] for place in places}
-    return [place for place in places if prices[place] <= share * room] or [min(places, key=prices.__getitem__)]
-
-
-def _plant_most_work(facts: HostFacts, places: Sequence[Place]) -> Choice:
-    """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
-    return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
+def plain_sham(facts: HostFacts) -> Sham:
+    """All the events of growing without its capacity: one seed per slot, planted and kept one after the other."""
+    return Sham(facts, plain_script(facts.space.slots.num_slots))
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "never": lambda facts: Never(),
+    "never": Never,
     "schedule": Schedule,
     "random": Random,
     "heuristic": Heuristic,
     "greedy": Greedy,
-    "sham": lambda facts: Sham(facts, plain_script(facts.space.slots.num_slots)),
+    "sham": plain_sham,
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
+rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all"))  # these mean something in comparisons
+"""Decorator: `@rule("mine")` enters a frozen dataclass, `facts` first, then its settings, or a function of these."""
 
 
 def is_rule(name: str) -> bool:
@@ -286,26 +293,8 @@ def read_rule(name: str) -> tuple[str, dict[str, Any]]:
     """Rule and checked settings of "heuristic", "heuristic:share=0.5:planting_part=0.8" or "schedule:epochs=1+5+9"."""
     rule, *parts = name.split(":")
     if rule not in RULES:
-        raise UnknownNameError("policy", name, RULES)
+        raise UnknownNameError("policy", name, RULES, "A rule of your own: esper --import FILE.")
     return rule, read_settings(rule, parts, RULES[rule])
-
-
-def read_settings(rule: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
-    """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
-    hints = get_type_hints(build, include_extras=True)
-    known = {key: hints[key] for key in signature(build).parameters if key != "facts"}
-    found: dict[str, Any] = {}
-    for part in parts:
-        key, _, text = part.partition("=")
-        if key not in known:
-            raise UnknownNameError(f"setting of {rule}", key, known, f"Write {rule}:KEY=VALUE:KEY=VALUE.")
-        try:
-            value = text.split("+") if known[key] in (Epochs, Places | None) else text
-            found[key] = TypeAdapter(known[key]).validate_python(value)
-        except ValidationError as problem:
-            said = problem.errors()[0]["msg"]
-            raise SettingError(f"{key} of {rule} is {text!r}: {said[0].lower()}{said[1:]}.") from None
-    return found
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:

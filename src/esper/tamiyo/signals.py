@@ -59,12 +59,7 @@ class TrackedSignals:
 
 
 class SignalTracker:
-    """Follows one host over all enabled slots: `update` once per epoch, `tracked` is what the observation reads.
-
-    Args:
-        slots: the slots that are enabled, in the order of the observation.
-        loss_scale: the loss of guessing; losses are seen in units of it.
-    """
+    """Follows one host: `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing."""
 
     def __init__(self, slots: SlotConfig, loss_scale: float):
         if not loss_scale > 0:
@@ -104,6 +99,5 @@ class SignalTracker:
         return None if self.tracked is None else asdict(self.tracked)
 
     def load(self, state: dict[str, Any] | None) -> Self:
-        """Go on from a saved `state`."""
         self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self

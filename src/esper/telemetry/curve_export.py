@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from esper.leyline.errors import SettingError
+from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
-from esper.telemetry.sink import Sink
+from esper.telemetry.sink import JsonlSink
 
 TrackerName = Literal["tensorboard", "wandb"]
 _LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}
@@ -78,7 +79,6 @@ TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
-    """Refuse trackers whose package is missing."""
     for name in names:
         try:
             import_module(name)
@@ -86,25 +86,24 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
             raise SettingError(f"tracking with {name} needs its package: pip install 'esper-lite[track]'") from missing
 
 
-class TrackingSink:
-    """Passes all on to a sink, and numbers to trackers, whatever the level of the records on disk.
+class TrackingSink(JsonlSink):
+    """Passes numbers to trackers as well, whatever the level of the records on disk.
 
     Trackers open with the first number, so a refused start leaves nothing; they note the `config` beside the numbers.
     """
 
-    def __init__(self, sink: Sink, names: Sequence[TrackerName], run: Path, config: Mapping[str, Any]):
-        self.sink, self.telemetry = sink, sink.telemetry
-        self.rewind, self.commit = sink.rewind, sink.commit
-        self.wants, self.write_record = sink.wants, sink.write_record
-        self._run, self._config = run, config
+    def __init__(self, path: Path, telemetry: TelemetryConfig, names: Sequence[TrackerName], config: Mapping[str, Any]):
+        super().__init__(path, telemetry)
+        self._config = config
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
     def write(self, event: Event) -> None:
-        self.sink.write(event)
+        super().write(event)
         if self._trackers and (found := scalars_of(event)):
             for name, tracker in tuple(self._trackers.items()):
                 with self._giving_up_on(name):
-                    tracker = self._trackers[name] = tracker or TRACKERS[name](self._run, self._config, found[0])
+                    tracker = tracker or TRACKERS[name](self.path.parent, self._config, found[0])
+                    self._trackers[name] = tracker
                     tracker.log(*found)
 
     @contextmanager
@@ -117,9 +116,9 @@ class TrackingSink:
             said = " ".join(str(problem).split()) or type(problem).__name__
             print(f"esper: {name} failed ({said}). Training goes on without it.", file=sys.stderr)
 
-    def close(self) -> None:
-        """End what was opened; the sink itself stays open."""
+    def __exit__(self, *problem: object) -> None:
         for name, tracker in tuple(self._trackers.items()):
             if tracker is not None:
                 with self._giving_up_on(name):
                     tracker.close()
+        super().__exit__(*problem)

@@ -33,7 +33,6 @@ class TelemetryConfig:
 
     @property
     def level(self) -> TelemetryLevel:
-        """The level in effect now."""
         return TelemetryLevel.DEBUG if self._rounds_left else self.base_level
 
     def escalate_temporarily(self) -> bool:
@@ -50,7 +49,6 @@ class TelemetryConfig:
         return {"rounds_left": self._rounds_left, "is_series": self._is_series, "was_called": self._was_called}
 
     def load(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from a saved `state`."""
         self._rounds_left = int(state["rounds_left"])
         self._is_series, self._was_called = bool(state["is_series"]), bool(state["was_called"])
 

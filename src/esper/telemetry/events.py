@@ -4,23 +4,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, dataclass_transform, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import SaveError
+from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
 
+ACTION_TAKEN = "ACTION_TAKEN"
+"""Type of the record that every decision leaves at debug; from raw indices and tables, so that nothing is built."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Event:
-    """Something that happened; `line` tells it where no method does."""
+    """Something that happened; `line` tells it where no method does. Every kind of event is a frozen dataclass."""
 
     line = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
         return self.line.format(self)
 
 
-@dataclass(frozen=True, slots=True)
 class HostEvent(Event):
     """Something that happened to one host, after this many epochs of training."""
 
@@ -28,7 +35,6 @@ class HostEvent(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
 class HostEpoch(HostEvent):
     """One host after an epoch."""
 
@@ -60,7 +66,6 @@ class HostEpoch(HostEvent):
         return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class SeedMeasured(HostEvent):
     """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
@@ -78,7 +83,6 @@ class SeedMeasured(HostEvent):
         return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionTaken(HostEvent):
     """What the policy chose; WAIT is not recorded here."""
 
@@ -92,7 +96,6 @@ class ActionTaken(HostEvent):
         return f"epoch {self.epoch}: {self.op}{what} in {self.slot}"
 
 
-@dataclass(frozen=True, slots=True)
 class ActionRefused(HostEvent):
     """An action that was not possible and was executed as WAIT."""
 
@@ -102,7 +105,6 @@ class ActionRefused(HostEvent):
     line = "epoch {0.epoch}: {0.op} in {0.slot} refused: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class StageChanged(HostEvent):
     """A slot moved along its lifecycle."""
 
@@ -117,7 +119,6 @@ class StageChanged(HostEvent):
         return f"epoch {self.epoch}: {self.slot}{seed} {self.before} -> {self.after}"
 
 
-@dataclass(frozen=True, slots=True)
 class GateJudged(HostEvent):
     """A gate gave a verdict that ended a stage."""
 
@@ -130,7 +131,6 @@ class GateJudged(HostEvent):
     line = "epoch {0.epoch}: {0.slot} {0.gate} {0.verdict} ({0.reason})"
 
 
-@dataclass(frozen=True, slots=True)
 class FossilJudged(HostEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
 
@@ -145,7 +145,6 @@ class FossilJudged(HostEvent):
         return f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {fate}, {gain}"
 
 
-@dataclass(frozen=True, slots=True)
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 
@@ -153,7 +152,6 @@ class HostRolledBack(HostEvent):
     line = "epoch {0.epoch}: host {0.host} rolled back: {0.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class GrowthHint(HostEvent):
     """Advice to whoever runs the training loop."""
 
@@ -161,7 +159,6 @@ class GrowthHint(HostEvent):
     line = "epoch {0.epoch}: hint: {0.text}"
 
 
-@dataclass(frozen=True, slots=True)
 class ArmFinished(Event):
     """One policy's episode on one host seed, with the score of the network it leaves behind."""
 
@@ -182,7 +179,6 @@ class ArmFinished(Event):
     line = "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, {0.final_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class LedgerClosed(Event):
     """What one host's episode cost, phase by phase."""
 
@@ -199,7 +195,6 @@ class LedgerClosed(Event):
         return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundBegan(Event):
     """All hosts begin new episodes; what follows in this file belongs to them."""
 
@@ -207,7 +202,6 @@ class RoundBegan(Event):
     line = "round {0.round} begins"
 
 
-@dataclass(frozen=True, slots=True)
 class RankTimed(Event):
     """How long one process took to play its share of a round."""
 
@@ -219,7 +213,6 @@ class RankTimed(Event):
     line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundFinished(Event):
     """One round of episodes and the update after it."""
 
@@ -249,7 +242,6 @@ class RoundFinished(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class AnomalyFound(Event):
     """An update that does not look healthy."""
 
@@ -266,7 +258,6 @@ class AnomalyFound(Event):
         return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
 class BlocksCompiled(HostEvent):
     """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these seconds."""
 
@@ -275,7 +266,6 @@ class BlocksCompiled(HostEvent):
     line = "epoch {0.epoch}: compiled {0.shapes} shapes of blocks in {0.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     """A state that training can go on from."""
 
@@ -342,3 +332,31 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def emit_last_action(
+    *,
+    env_id: int,
+    epoch: int,
+    slot_idx: int,
+    blueprint_idx: int,
+    blend_idx: int,
+    op_idx: int,
+    slot_id: str,
+    masked: Mapping[str, bool],
+    success: bool,
+    space: ActionSpace = DEFAULT_SPACE,
+) -> dict[str, Any]:
+    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask left no choice."""
+    op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+    return {
+        "kind": "last_action",
+        "env_id": env_id,
+        "inner_epoch": epoch,
+        "op": op,
+        "slot_id": slot_id,
+        "blueprint_id": blueprint,
+        "blend_id": blend,
+        **{f"{head}_masked": bool(masked.get(head, False)) for head in ("op", "slot", "blueprint", "blend")},
+        "action_success": success,
+    }

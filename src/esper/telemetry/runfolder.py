@@ -18,10 +18,8 @@ from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
-PLANS = "plans"
-"""Folder of a comparison that holds what its searches have tried."""
-NETWORKS = "networks"
-"""Folder of a finished run that holds each host's network, ready to be rebuilt without esper."""
+PLANS, NETWORKS = "plans", "networks"
+"""What searches have tried, and each host's network, ready to be rebuilt without esper."""
 FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
@@ -78,10 +76,8 @@ def is_being_written(folder: Path) -> bool:
     try:
         with open_plain(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
     return False
 
 
@@ -159,7 +155,6 @@ def event_files(folder: Path) -> dict[int, Path]:
 
 
 def event_sizes(folder: Path) -> dict[str, int]:
-    """Rank -> bytes of events."""
     return {str(rank): path.stat().st_size for rank, path in event_files(folder).items()}
 
 

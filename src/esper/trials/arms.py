@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.episodes import Episodes, decision_flops, facts_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
+from esper.leyline.errors import IllegalActionError, SettingError
 from esper.leyline.factored_actions import OP_WAIT, Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
@@ -21,10 +22,17 @@ from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import NetworkPolicy, Policy
 from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
-from esper.telemetry.events import ArmFinished, Event, HostRolledBack, StageChanged
+from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
 Planting = tuple[str, str, str]
 """(slot, blueprint, blend)"""
+
+
+class Stopped(Exception):  # noqa: N818  # nobody made a mistake
+    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are saved."""
+
+    def __init__(self, epochs: int = 0):
+        self.epochs = epochs
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,6 @@ class Entry:
     arm: str
     seed: int
     policy: str | Callable[[HostFacts], Policy]
-    use_telemetry: bool = True
     built_in: tuple[Planting, ...] = ()
     """what is part of the network from its first step on"""
     weights: Mapping[str, Tensor] | None = None
@@ -68,7 +75,7 @@ def run_entries(
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
     episodes = Episodes(population)
-    deciders = [make_decider(episodes, host, entry.policy, entry.use_telemetry) for host, entry in enumerate(entries)]
+    deciders = [make_decider(episodes, host, entry.policy, entry.arm) for host, entry in enumerate(entries)]
     events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
@@ -90,10 +97,7 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each stage began.
-
-    Kept are the seeds that the network has at its end; what late pruning took out counts as culled.
-    """
+    """What one episode came to; `stages` counts how often each began. What late pruning removed counts as culled."""
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
     removed = max(0, stages.get("FOSSILIZED", 0) - kept)
     return ArmFinished(
@@ -137,8 +141,8 @@ def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
 class Decider:
     """One host's policy, what it remembers, and what it sees."""
 
-    def __init__(self, policy: Policy, tracker: SignalTracker, use_telemetry: bool = True):
-        self.policy, self.tracker, self.use_telemetry = policy, tracker, use_telemetry
+    def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
+        self.policy, self.tracker, self.arm = policy, tracker, arm
         self.memory: Any = None
         self.is_plan = getattr(policy, "is_plan", False)
         """whether it may want several ops in one decision"""
@@ -151,27 +155,39 @@ class Decider:
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
-        observation = observe([self.tracker], self.use_telemetry) if isinstance(self.policy, NetworkPolicy) else None
-        actions, self.memory = self.policy.decide(observation, masks, [view.reports], self.memory)
+        policy = self.policy
+        observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
+        actions, self.memory = policy.decide(observation, masks, [view.reports], self.memory)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
         return op, slot, blueprint, blend
 
 
-def make_decider(
-    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], use_telemetry: bool = True
-) -> Decider:
-    """The policy of one host, by name or built for its facts, with nothing remembered yet."""
+def make_decider(episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], name: str = "") -> Decider:
+    """The policy of one host, by name or built for its facts, with nothing remembered yet; `name` is for errors."""
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
     run.is_static = arm == "never"
-    return Decider(policy, episodes.trackers[host], use_telemetry)
+    return Decider(policy, episodes.trackers[host], name or str(arm))
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:
     """Train, measure, decide, act, tick: one epoch of every host, told as events."""
     happened = episodes.train()
     act_on_epoch(episodes, deciders, happened)
+    return happened
+
+
+def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[Event]:
+    """Act for an arm. What the masks did not allow is its policy's mistake: it must not count as waiting."""
+    run, happened, reason = episodes.population.runs[host], list[Event](), ""
+    try:
+        happened = episodes.act(host, choice)
+    except SettingError as problem:  # outside the space
+        reason = str(problem)
+    if reason := reason or next((event.reason for event in happened if isinstance(event, ActionRefused)), ""):
+        where = f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}"
+        raise IllegalActionError(f"{where}: {choice} is not possible: {reason} Choose what the masks allow.")
     return happened
 
 
@@ -183,7 +199,7 @@ def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list
         started = time.perf_counter()
         choice = decider.decide(view, may_act)
         while may_act and choice[0] != OP_WAIT:
-            happened[host] += episodes.act(host, choice)
+            happened[host] += carry_out(episodes, host, decider.arm, choice)
             if not decider.is_plan:
                 break
             choice = decider.decide(episodes.population.runs[host].model.view(), may_act, is_again=True)

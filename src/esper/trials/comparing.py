@@ -1,8 +1,10 @@
 """`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,24 +23,23 @@ from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
-from esper.simic.checkpoints import episodes_of, other_episodes
+from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
+from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store, fitting
-from esper.trials.arms import ArmRun, Entry, Planting, make_decider, run_entries
+from esper.trials.arms import ArmRun, Entry, Planting, Stopped, make_decider, run_entries
 from esper.trials.config import CompareConfig
-from esper.trials.oracle import placements_of
-from esper.trials.running import load_fitting
-from esper.trials.searching import Searching, is_search, read_search
+from esper.trials.searching import Searching, is_search, placements_of, read_search
 
 ORACLE = "oracle"
 _ON_A_GPU = 64
 """Most hosts side by side; on a CPU it is one arm at a time."""
-
-
-class StoppedComparing(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; finished arms are kept."""
+METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
+"""Name and sign: what is ahead has more of it times the sign."""
+_OPPOSITE = {"ahead": "behind", "behind": "ahead"}
+_COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,9 @@ class Comparison:
                         f"{', '.join(broken)}). Start anew with lower --rates or without it."
                     )
                 rows, built, told = zip(*map(_plain, runs), strict=True)
-                given = self._episodes(arm), self.plans.get((arm, rate))
-                self._keep(Trials(arm, rate, rows, built, told, *given))
+                trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
+                self._arm(arm, rate).save(vars(trials))
+                self.done[arm, rate] = trials
         for arm in dict.fromkeys(arms):  # in this order, whatever was known before
             self.done[arm, rate] = self.done.pop((arm, rate))
 
@@ -159,17 +161,13 @@ class Comparison:
             built = [()] * len(seeds) if arm == "start" else self.best(config.finals[arm][1]).architectures
             return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
         policies: list[Any] = [self.plans.get((arm, rate), self.placements.get(arm, arm))] * len(seeds)
-        reads_telemetry = True
         if arm == SHAM:
             replayed = self.done[config.followed[0], rate]
             policies = [replay([from_record(dict(one)) for one in own]) for own in replayed.events]
         elif arm in self.trained:
-            network, reads_telemetry = self.trained[arm]
-            policies = [lambda facts: network] * len(seeds)
-        return [
-            Entry(arm, seed, policy, reads_telemetry, weights=self.weights.get(seed))
-            for seed, policy in zip(seeds, policies, strict=True)
-        ]
+            policies = [lambda facts: self.trained[arm]] * len(seeds)
+        pairs = zip(seeds, policies, strict=True)
+        return [Entry(arm, seed, policy, weights=self.weights.get(seed)) for seed, policy in pairs]
 
     def _lengths(self, arm: str, rate: float) -> list[int]:
         """Epochs of each of an arm's episodes."""
@@ -243,7 +241,7 @@ class Comparison:
 
     def _watch(self, epoch: int, events: Sequence[Event]) -> None:
         if self.should_stop():
-            raise StoppedComparing
+            raise Stopped
 
     def _store(self, folder: str, kind: str, arm: str, rate: float) -> Store:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
@@ -255,10 +253,6 @@ class Comparison:
 
     def _arm(self, arm: str, rate: float) -> Store:
         return self._store(ARMS, "arm of a comparison", arm, rate)
-
-    def _keep(self, trials: Trials) -> None:
-        self.done[trials.arm, trials.rate] = trials
-        self._arm(trials.arm, trials.rate).save(vars(trials))
 
     def _is_known(self, arm: str, rate: float) -> bool:
         store = self._arm(arm, rate)
@@ -283,3 +277,48 @@ def _plain(run: ArmRun) -> tuple[dict[str, Any], tuple[Planting, ...], tuple[dic
     row = {**to_record(run.result), "peak_params": run.peak_params}
     told = tuple(to_record(event) for event in run.events if isinstance(event, ActionTaken | StageChanged))
     return row, run.architecture, told
+
+
+def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -> dict[str, Any]:
+    """Every arm at the rate that its validation accuracy chose, and how it stands to every other arm."""
+    chosen: dict[str, Trials] = {}
+    for (arm, _), trials in done.items():
+        name = ORACLE if arm.startswith(f"{ORACLE} ") else arm
+        known = chosen.get(name)
+        if known is None or trials.mean("validation_accuracy") > known.mean("validation_accuracy"):
+            chosen[name] = trials
+    arms = {name: _describe(trials) for name, trials in chosen.items()}
+    for name, trials in chosen.items():
+        arms[name]["minus"] = {other: _differ(trials, than) for other, than in chosen.items() if other != name}
+    return {
+        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+        "arms": arms,
+        "rows": [{**row, "rate": trials.rate} for trials in done.values() for row in trials.rows],
+    }
+
+
+def _describe(trials: Trials) -> dict[str, Any]:
+    found: dict[str, Any] = {"arm": trials.arm, "rate": trials.rate, "seeds": [row["seed"] for row in trials.rows]}
+    found |= {"episodes": trials.episodes} | ({} if trials.plan is None else {"plan": trials.plan})
+    found |= {name: asdict(estimate_mean(trials.column(name))) for name in (*METRICS, "validation_accuracy")}
+    return found | {name: trials.mean(name) for name in _COSTS}
+
+
+def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
+    """Paired by seed; the verdict says which way the interval excludes zero, if it does."""
+    found = {}
+    for name, sign in METRICS.items():
+        difference = compare_pairs(trials.column(name), than.column(name))
+        verdict = difference.verdict
+        found[name] = {**asdict(difference), "verdict": verdict if sign > 0 else _OPPOSITE.get(verdict, verdict)}
+    return found
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every episode as one line."""
+    out = io.StringIO()
+    names = [name for name in rows[0] if name != "type"]
+    writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -2,31 +2,33 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
 from esper.kasmina.harvesting import export_network
-from esper.leyline.factored_actions import ActionSpace
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
-from esper.simic.checkpoints import Layout, load_policy, other_episodes, require_layout
-from esper.tamiyo.policies import NetworkPolicy
+from esper.runtime.splits import require_corpus
+from esper.runtime.storing import can_be_stored, describe_population, restore_population
+from esper.simic.checkpoints import load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule
-from esper.telemetry.events import ArmFinished, Event, StageChanged
+from esper.telemetry import runfolder
+from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import NETWORKS, POLICY
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
-from esper.trials.arms import Decider, act_on_epoch, arm_result, make_decider
+from esper.telemetry.store import Generation, Store, fitting
+from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
-from esper.trials.saves import EpochSave, EpochSaves
 
-
-class StoppedRun(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; `epochs` epochs are saved."""
-
-    def __init__(self, epochs: int):
-        self.epochs = epochs
+KEPT_EPOCHS = 2
+"""Newest epochs whose hosts stay on disk."""
+_MEMORY = "memory"
+Restored = tuple[int, list[list[Event]], list[dict[str, int]]]
+"""epoch, what had happened in it, stages entered so far per host"""
 
 
 @memory_errors()
@@ -49,14 +51,14 @@ def run_hosts(
             tell(line)
         saves = EpochSaves(config.out, population, deciders, sink, config.digest())
         found = saves.restore() if resume else None
-        first, counts = (0, [{} for _ in population.runs]) if found is None else (found.epoch, found.counts)
+        first, measured, counts = found or (0, None, [{} for _ in population.runs])
         for epoch in range(first, population.task.epochs):
-            if found is not None:
+            if epoch == first and measured is not None:
                 episodes.look_again()
-                happened, found = found.happened, None
+                happened = measured
             else:
                 happened = episodes.train()
-                saves.save(EpochSave(epoch, happened, counts))
+                saves.save(epoch, happened, counts)
             act_on_epoch(episodes, deciders, happened)
             for own, events in zip(counts, happened, strict=True):
                 for event in events:
@@ -65,7 +67,7 @@ def run_hosts(
                         own[event.after] = own.get(event.after, 0) + 1
             watch(epoch, [event for events in happened for event in events])
             if should_stop() and epoch + 1 < population.task.epochs:
-                raise StoppedRun(saves.epochs)
+                raise Stopped(saves.epochs)
         return _finish(config, episodes, counts, sink)
 
 
@@ -84,16 +86,9 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     if kept is None:
         load_fitting(Path(config.policy), space)
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
-    policy, use_telemetry = load_fitting(store.path(kept, "policy"), space)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, use_telemetry) for host in range(config.hosts)]
-
-
-def load_fitting(path: Path, space: ActionSpace) -> tuple[NetworkPolicy, bool]:
-    """A trained policy that fits these slots and blueprints, and whether it reads telemetry; others are refused."""
-    policy, layout = load_policy(path)
-    reads_telemetry = any(name.endswith(".greedy_score") for name in layout["features"])
-    require_layout(layout, Layout.of(space, reads_telemetry, layout["hidden_dim"], layout["head_dim"]), path)
-    return policy, reads_telemetry
+    policy = load_fitting(store.path(kept, "policy"), space)
+    hosts = range(config.hosts)
+    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in hosts]
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
@@ -110,3 +105,64 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
         results.append(result)
     sink.commit()
     return results
+
+
+class EpochSaves:
+    """Saves every epoch that has been trained and measured, before anything is decided about it; finds the way back."""
+
+    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
+        self.population, self.deciders, self.sink = population, deciders, sink
+        self.epochs = 0
+        """epochs of the episodes that a resume would not have to train again"""
+        manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
+        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
+
+    def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
+        """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
+        if not can_be_stored(self.population):
+            return
+        hosts, contents = describe_population(self.population)
+        tensors = {  # memories of networks; those of rules are plain data
+            f"{host}.{part}": tensor.cpu().contiguous()
+            for host, decider in enumerate(self.deciders)
+            if isinstance(decider.memory, tuple)
+            for part, tensor in enumerate(decider.memory)
+        }
+        contents[_MEMORY] = partial(save_file, tensors)
+        facts = {
+            "epoch": epoch,
+            "corpus": self.population.corpus,
+            "events": self.sink.commit(),
+            "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
+            "trackers": [decider.tracker.state() for decider in self.deciders],
+            "happened": [[to_record(event) for event in events] for events in happened],
+            "counts": counts,
+            "hosts": hosts,
+        }
+        start = f"epoch-{epoch:06d}-"
+        self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
+        self.epochs = epoch + 1
+
+    def restore(self) -> Restored | None:
+        """Hosts, memories and events as at the newest whole epoch, which it returns; None where none was saved yet."""
+        save = self.store.newest()
+        if save is None:
+            self.sink.rewind(0)
+            return None
+        with fitting(self.store.manifest):
+            return self._restore(save)
+
+    def _restore(self, save: Generation) -> Restored:
+        require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
+        paths = {role: self.store.path(save, role) for role in save.files}
+        restore_population(self.population, save.facts["hosts"], paths)
+        tensors = load_file(paths[_MEMORY])
+        for host, decider in enumerate(self.deciders):
+            decider.memory = save.facts["memory"][host]
+            if f"{host}.0" in tensors:
+                decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
+            decider.tracker.load(save.facts["trackers"][host])
+        self.sink.rewind(int(save.facts["events"]))
+        self.epochs = save.facts["epoch"] + 1
+        happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+        return save.facts["epoch"], happened, save.facts["counts"]

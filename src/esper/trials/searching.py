@@ -1,14 +1,18 @@
-"""`search` in a comparison: the best open-loop plan that a given number of episodes finds, on host seeds of its own."""
+"""`search` and `oracle` in a comparison: the best plan that some episodes find on their own hosts; all of one seed."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.own import read_settings
 from esper.runtime.config import MOST_HOSTS
-from esper.tamiyo.rules import HostFacts, read_settings
+from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]
 """(decision, slot.blueprint), sorted"""
@@ -126,3 +130,17 @@ class Draws:
                 if fitting:
                     parts.append((decision if kind == "elsewhere" else drawn, str(self.random.choice(fitting))))
         return tuple(sorted(parts))
+
+
+def starts_of(epochs: int) -> list[int]:
+    """Decisions at which the one seed is planted: the first, after a quarter and after half of the episode."""
+    return sorted({0, epochs // 4, epochs // 2})
+
+
+def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, str]:
+    """A plan for every (slot, blueprint, start) whose seed fits and can be paid for; it is kept as soon as may be."""
+    room = math.inf if model.budget is None else model.budget - model.host_params
+    payable = {tuple(place) for (*place, _), price in model.costs.items() if price <= room}
+    every = product(model.space.slots.slot_ids, model.space.blueprint_ids, starts_of(epochs))
+    tried = [(slot, name, start) for slot, name, start in every if (slot, name) in payable]
+    return {f"{slot} {name} @{start}": write_plan(((start, f"{slot}.{name}"),)) for slot, name, start in tried}

@@ -17,7 +17,6 @@ def _pace(event: RoundFinished, rounds: int) -> tuple[str, str]:
 
 
 def round_line(event: RoundFinished, rounds: int) -> str:
-    """A round in one line."""
     ops = " ".join(f"{name.lower()} {count}" for name, count in event.ops.items())
     speed, left = _pace(event, rounds)
     return (

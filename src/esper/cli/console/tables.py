@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from esper.dashboard.runs import RunSummary
+from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import printable
 from esper.telemetry.events import ArmFinished
 
@@ -63,4 +63,14 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
         examples = "-" if row["train"] is None else f"{row['train']:,} +\n{row['validation']:,}"
         params = f"{row['host_parameters']:,}"
         table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)
+    return table
+
+
+def names_table(title: str, known: Mapping[str, str]) -> Table:
+    """Names and a line about each."""
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, line in known.items():
+        table.add_row(Text(printable(name)), Text(printable(line)))
     return table

@@ -1,0 +1,75 @@
+"""`esper.train_ppo`: a training run in its folder, alone or as one rank of several. The loop itself is in `trainer`."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from esper.leyline.errors import SettingError
+from esper.runtime.devices import map_hosts, parse_devices
+from esper.simic.agent import PPOAgent
+from esper.simic.config import TrainingConfig
+from esper.simic.team import Team, code_digest, joined_team, plain_facts, was_restarted
+from esper.simic.trainer import train_ppo_vectorized
+from esper.telemetry import runfolder
+from esper.telemetry.curve_export import TrackingSink, require_trackers
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.sink import Sink
+
+
+def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -> PPOAgent:
+    """Train a growth policy in `config.out`, as `esper ppo` does; under torchrun this is one rank of several.
+
+    Args:
+        resume: go on from the newest whole checkpoint in the folder, which has to be empty otherwise.
+        options: functions that follow it, as `train_ppo_vectorized` takes them: watch, should_stop, tell.
+    """
+    wants_cuda = config.devices[0].startswith("cuda")
+    with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
+        return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **options)
+
+
+@contextmanager
+def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[TrainingConfig, bool, Sink]]:
+    """Hold the run folder: the configuration with its places, whether the run goes on, and where events are written."""
+    require_trackers(config.telemetry.track)
+    with ExitStack() as stack:
+        resume, is_restart = team.any(resume), team.any(was_restarted())  # each torchrun counts its own ranks' only
+        with team.together():
+            config = _placed(config, team).settled()
+            values = config.model_dump(mode="json")
+            if team.rank == 0:
+                stack.enter_context(runfolder.only_writer(config.out))
+                resume = resume or (is_restart and runfolder.is_begun_with(config.out, values))
+                if not resume:
+                    runfolder.require_fresh(config.out)
+        resume = team.any(resume)
+        facts = {**plain_facts(values), "code": code_digest(), "torch": torch.__version__}
+        team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
+        with team.together():
+            if team.rank == 0:
+                stack.enter_context(runfolder.begun(config.out, values))
+        track = config.telemetry.track if team.rank == 0 else ()
+        telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
+        events = config.out / runfolder.events_of(team.rank)
+        yield config, resume, stack.enter_context(TrackingSink(events, telemetry, track, values))
+
+
+def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
+    """The configuration with the devices that there are; a rank of a team has its own."""
+    if len(parse_devices([config.policy_device])) > 1:
+        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy runs on one device.")
+    if team.size == 1:
+        map_hosts(config.hosts, parse_devices(config.devices))
+        return config
+    if len(config.devices) > 1:
+        named = ", ".join(config.devices)
+        raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
+    team.assign(config.hosts)  # refuses more ranks than hosts
+    places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
+    if config.policy_device.startswith("cuda"):
+        if team.device.type == "cpu":
+            raise SettingError("policy_device is on a GPU, but ranks are on the CPU; leave it at cpu.")
+        places.append(("policy_device", str(team.device)))
+    return config.with_changes(places, "torchrun")
