@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -157,13 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = list(sys.argv[1:] if arguments is None else arguments)
         app(args=given, obj=given)
     except EsperError as problem:
-        _refuse(str(problem))
+        print(f"esper: {problem}", file=sys.stderr)
+        sys.exit(2)
     except OSError as problem:
         if problem.errno != errno.ENAMETOOLONG:
             raise
-        _refuse(f"{str(problem.filename)[:60]}... is too long for a path. Choose a shorter name.")
-
-
-def _refuse(reason: str) -> NoReturn:
-    print(f"esper: {reason}", file=sys.stderr)
-    sys.exit(2)
+        print(f"esper: the path {str(problem.filename)[:60]}... is too long; choose another.", file=sys.stderr)
+        sys.exit(2)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
@@ -225,23 +225,18 @@ def find_runs(folder: Path) -> list[Path]:
         raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
 
 
-class Stamp(NamedTuple):
-    """What changes when a run has something new to tell."""
-
-    is_running: bool
-    newest: float
-    """when the last event was written"""
-    files: tuple[tuple[int, int, int], ...]
+Stamp = tuple[float, bool, list[tuple[int, int, int]]]
+"""When a run's last event was written, and what changes when it has something new to tell."""
 
 
 def stamp_of(folder: Path) -> Stamp:
     """The stamp of a run; nothing of the run is read."""
     try:
-        config, *events = [path.stat() for path in (folder / CONFIG, *event_files(folder).values())]
+        found = [path.stat() for path in (folder / CONFIG, *event_files(folder).values())]
     except OSError:
-        return Stamp(False, 0.0, ())
-    files = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in (config, *events))
-    return Stamp(is_being_written(folder), max((file.st_mtime for file in events), default=0.0), files)
+        return 0.0, False, []
+    files = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
+    return max(file.st_mtime for file in found[1:] or found), is_being_written(folder), files
 
 
 def summarise(reader: RunReader) -> RunSummary:

@@ -105,10 +105,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait()
-        else:
-            self._go_on()
+        is_whole = self.cycle is not None and not self.cycle.response_complete
+        (self._go_on if is_whole else self._wait)()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -117,10 +115,6 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._go_on()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._go_on()
-        super().connection_lost(exc)
 
     def _wait(self) -> None:
         self.deadline = self.deadline or self.loop.call_later(PATIENCE, self.transport.abort)
@@ -135,7 +129,7 @@ class Feed:
     """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
 
     def __init__(self, folder: Path):
-        self.folder, self.lock, self.looked = folder, Lock(), -1.0
+        self.folder, self.lock, self.looked = folder, Lock(), -inf
         self.reader: RunReader | None = None
         self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}
         """what the list tells, as it was when the run had this stamp"""
@@ -151,7 +145,7 @@ class Feed:
 
     def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
         if self.reader is None:
-            self.reader = RunReader(self.folder)
+            self.reader, self.looked = RunReader(self.folder), -inf
         if time.monotonic() - self.looked > TICK / 2:
             self.reader.refresh()
             self.looked = time.monotonic()
@@ -209,7 +203,7 @@ class Site:
         if news:
             patience = max(0.1, 1.0 - (time.monotonic() - begun))
             await asyncio.wait([feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience)
-        ages = ({"age_seconds": max(0.0, time.time() - stamp.newest)} for stamp in stamps)
+        ages = ({"age_seconds": max(0.0, time.time() - stamp[0])} for stamp in stamps)
         return _json(encode({"runs": [feed.row | age for feed, age in zip(feeds, ages, strict=True)]}))
 
     async def episode(self, request: Request) -> Response:

@@ -148,7 +148,15 @@ def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: 
     way_out = f"A run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
     _require_tensors(tensors, _needed(agent), path, way_out)
     with fitting(path):
-        _fill(agent, tensors, plain["counters"])
+        agent.network.load_state_dict(_part(tensors, "network."))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _part(tensors, "optimizer.").items():
+            index, key = name.split(".", 1)
+            state.setdefault(int(index), {})[key] = value
+        agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
+        agent.draws.set_state(tensors["draws"])
+        agent.shuffles.set_state(tensors["shuffles"])
+        agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
     return dict(plain["facts"])
 
 
@@ -162,18 +170,6 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
             raise CheckpointMismatchError(f"{path} has {name} of shape {own}, not {wanted} (size mismatch). {way_out}")
         if not tensors[name].isfinite().all():
             raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
-
-
-def _fill(agent: PPOAgent, tensors: Tensors, counters: Mapping[str, int]) -> None:
-    agent.network.load_state_dict(_part(tensors, "network."))
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in _part(tensors, "optimizer.").items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
-    agent.draws.set_state(tensors["draws"])
-    agent.shuffles.set_state(tensors["shuffles"])
-    agent.decisions, agent.updates = counters["decisions"], counters["updates"]
 
 
 def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from esper.leyline.errors import EsperError, SaveError
-from esper.leyline.files import make_folder, open_plain, read_plain, write_durably
+from esper.leyline.files import make_folder, names_in, open_plain, read_plain, write_durably
 from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
@@ -146,12 +146,8 @@ def events_of(rank: int) -> str:
 
 def event_files(folder: Path) -> dict[int, Path]:
     """Rank -> its events, for all that are regular files."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [_EVENTS.fullmatch(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)]
-    except OSError:
-        return {}
-    return dict(sorted((int(name[1]), folder / name[0]) for name in names if name))
+    found = [(int(name[1]), folder / name[0]) for name in map(_EVENTS.fullmatch, names_in(folder)) if name]
+    return dict(sorted((rank, path) for rank, path in found if path.is_file() and not path.is_symlink()))
 
 
 def event_sizes(folder: Path) -> dict[str, int]:
