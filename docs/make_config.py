@@ -23,8 +23,9 @@ One frozen value decides each `esper ppo`, `esper run` and `esper compare`. It s
 `esper ppo`, its `task` for the others) or from the defaults below. The options of a command set some of the keys, and
 `--set` sets any:
 `--set ppo.lr=3e-4 --set 'devices=["cuda:0","cuda:1"]' --set task.lengths.ramp=3`. Values are JSON; what is not JSON is
-text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. What a run was
-started with is in `config.json` of its folder; `--resume` goes on with that.
+text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. A number is at
+most a billion, unless its row says otherwise. What a run was started with is in `config.json` of its folder;
+`--resume` goes on with that.
 """
 COMMANDS = {"ppo": TrainingConfig, "run": RunConfig, "compare": CompareConfig}
 

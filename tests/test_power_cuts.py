@@ -17,7 +17,7 @@ from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import EpochSaves, build
-from leyline.power_cuts import NOTHING, Violation, play
+from faults.power_cuts import NOTHING, Violation, play
 from null_sink import NullSink
 from simic.tiny_runs import tiny
 from trials import grown_runs
@@ -137,7 +137,7 @@ class Twin(Listed):
 
     def load(self, folder):
         """What is damaged would be computed anew, and must not be there."""
-        found = twins._read(folder / self.path, 1)
+        found = twins._read(twins._store(folder / self.path), 1)
         if found is None and (folder / self.path).exists():
             raise Violation("damaged")
         return NOTHING if found is None else found[0].epoch
@@ -149,11 +149,11 @@ READING = EpochReading(**dict.fromkeys(EpochReading.__dataclass_fields__, 0))
 class Arm(Listed):
     def arm(self, folder):
         arms = Comparison.__new__(Comparison)
-        arms.config, arms.done = SimpleNamespace(out=folder), {}
+        arms.config, arms.done = SimpleNamespace(out=folder, digest=lambda: "settings"), {}
         return arms
 
     def save(self, folder, number):
-        self.arm(folder)._keep(Trials("never", 1.0, ({"row": number},), (), ()))
+        self.arm(folder)._arm("never", 1.0).save(vars(Trials("never", 1.0, ({"row": number},), (), ())))
 
     def load(self, folder):
         arms = self.arm(folder)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
-from leyline.power_cuts import NOTHING, Violation, play
+from faults.power_cuts import NOTHING, Violation, play
 
 
 class Subject:

@@ -120,7 +120,7 @@ def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
 
 
 def test_a_host_that_is_missing_is_trained_anew_and_is_the_same(found, tmp_path):
-    shutil.copytree(found.config.out, tmp_path / "copy")
+    shutil.copytree(found.config.out / runfolder.PRETRAINED, tmp_path / "copy" / runfolder.PRETRAINED)
     config = configured(tmp_path / "copy", policies=["never"], seeds=2, pretrain=EPOCHS)
     path = config.out / runfolder.PRETRAINED / "seed-1.safetensors"
     before = load_file(path)

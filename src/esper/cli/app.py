@@ -1,5 +1,6 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -157,4 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=given, obj=given)
     except EsperError as problem:
         print(f"esper: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"esper: the path {str(problem.filename)[:60]}... is too long; choose another.", file=sys.stderr)
         sys.exit(2)

@@ -1,11 +1,9 @@
 """`esper run` and `esper export`: a policy on built-in tasks, and the network that it leaves. The loop is elsewhere."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -15,9 +13,9 @@ from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
-from esper.kasmina.harvesting import WEIGHTS
+from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
-from esper.leyline.files import digest
+from esper.leyline.files import copy_files, digest
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
@@ -70,31 +68,33 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         except Stopped as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
             return None
-        runfolder.write_json(config.out / runfolder.RESULTS, {"results": [asdict(result) for result in results]})
+        homes = [config.out / runfolder.NETWORKS / f"host-{host}" for host in range(config.hosts)]
+        networks = [{name: digest(place / name) for name in (SOURCE, WEIGHTS)} for place in homes]
+        values = {"results": [asdict(result) for result in results], "networks": networks}
+        runfolder.write_json(config.out / runfolder.RESULTS, values)
     return results
 
 
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
     """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its result."""
     read_started(run, "run")
+    runfolder.require_plain(run)
     path = run / runfolder.RESULTS
     if not path.is_file():
         raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume")
     try:
-        results: list[dict[str, Any]] = runfolder.read_json(path)["results"]
+        found = runfolder.read_json(path)
+        results: list[dict[str, Any]] = found["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+        digests = {name: str(found["networks"][best][name]) for name in (SOURCE, WEIGHTS)}
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise SaveError(f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume") from problem
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
-    networks, name = run / runfolder.NETWORKS, f"host-{best}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent, prefix=".export-") as part:
-            copied = shutil.copytree(networks / name, Path(part) / "network", symlinks=True)
-            if digest(copied / WEIGHTS) != runfolder.read_json(networks / runfolder.DIGESTS)[name]:
-                raise SaveError(f"the weights in {networks} were changed. Rewrite them: esper run --out {run} --resume")
-            copied.rename(folder)
-    except OSError as problem:
-        raise SaveError(f"cannot export to {folder}: {problem}.") from problem
+        copy_files(run / runfolder.NETWORKS / f"host-{best}", folder, digests)
+    except SaveError as problem:
+        raise SaveError(
+            f"cannot export to {folder}: {problem} Write it again: esper run --out {run} --resume"
+        ) from problem
     return results[best]

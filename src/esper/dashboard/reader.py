@@ -231,6 +231,20 @@ def find_runs(folder: Path) -> list[Path]:
         raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
 
 
+Stamp = tuple[float, bool, list[tuple[int, int, int]]]
+"""When a run's last event was written, and what changes when it has something new to tell."""
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """The stamp of a run; nothing of the run is read."""
+    try:
+        found = [path.stat() for path in (folder / CONFIG, *event_files(folder).values())]
+    except OSError:
+        return 0.0, False, []
+    files = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
+    return max(file.st_mtime for file in found[1:] or found), is_being_written(folder), files
+
+
 def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view

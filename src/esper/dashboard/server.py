@@ -10,16 +10,17 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
-from esper.dashboard.reader import RunReader, find_runs
+from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
 from esper.leyline.errors import EsperError, SettingError
 
 try:
     import uvicorn
-    from anyio import Lock, to_thread
+    from anyio import CapacityLimiter, Lock, to_thread
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -29,6 +30,7 @@ try:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
     from starlette.types import ASGIApp
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
     raise SettingError("esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'") from missing
 
@@ -45,6 +47,12 @@ HEADERS = {
 }
 TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
 """Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
+KEPT_SECONDS = 60.0
+"""How long a run stays in memory after somebody looked at it alone."""
+PATIENCE, MOST_CONNECTIONS = 10.0, 1000
+"""Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
+_READERS = 1
+"""Runs that are read at a time for the list."""
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -86,31 +94,82 @@ class Guard(BaseHTTPMiddleware):
         return name in self.allowed_hosts or (self.token is not None and is_number)
 
 
+class Connection(H11Protocol):
+    """Ends where a request does not come whole in time, or nobody takes the answer: strangers can do that, too."""
+
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_whole = self.cycle is not None and not self.cycle.response_complete
+        (self._go_on if is_whole else self._wait)()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def _wait(self) -> None:
+        self.deadline = self.deadline or self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def _go_on(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
 class Feed:
     """One run's reader, shared by all who look; it answers one question at a time, in a thread."""
 
     def __init__(self, folder: Path):
-        self.folder, self.lock, self.looked = folder, Lock(), -1.0
+        self.folder, self.lock, self.looked = folder, Lock(), -inf
         self.reader: RunReader | None = None
-        self.glance: asyncio.Task[str] | None = None
+        self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}
+        """what the list tells, as it was when the run had this stamp"""
+        self.stamp: Stamp | None = None
+        self.glance: asyncio.Task[None] | None = None
+        self.asked = -inf
+        """when somebody last looked at this run alone"""
 
-    async def ask(self, question: Callable[[RunReader], Answer]) -> Answer:
+    async def ask(self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None) -> Answer:
         async with self.lock:
-            return await to_thread.run_sync(self._answer, question)
+            self.asked = self.asked if limit else time.monotonic()
+            return await to_thread.run_sync(self._answer, question, limiter=limit)
 
     def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
         if self.reader is None:
-            self.reader = RunReader(self.folder)
+            self.reader, self.looked = RunReader(self.folder), -inf
         if time.monotonic() - self.looked > TICK / 2:
             self.reader.refresh()
             self.looked = time.monotonic()
         return question(self.reader)
 
-    def summary(self) -> "asyncio.Task[str]":
-        """Goes on beyond the request that asked, so that a long run is read once."""
+    def look(self, stamp: Stamp, limit: CapacityLimiter) -> "asyncio.Task[None]":
+        """Bring the row up to date. Goes on beyond the request that asked, so that a long run is read once."""
         if self.glance is None or self.glance.done():
-            self.glance = asyncio.create_task(self.ask(lambda reader: encode(header(reader))))
+            self.glance = asyncio.create_task(self._look(stamp, limit))
         return self.glance
+
+    async def _look(self, stamp: Stamp, limit: CapacityLimiter) -> None:
+        try:
+            self.row = await self.ask(header, limit)
+        except Exception:  # of this run alone: the others are listed
+            self.row = {"name": self.folder.name, "status": "damaged"}
+        self.stamp = stamp
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was read, unless the run goes on or somebody looks at it: memory must not grow with runs."""
+        is_watched = time.monotonic() - self.asked < KEPT_SECONDS
+        if self.row["status"] != "running" and not is_watched and not self.lock.locked():
+            self.reader = None
 
 
 class Site:
@@ -119,6 +178,7 @@ class Site:
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self.feeds: dict[Path, Feed] = {}
+        self.limit = CapacityLimiter(_READERS)
         self.is_closing: Callable[[], bool] = lambda: False
 
     async def open(self) -> dict[str, Feed]:
@@ -133,11 +193,18 @@ class Site:
         raise HTTPException(404, "There is no run of that name.")
 
     async def runs(self, request: Request) -> Response:
-        """All runs, within a second; those that are still being read say so."""
-        glances = {name: feed.summary() for name, feed in (await self.open()).items()}
-        if glances:
-            await asyncio.wait(glances.values(), timeout=1.0)
-        return _json('{"runs":[' + ",".join(_row(*named) for named in glances.items()) + "]}")
+        """All runs, within a second; those that were never read to their end say so."""
+        begun = time.monotonic()
+        feeds = list((await self.open()).values())
+        stamps = await to_thread.run_sync(lambda: [stamp_of(feed.folder) for feed in feeds])
+        for feed in feeds:
+            feed.close()
+        news = [(feed, stamp) for feed, stamp in zip(feeds, stamps, strict=True) if feed.stamp != stamp]
+        if news:
+            patience = max(0.1, 1.0 - (time.monotonic() - begun))
+            await asyncio.wait([feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience)
+        ages = ({"age_seconds": max(0.0, time.time() - stamp[0])} for stamp in stamps)
+        return _json(encode({"runs": [feed.row | age for feed, age in zip(feeds, ages, strict=True)]}))
 
     async def episode(self, request: Request) -> Response:
         feed = await self.find(request.path_params["name"])
@@ -169,12 +236,6 @@ class Site:
 
 def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
     return {"header": header(reader), "curves": curves(reader.view)}, arms_of(reader.view, reader.folder.name)
-
-
-def _row(name: str, glance: "asyncio.Task[str]") -> str:
-    if glance.done() and glance.exception() is None:
-        return glance.result()
-    return encode({"name": name, "status": "damaged" if glance.done() else "being read"})
 
 
 def _whole(request: Request, name: str) -> int:
@@ -214,8 +275,9 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | 
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
         shown = f"[{shown}]" if ":" in shown else shown
         app = build_app(folder, token, {*LOCAL_HOSTS, shown, socket.gethostname(), socket.getfqdn()})
-        quiet: dict[str, Any] = {"log_level": "warning", "server_header": False, "proxy_headers": False}
-        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=2, **quiet))
+        limits: dict[str, Any] = {"limit_concurrency": MOST_CONNECTIONS, "timeout_graceful_shutdown": 2}
+        quiet: dict[str, Any] = {"log_level": "error", "server_header": False, "proxy_headers": False}
+        server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", **limits, **quiet))
         app.state.site.is_closing = lambda: server.should_exit
         query = "" if token is None else f"?token={token}"
         print(f"http://{shown}:{listener.getsockname()[1]}/{query}  (Ctrl-C ends it)", flush=True)

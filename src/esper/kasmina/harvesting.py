@@ -78,15 +78,19 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
         way_out = "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
         raise HostError(f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}")
-    plain, source = harvest(model), render_source(model)
-    _prove(source, model, plain)
+    plain = harvest(model)
+    _prove(render_source(model, ""), model, plain)
     sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-    write_files(folder, {SOURCE: source.encode(), WEIGHTS: lambda path: save_model(plain, str(path))})
+    written = write_files(folder, {WEIGHTS: lambda path: save_model(plain, str(path))})
+    write_files(folder, {SOURCE: render_source(model, written[WEIGHTS]).encode()})
     return folder
 
 
-def render_source(model: MorphogeneticModel) -> str:
-    """A module that holds the sources of all fossils and a `graft` function; every name goes through `repr`."""
+def render_source(model: MorphogeneticModel, digest: str) -> str:
+    """A module that holds the sources of all fossils and a `graft` function; every name goes through `repr`.
+
+    `digest` is the sha256 of the weights beside it, which `graft` checks.
+    """
     table: list[tuple[str, str, list[tuple[Any, ...]]]] = []
     own: dict[tuple[str, str], str] = {}
     for slot_id in model.slot_config.slot_ids:
@@ -104,7 +108,8 @@ def render_source(model: MorphogeneticModel) -> str:
     builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())
     sources = [inspect.getsource(part).split('"""', 2)[2].strip() for part in parts]
     place = _PLACE if len(parts) > 1 else _GRAFT
-    return _TEMPLATE.format(parts="\n\n\n".join(sources), builders=builders, table=table, weights=WEIGHTS, place=place)
+    names = {"builders": builders, "table": table, "weights": WEIGHTS, "digest": digest, "place": place}
+    return _TEMPLATE.format(parts="\n\n\n".join(sources), **names)
 
 
 def _builder_source(kind: str, name: str) -> str:
@@ -175,6 +180,7 @@ _PLACE = """are_members = [entry[6] for entry in entries]
         place_fossils(model, site, list(zip(fossils, are_members)), add)"""
 _TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
 
+from hashlib import sha256
 from pathlib import Path
 
 from safetensors.torch import load_model
@@ -225,7 +231,10 @@ def place(model, built):
 
 def graft(model, weights=None):
     """Graft the fossils onto a fresh host and load the grown weights, by default those next to this file."""
+    path = Path(weights or Path(__file__).with_name({weights!r}))
+    if weights is None and sha256(path.read_bytes()).hexdigest() != {digest!r}:
+        raise ValueError(f"{{path}} was not exported with this file. Export again, or name weights of your own.")
     place(model, build(model))
-    load_model(model, str(weights or Path(__file__).with_name({weights!r})))
+    load_model(model, str(path))
     return model
 '''

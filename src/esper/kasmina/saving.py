@@ -17,12 +17,12 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import EsperError, OptimizerError, SaveError
+from esper.leyline.errors import OptimizerError, SaveError
 from esper.leyline.files import Content
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.slots import SlotConfig
 from esper.telemetry.runfolder import MANIFEST
-from esper.telemetry.store import Plain, Store
+from esper.telemetry.store import Plain, Store, fitting
 
 Tensors = Mapping[str, Tensor]
 
@@ -68,22 +68,23 @@ def restore_network(
     Refused with all as it was if the save does not fit. Whoever calls puts the snapshot into an attached optimiser.
     """
     facts, paths, average = _read(folder)
-    saved, own = facts["network"], describe_network(model)[0]["network"]
-    for key in ("modules", "blueprints"):
-        if saved[key] != own[key]:
-            raise SaveError(
-                f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
-            )
-    _refuse_other_host(facts["host"], _describe_tensors(model.host))
-    check(facts["extra"])
-    snapshot = _snapshot_from(facts, paths)
-    if model.link is not None and snapshot is None:
-        raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
-    if model.link is not None:
-        model.link.release(model.slots.parameters())
-    model.read_gradients()  # those since the last step are of a network that goes
-    _fill(model, saved, paths)
-    return snapshot, average, facts["extra"]
+    with fitting(folder / MANIFEST):
+        saved, own = facts["network"], describe_network(model)[0]["network"]
+        for key in ("modules", "blueprints"):
+            if saved[key] != own[key]:
+                raise SaveError(
+                    f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
+                )
+        _refuse_other_host(facts["host"], _describe_tensors(model.host))
+        check(facts["extra"])
+        snapshot = _snapshot_from(facts, paths)
+        if model.link is not None and snapshot is None:
+            raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
+        if model.link is not None:
+            model.link.release(model.slots.parameters())
+        model.read_gradients()  # those since the last step are of a network that goes
+        _fill(model, saved, paths)
+        return snapshot, average, facts["extra"]
 
 
 def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
@@ -92,7 +93,8 @@ def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
     if save is None:
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
-    return save.facts, paths, load_file(paths["average"]) if "average" in paths else None
+    with fitting(store.manifest):
+        return save.facts, paths, load_file(paths["average"]) if "average" in paths else None
 
 
 def _store(folder: Path) -> Store:
@@ -126,16 +128,14 @@ def rebuild_network(
     """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
-        _refuse_other_host(facts["host"], _describe_tensors(host))
-        check()
-        return _rebuild_from(host, facts, paths)
-    except Exception as problem:
+        with fitting(place):
+            _refuse_other_host(facts["host"], _describe_tensors(host))
+            check()
+            return _rebuild_from(host, facts, paths)
+    except Exception:
         remove_slots(host)
         host.load_state_dict(weights)
-        if isinstance(problem, EsperError):
-            raise
-        reason = f"{type(problem).__name__}: {problem}"
-        raise SaveError(f"{place} does not fit together ({reason}); use another save.") from problem
+        raise
 
 
 def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
@@ -166,7 +166,7 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
-            slot.built_in = saved["built_in"]
+            slot.built_in = int(saved["built_in"])
             if saved["seed"] is not None:
                 slot.seed = model.build_seed(slot_id, *saved["seed"])
             slot.assign(TypeAdapter(SeedState).validate_python(saved["state"]))

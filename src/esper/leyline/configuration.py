@@ -7,9 +7,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from esper.leyline.errors import SettingError
+
+MOST = 10**9
+"""Largest number of a setting that does not name its own."""
 
 
 class Configuration(BaseModel):
@@ -18,6 +21,17 @@ class Configuration(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="after")
+    def _values_are_sane(self) -> Self:
+        for name, value in self:
+            is_bound = any(hasattr(rule, "le") for rule in type(self).model_fields[name].metadata)
+            for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
+                if isinstance(part, int | float) and abs(part) > MOST and not is_bound:
+                    raise ValueError(f"{name} is {part:.3g}; numbers are at most {MOST:,}.")
+                if isinstance(part, str | Path) and "\0" in str(part):
+                    raise ValueError(f"{name} is {str(part)!r}; a text has no zero bytes.")
+        return self
 
     @classmethod
     def of(cls, values: Any, source: str = "the configuration") -> Self:
@@ -73,7 +87,7 @@ def read_value(text: str) -> Any:
     """JSON where it can be, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -98,7 +112,7 @@ def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
         if error["type"] == "extra_forbidden":
             yield _unknown(model, path)
         elif error["type"] == "value_error":
-            yield f"{'.'.join(path)}: {error['ctx']['error']}"
+            yield ": ".join(filter(None, [".".join(path), str(error["ctx"]["error"])]))
         else:
             yield f"{'.'.join(path)} is {json.dumps(error['input'])}: {message[0].lower()}{message[1:]}"
 

@@ -5,9 +5,11 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from esper.leyline.errors import SaveError
 
 Content = bytes | Callable[[Path], None]
 """What a file is to hold, or a function that writes it to the path that it is given."""
+MOST_BYTES = 2**27
+"""A file that is read whole and larger than this is none of ours."""
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
 
@@ -38,19 +42,43 @@ def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]
     return digests
 
 
+def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
+    """Make a new folder of copies, whole or not at all; a file whose sha256 is another one is refused."""
+    sweep(folder.parent, lambda name: name == folder.name)
+    beside = _beside(folder)
+    try:
+        copies = {name: partial(shutil.copyfile, source / name, follow_symlinks=False) for name in digests}
+        for name, found in write_files(beside, copies).items():
+            if found != digests[name]:
+                raise SaveError(f"{source / name} was changed after it was written, so it is not copied.")
+        with told(folder):
+            os.replace(beside, folder)
+            sync_folder(folder.parent)
+    finally:
+        _discard(beside)
+
+
+def _beside(path: Path) -> Path:
+    """A name next to a path that nobody can guess."""
+    return path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
+
+
 def _place(path: Path, content: Content) -> str:
-    """Write beside the file under a name that nobody can guess, make that durable, then move it into place."""
-    beside = path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
+    """Write beside the file, make that durable, then move it into place."""
+    beside, mode = _beside(path), 0
     temporary = beside if isinstance(content, bytes) else beside / path.name
     try:
         if isinstance(content, bytes):
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
         else:  # in a folder of its own: it may write beside what it is given
-            os.mkdir(beside, 0o700)
+            os.mkdir(beside)
+            mode = os.stat(beside).st_mode & 0o666
             content(temporary)
         with open_plain(temporary) as written:
+            if mode:  # a library may have made it its owner's alone
+                os.fchmod(written.fileno(), mode)
             os.fsync(written.fileno())
             found = hashlib.file_digest(written, "sha256").hexdigest()
         os.replace(temporary, path)
@@ -142,9 +170,12 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path) -> bytes:
-    """What is in a regular file."""
+    """What is in a regular file; one that is too large is refused."""
     with open_plain(path) as file:
-        return file.read()
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return content
 
 
 def digest(path: Path) -> str:

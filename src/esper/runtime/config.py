@@ -14,6 +14,8 @@ from esper.runtime.executors import refuse_impossible
 from esper.runtime.tasks import Task, get_task
 from esper.telemetry.curve_export import TrackerName
 
+MOST_EPOCHS, MOST_HOSTS = 100_000, 10_000
+
 
 class LengthsConfig(Configuration):
     """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the task alone."""
@@ -37,13 +39,13 @@ class TaskConfig(Configuration):
     """what hosts are trained on, see `esper list`"""
     host: str | None = None
     """another host, by family: cnn:blocks=3; see `esper list`"""
-    epoch_examples: int | None = Field(None, ge=1)
+    epoch_examples: int | None = Field(None, ge=1, le=10**7)
     """least examples per epoch and decision, rounded up to steps of one size"""
     held_out: int | None = Field(None, ge=2)
     """validation examples to measure on"""
     batch: int | None = Field(None, ge=1)
     """most examples per training step"""
-    epochs: int | None = Field(None, ge=2)
+    epochs: int | None = Field(None, ge=2, le=MOST_EPOCHS)
     """epochs in an episode, or decisions"""
     clock: Literal["epochs", "compute"] | None = None
     """what an episode is a length of; `compute` makes it compute"""
@@ -99,7 +101,7 @@ class HostsConfig(Configuration):
 
     task: TaskConfig = TaskConfig()
     """what hosts are trained on, and for how long"""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**128)
     """the first host's random seed; the others count on"""
     devices: tuple[str, ...] = Field(("cpu",), min_length=1)
     """where hosts train: cpu, or cuda:0 cuda:1"""
@@ -117,7 +119,7 @@ class HostsConfig(Configuration):
     """files that `esper --import` brought in, by name, with their SHA-256; not for you to set"""
     data_root: Path | None = None
     """folder that holds the data sets"""
-    threads: int | None = Field(1, ge=1)
+    threads: int | None = Field(1, ge=1, le=512)
     """CPU threads per operation; None leaves it to torch. Small hosts are fastest with 1"""
     deterministic: bool = False
     """only kernels that give the same result twice"""

@@ -1,13 +1,13 @@
 """A learner as one safetensors file, and a run's newest and best of them. Nothing is ever unpickled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -19,7 +19,7 @@ from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
 from esper.simic.any_env import ActionCodec, ObservationCodec, describe_space, read_space
-from esper.simic.config import PPOConfig, PPOSettings, TrainingConfig
+from esper.simic.config import MOST_WIDTH, PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
@@ -28,9 +28,11 @@ from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry import runfolder
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
+from esper.telemetry.store import Store, fitting
 
 FORMAT = 2
+Tensors = Mapping[str, Tensor]
+Network = TypeVar("Network", bound=RecurrentActorCritic)
 _EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
 
 
@@ -42,8 +44,8 @@ class Layout:
     blueprints: tuple[str, ...]
     blends: tuple[str, ...]
     features: tuple[str, ...]
-    hidden_dim: int
-    head_dim: int
+    hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
     @classmethod
     def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
@@ -101,6 +103,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
+    with fitting(path):
+        TypeAdapter(Layout | None).validate_python(plain["layout"])
+        TypeAdapter(dict[str, int]).validate_python(plain["counters"])
+        TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
 
 
@@ -111,13 +117,15 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
         raise SaveError(
             f"{path} does not say how its learner is built: an earlier version wrote it. Use it as --policy."
         )
-    spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
-    codecs = None
-    if own["spaces"] is not None:
-        seen, acted = map(read_space, own["spaces"])
-        codecs = ObservationCodec(seen), ActionCodec(acted, spec)
-    config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
-    agent = PPOAgent(RecurrentActorCritic(spec=spec, **own["sizes"]).to(device), config, codecs=codecs)
+    with fitting(path):
+        spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
+        codecs = None
+        if own["spaces"] is not None:
+            seen, acted = map(read_space, own["spaces"])
+            codecs = ObservationCodec(seen), ActionCodec(acted, spec)
+        config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
+        network = _built(lambda: RecurrentActorCritic(spec=spec, **own["sizes"]), tensors, path)
+        agent = PPOAgent(network.to(device), config, codecs=codecs)
     agent.layout = plain["layout"] and TypeAdapter(Layout).validate_python(plain["layout"])
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
@@ -136,25 +144,32 @@ def _growth_layout(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return dict(plain["layout"])
 
 
-def _restore(agent: PPOAgent, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    for name, value in _needed(agent).items():
+def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    way_out = f"A run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
+    _require_tensors(tensors, _needed(agent), path, way_out)
+    with fitting(path):
+        agent.network.load_state_dict(_part(tensors, "network."))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _part(tensors, "optimizer.").items():
+            index, key = name.split(".", 1)
+            state.setdefault(int(index), {})[key] = value
+        agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
+        agent.draws.set_state(tensors["draws"])
+        agent.shuffles.set_state(tensors["shuffles"])
+        agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
+    return dict(plain["facts"])
+
+
+def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str) -> None:
+    """Refuse a file that lacks a tensor, or has one of another shape or with what is no finite number."""
+    for name, value in needed.items():
         if name not in tensors:
             raise SaveError(f"{path} is damaged: it has no {name}.")
-        if tensors[name].shape != value.shape:
-            raise CheckpointMismatchError(
-                f"{path} has {name} of shape {list(tensors[name].shape)}, not {list(value.shape)} (size mismatch). A "
-                f"run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
-            )
-    agent.network.load_state_dict(_part(tensors, "network."))
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in _part(tensors, "optimizer.").items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
-    agent.draws.set_state(tensors["draws"])
-    agent.shuffles.set_state(tensors["shuffles"])
-    agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
-    return dict(plain["facts"])
+        own, wanted = list(tensors[name].shape), list(value.shape)
+        if own != wanted:
+            raise CheckpointMismatchError(f"{path} has {name} of shape {own}, not {wanted} (size mismatch). {way_out}")
+        if not tensors[name].isfinite().all():
+            raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
 
 
 def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
@@ -174,7 +189,7 @@ def _brief(value: Any) -> str:
     return str(value)
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -185,15 +200,25 @@ def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
     reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
     layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
     require_layout(saved, layout, path)
-    network = layout.build()
-    network.load_state_dict(_part(tensors, "network."))
-    return NetworkPolicy(network, reads_telemetry=reads_telemetry)
+    return NetworkPolicy(_built(layout.build, tensors, path), reads_telemetry=reads_telemetry)
+
+
+def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:
+    """The network of a file. Shapes are compared on one that takes no memory: a small file may name any widths."""
+    with fitting(path), torch.device("meta"):
+        network = build()
+    needed = {f"network.{name}": value for name, value in network.state_dict().items()}
+    _require_tensors(tensors, needed, path, "Use another checkpoint.")
+    with fitting(path):
+        network.to_empty(device="cpu").load_state_dict(_part(tensors, "network."))
+    return network
 
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
     facts = read_checkpoint(path)[1]["facts"]  # before 0.2 they had the hosts of each rank instead
-    return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
+    with fitting(path):
+        return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
@@ -209,7 +234,8 @@ def other_episodes(path: Path, played: Task) -> str | None:
 
 def saved_rounds(folder: Path) -> int:
     """Whole rounds that a run has behind it on disk."""
-    return max((save.facts["rounds"] for save in _store(folder, 1).generations()), default=0)
+    with fitting(folder / runfolder.MANIFEST):
+        return max((int(save.facts["rounds"]) for save in _store(folder, 1).generations()), default=0)
 
 
 def require_saved_corpus(folder: Path, corpus: str | None) -> None:
@@ -259,12 +285,14 @@ class History:
         if newest is None:
             self._rewind({})
             return 0
-        facts = load_agent(self.store.path(newest, "policy"), agent, self.layout)
-        self.episodes = int(facts["episodes"])
-        self._rewind(facts["events"])
-        self.sink.telemetry.load(facts["telemetry"])
-        self.sink.telemetry.end_round()
-        return int(facts["rounds"])
+        path = self.store.path(newest, "policy")
+        facts = load_agent(path, agent, self.layout)
+        with fitting(path):
+            self.episodes = int(facts["episodes"])
+            self._rewind(facts["events"])
+            self.sink.telemetry.load(facts["telemetry"])
+            self.sink.telemetry.end_round()
+            return int(facts["rounds"])
 
     def _rewind(self, sizes: dict[str, int]) -> None:
         self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))

@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.config import MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle
 from esper.simic.rewards import weights_of
+
+MOST_WIDTH = 16384
 
 
 class PPOSettings(Configuration):
@@ -42,15 +44,15 @@ class PPOSettings(Configuration):
     """learning rate at the first decision"""
     lr_floor: float = Field(1e-4, ge=0)
     """the learning rate after `anneal_decisions`"""
-    anneal_decisions: int | None = Field(None, ge=1)
+    anneal_decisions: int | None = Field(None, ge=1, le=2**62)
     """decisions over which bonus and rate fall in a straight line; None = the whole training"""
     target_kl: float | None = Field(0.03, gt=0)
     """an update ends before a step whose divergence exceeds 1.5 times this; None = never"""
     max_grad_norm: float = Field(0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
-    hidden_dim: int = Field(128, ge=1, le=16384)
+    hidden_dim: int = Field(128, ge=1, le=MOST_WIDTH)
     """width of encoder and LSTM"""
-    head_dim: int = Field(64, ge=1, le=16384)
+    head_dim: int = Field(64, ge=1, le=MOST_WIDTH)
     """width of the layer inside each head"""
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not compiled"""
@@ -107,13 +109,13 @@ class TrainingConfig(HostsConfig):
     """how much is written down"""
     rounds: int = Field(40, ge=1)
     """rounds of N episodes and one update"""
-    hosts: int = Field(8, ge=1)
+    hosts: int = Field(8, ge=1, le=MOST_HOSTS)
     """hosts that train side by side"""
-    host_pool: int = Field(32, ge=1)
+    host_pool: int = Field(32, ge=1, le=100_000)
     """different hosts there are; each one's twin is computed once"""
     initial_wait: float = Field(0.8, gt=0, lt=1)
     """how likely an untrained policy waits where every op is possible"""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**128)
     """decides hosts, data orders, weights and draws"""
     policy_device: str = "cpu"
     """where the policy decides and learns; a network this small is faster on the CPU, unless hosts are hundreds"""

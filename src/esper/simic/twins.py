@@ -14,7 +14,7 @@ from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.storing import read_reading, spell_reading
 from esper.runtime.tasks import Task
-from esper.telemetry.store import Store
+from esper.telemetry.store import Store, fitting
 
 _FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
 _PLAN = ("beta2", "clock", "compute", "warmup", "decay")
@@ -42,7 +42,8 @@ def twin_readings(
     """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
-    found = {seed: readings for seed, path in paths.items() if (readings := _read(path, task.epochs)) is not None}
+    stores = {seed: _store(path) for seed, path in paths.items()}
+    found = {seed: kept for seed, store in stores.items() if (kept := _read(store, task.epochs)) is not None}
     missing = [seed for seed in paths if seed not in found]
     if missing:
         hosts = Population(task, missing, **population)
@@ -58,20 +59,21 @@ def twin_readings(
             if should_stop():
                 return None
         for seed in missing:
-            _store(paths[seed]).save({"readings": [spell_reading(reading) for reading in found[seed]]})
+            stores[seed].save({"readings": [spell_reading(reading) for reading in found[seed]]})
     return {seed: found[seed] for seed in seeds}
 
 
-def _read(path: Path, epochs: int) -> list[EpochReading] | None:
+def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     """The readings of a twin; what is damaged, incomplete or of an older format is computed anew."""
     try:
-        kept = _store(path).newest()
-        readings = [] if kept is None else [read_reading(row) for row in kept.facts["readings"]]
-    except (SaveError, TypeError, ValueError):
+        kept = store.newest()
+        with fitting(store.manifest):
+            readings = [] if kept is None else [read_reading(row) for row in kept.facts["readings"]]
+    except SaveError:
         return None
     return readings if len(readings) == epochs else None
 
 
 def _store(path: Path) -> Store:
-    """One for each seed: ranks write at the same time, and no two the same one."""
-    return Store(path, "never-grown twin")
+    """One for each seed: ranks write at the same time, and no two the same one. The name tells seed and settings."""
+    return Store(path, "never-grown twin", of=path.stem)

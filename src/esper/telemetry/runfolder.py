@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,19 +13,18 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from esper.leyline.errors import EsperError, SaveError
-from esper.leyline.files import make_folder, open_plain, read_plain, write_durably
+from esper.leyline.files import make_folder, names_in, open_plain, read_plain, write_durably
 from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
 PLANS, NETWORKS = "plans", "networks"
 """What searches have tried, and each host's network, ready to be rebuilt without esper."""
+FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
 GARDEN = "garden"
 """What stands in place of a command in the configuration of a training loop of one's own."""
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
-DIGESTS = "digests.json"
-"""File among the networks: host -> sha256 of its weights."""
 CHECKSUM = "sha256"
 """Key of the files above that are plain for people and read back all the same."""
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
@@ -37,6 +37,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
+        require_plain(folder)
         is_new = not folder.exists()
         make_folder(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
@@ -54,6 +55,22 @@ def only_writer(folder: Path) -> Iterator[None]:
                 if is_new:
                     folder.rmdir()
         lock.release()
+
+
+def require_plain(folder: Path) -> None:
+    """Refuse a run folder that leads elsewhere: what is written, deleted or read in it must lie in it.
+
+    Links in place of other files are replaced when these are written, and refused when they are read.
+    """
+    folders = [folder / name for name in FOLDERS] + list((folder / NETWORKS).glob("host-*"))
+    in_place = [folder / LOCK, *folder.glob("events-*.jsonl")]
+    for path in (path for path in (*folders, *in_place) if os.path.lexists(path)):
+        found, is_file = path.lstat(), path in in_place
+        is_own = found.st_nlink == 1 and stat.S_ISREG(found.st_mode) if is_file else stat.S_ISDIR(found.st_mode)
+        if not is_own:
+            kind = "file of its own" if is_file else "folder"
+            way_out = "Put a copy in its place, or choose another --out."
+            raise SaveError(f"{path} is not a {kind}; nothing in a run folder may lead elsewhere. {way_out}")
 
 
 def is_being_written(folder: Path) -> bool:
@@ -97,7 +114,7 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
         write_json(folder / CONFIG, values)
     try:
         yield
-    except EsperError:
+    except (EsperError, OSError):
         empty = {path.name for path in event_files(folder).values() if not path.stat().st_size}
         if is_first and {path.name for path in folder.iterdir()} <= {LOCK, CONFIG, *empty}:
             for name in (CONFIG, *empty):
@@ -132,8 +149,8 @@ def events_of(rank: int) -> str:
 
 def event_files(folder: Path) -> dict[int, Path]:
     """Rank -> its events, for all that are regular files."""
-    names = [(_EVENTS.fullmatch(path.name), path) for path in folder.glob("events-*.jsonl") if not path.is_symlink()]
-    return dict(sorted((int(name[1]), path) for name, path in names if name and path.is_file()))
+    found = [(int(name[1]), folder / name[0]) for name in map(_EVENTS.fullmatch, names_in(folder)) if name]
+    return dict(sorted((rank, path) for rank, path in found if path.is_file() and not path.is_symlink()))
 
 
 def event_sizes(folder: Path) -> dict[str, int]:

@@ -8,13 +8,16 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from esper.leyline import files as disk
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import EsperError, SaveError
 from esper.leyline.files import Content
 
 FORMAT = 2
@@ -51,13 +54,21 @@ class Store:
         names: pattern of the file names without their endings; files that fit it and are not listed are deleted.
         keep: newest generations that stay.
         best: a fact whose highest holder stays as well.
+        of: what it was saved for, such as a seed and settings; what was saved for anything else is damage.
     """
 
     def __init__(
-        self, manifest: Path, kind: str, folder: Path | None = None, names: str = "(?!)", keep: int = 1, best: str = ""
+        self,
+        manifest: Path,
+        kind: str,
+        folder: Path | None = None,
+        names: str = "(?!)",
+        keep: int = 1,
+        best: str = "",
+        of: str = "",
     ):
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
-        self.keep, self.best = keep, best
+        self.keep, self.best, self.of = keep, best, of
         self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
         self._newest = 0
         """the generation resumed from; younger ones are undone"""
@@ -77,7 +88,8 @@ class Store:
         if self.best:
             best = max(known, key=lambda generation: generation.facts[self.best])
             kept = kept if best in kept else [best, *kept]
-        body = {"best": best and best.number, "generations": [asdict(generation) for generation in kept]}
+        listing = [asdict(generation) for generation in kept]
+        body = {"of": self.of, "best": best and best.number, "generations": listing}
         whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
         disk.write_durably(self.manifest, (json.dumps(whole, indent=1) + "\n").encode())
         self._newest = kept[-1].number
@@ -163,10 +175,26 @@ class Store:
             raise SaveError(f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. Choose another folder.")
         if digest_json(body) != whole["sha256"]:
             raise ValueError("it was changed after it was written: its checksum does not match")
-        found = [Generation(**generation) for generation in body["generations"]]
+        if body.get("of", "") != self.of:
+            raise ValueError("it was saved for another seed or for other settings")
+        found = TypeAdapter(list[Generation]).validate_python(body["generations"])
+        if self.best and any(not isinstance(generation.facts[self.best], int | float) for generation in found):
+            raise ValueError(f"{self.best} is not a number")
         for name in {name for generation in found for name in generation.names if not _PLAIN_NAME.fullmatch(name)}:
             raise ValueError(f"{name!r} is not a plain file name")
         return found
+
+
+@contextmanager
+def fitting(place: Path) -> Iterator[None]:
+    """What was saved in a place and does not fit together becomes one line that names the place."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except Exception as problem:  # whatever a forged file brings about
+        reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+        raise SaveError(f"{place} does not fit together ({reason}). Use another save, or start anew.") from problem
 
 
 def digest_json(body: Plain) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load, save_file
 from torch import Tensor
@@ -27,7 +28,7 @@ from esper.tamiyo.rules import is_rule, replay
 from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.telemetry.store import Generation, Store
+from esper.telemetry.store import Generation, Store, fitting
 from esper.trials.arms import ArmRun, Entry, Planting, Stopped, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.searching import Searching, is_search, placements_of, read_search
@@ -120,6 +121,9 @@ class Comparison:
 
     def _live(self, arms: Sequence[str], rate: float) -> None:
         """Play the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
+        for kind, followed in (self.config.finals.get(arm, ("", "")) for arm in arms):
+            if kind == "final-equal-flops":
+                self._live([f"final of {followed}"], rate)
         missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
         for group in _batches(missing, max(1, self.most // self.config.seeds)):
             for arm in filter(is_search, group):
@@ -145,8 +149,10 @@ class Comparison:
                     )
                 rows, built, told = zip(*map(_plain, runs), strict=True)
                 trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
-                self._store(arm, rate).save(vars(trials))
+                self._arm(arm, rate).save(vars(trials))
                 self.done[arm, rate] = trials
+        for arm in dict.fromkeys(arms):  # in this order, whatever was known before
+            self.done[arm, rate] = self.done.pop((arm, rate))
 
     def _entries(self, arm: str, rate: float) -> list[Entry]:
         """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
@@ -167,9 +173,7 @@ class Comparison:
         """Epochs of each of an arm's episodes."""
         kind, followed = self.config.finals.get(arm, (arm, ""))
         if kind == "final-equal-flops":
-            yardstick = f"final of {followed}"
-            self._live([yardstick], rate)
-            rows = zip(self.best(followed).rows, self.done[yardstick, rate].rows, strict=True)
+            rows = zip(self.best(followed).rows, self.done[f"final of {followed}", rate].rows, strict=True)
             return [max(2, round(grown["flops"] * final["epochs"] / final["flops"])) for grown, final in rows]
         more = self.config.pretrain if kind == "final-whole" else 0
         return [self.task.epochs + more] * self.config.seeds
@@ -185,8 +189,10 @@ class Comparison:
 
     def _search(self, arm: str, rate: float) -> str:
         """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
-        search, store = read_search(arm), Store(self._path(PLANS, arm, rate), "search for a plan")
-        known: dict[str, float] = save.facts["known"] if (save := _newest(store, "its search starts anew")) else {}
+        search, store = read_search(arm), self._store(PLANS, "search for a plan", arm, rate)
+        save = _newest(store, "its search starts anew")
+        with fitting(store.manifest):
+            known = {} if save is None else TypeAdapter(dict[str, float]).validate_python(save.facts["known"])
         task = replace(self.task, lr=self.task.lr * rate)
         if self.config.pretrain:
             self._pretrain(search.host_seeds)
@@ -210,10 +216,17 @@ class Comparison:
     def _pretrain(self, seeds: Sequence[int]) -> None:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
-        stores = {seed: Store(folder / f"seed-{seed}.json", "trained host", names=f"seed-{seed}") for seed in seeds}
+        settings = self.config.digest("task", "pretrain", "devices", "deterministic", *self.config.way_to_run)
+        stores = {
+            seed: Store(folder / f"{name}.json", "trained host", names=name, of=f"{settings} {name}")
+            for seed, name in ((seed, f"seed-{seed}") for seed in seeds)
+        }
         for seed, store in stores.items():
             if (save := _newest(store, "its host is trained again")) is not None:
-                self.weights[seed] = load(store.path(save, "host").read_bytes())
+                with fitting(store.manifest), torch.device("meta"):
+                    state = load(store.path(save, "host").read_bytes())
+                    self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
+                    self.weights[seed] = state
         if missing := [seed for seed in stores if seed not in self.weights]:
             self.tell(f"training {len(missing)} hosts alone for {epochs} epochs")
             hosts = self.populate(replace(self.task, epochs=epochs, clock="epochs"), missing)
@@ -230,18 +243,22 @@ class Comparison:
         if self.should_stop():
             raise Stopped
 
-    def _path(self, folder: str, arm: str, rate: float) -> Path:
+    def _store(self, folder: str, kind: str, arm: str, rate: float) -> Store:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return self.config.out / folder / f"{slug}-{rate:g}.json"
+        return Store(
+            self.config.out / folder / f"{slug}-{rate:g}.json", kind, of=f"{self.config.digest()} {arm} {rate}"
+        )
 
-    def _store(self, arm: str, rate: float) -> Store:
-        return Store(self._path(ARMS, arm, rate), "arm of a comparison")
+    def _arm(self, arm: str, rate: float) -> Store:
+        return self._store(ARMS, "arm of a comparison", arm, rate)
 
     def _is_known(self, arm: str, rate: float) -> bool:
-        if (arm, rate) not in self.done and (save := _newest(self._store(arm, rate), "its arm is run again")):
-            self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
+        store = self._arm(arm, rate)
+        if (arm, rate) not in self.done and (save := _newest(store, "its arm is run again")):
+            with fitting(store.manifest):
+                self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
         return (arm, rate) in self.done
 
 

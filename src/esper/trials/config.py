@@ -7,11 +7,12 @@ from pydantic import Field
 
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.config import HostsConfig, TelemetrySettings
+from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
 from esper.simic.config import TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.runfolder import POLICY
+from esper.telemetry.store import digest_json
 from esper.trials.searching import is_search, read_search
 
 ALL = "all"
@@ -20,6 +21,11 @@ ALL = "all"
 
 class TrialConfig(HostsConfig):
     """What a run of a policy and a comparison have in common."""
+
+    def digest(self, *names: str) -> str:
+        """Of settings, by default of all that decide the results: what is saved is bound to it."""
+        values = self.settled().model_dump(mode="json", exclude={"out", "data_root", "telemetry"})
+        return digest_json({name: values[name] for name in names or values})
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
@@ -32,7 +38,7 @@ class RunConfig(TrialConfig):
 
     policy: str = "heuristic"
     """a rule, as heuristic:share=0.5, or a checkpoint"""
-    hosts: int = Field(1, ge=1)
+    hosts: int = Field(1, ge=1, le=MOST_HOSTS)
     """hosts that train side by side"""
     telemetry: TelemetrySettings = TelemetrySettings()
     """how much is written down"""
@@ -57,13 +63,13 @@ class CompareConfig(TrialConfig):
     """rules (heuristic:share=0.5), search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
-    seeds: int = Field(10, ge=1)
+    seeds: int = Field(10, ge=1, le=MOST_HOSTS)
     """how many hosts each arm has, the same for all"""
     final_of: tuple[str, ...] = Field((ALL,), min_length=1)
     """arms that get final networks; sham replays the first"""
     rates: tuple[float, ...] = Field((1.0,), min_length=1)
     """learning rates to try, as multiples: 0.5 1 2"""
-    pretrain: int = Field(0, ge=0)
+    pretrain: int = Field(0, ge=0, le=MOST_EPOCHS)
     """epochs that hosts are trained alone first"""
     oracle: bool = False
     """also try every single planting, at three times"""

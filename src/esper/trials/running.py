@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
-from esper.kasmina.harvesting import WEIGHTS, export_network
-from esper.leyline.files import digest
+from esper.kasmina.harvesting import export_network
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.runtime.splits import require_corpus
@@ -19,15 +19,17 @@ from esper.simic.checkpoints import load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
-from esper.telemetry.runfolder import DIGESTS, NETWORKS, POLICY, write_json
+from esper.telemetry.runfolder import NETWORKS, POLICY
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
+from esper.telemetry.store import Generation, Store, fitting
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
 KEPT_EPOCHS = 2
 """Newest epochs whose hosts stay on disk."""
 _MEMORY = "memory"
+Restored = tuple[int, list[list[Event]], list[dict[str, int]]]
+"""epoch, what had happened in it, stages entered so far per host"""
 
 
 @memory_errors()
@@ -48,7 +50,7 @@ def run_hosts(
         is_file = not is_rule(config.policy) and Path(config.policy).is_file()
         if is_file and (line := other_episodes(Path(config.policy), population.task)):
             tell(line)
-        saves = EpochSaves(config.out, population, deciders, sink)
+        saves = EpochSaves(config.out, population, deciders, sink, config.digest())
         found = saves.restore() if resume else None
         first, measured, counts = found or (0, None, [{} for _ in population.runs])
         for epoch in range(first, population.task.epochs):
@@ -79,7 +81,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     episodes = Episodes(population)
     if is_rule(config.policy):
         return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
-    store = Store(config.out / "policy.json", "policy of a run", names="policy")
+    store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest())
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:
@@ -92,31 +94,29 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
-    results, digests = [], {}
+    results = []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
         seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         start = run.model.host_params
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        name = f"host-{host}"
-        digests[name] = digest(export_network(run.model, config.out / NETWORKS / name) / WEIGHTS)
+        export_network(run.model, config.out / NETWORKS / f"host-{host}")
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
     sink.commit()
-    write_json(config.out / NETWORKS / DIGESTS, digests)
     return results
 
 
 class EpochSaves:
     """Saves every epoch that has been trained and measured, before anything is decided about it; finds the way back."""
 
-    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink):
+    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0
         """epochs of the episodes that a resume would not have to train again"""
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
-        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS)
+        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
 
     def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
@@ -144,12 +144,16 @@ class EpochSaves:
         self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
         self.epochs = epoch + 1
 
-    def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
+    def restore(self) -> Restored | None:
         """Hosts, memories and events as at the newest whole epoch, which it returns; None where none was saved yet."""
         save = self.store.newest()
         if save is None:
             self.sink.rewind(0)
             return None
+        with fitting(self.store.manifest):
+            return self._restore(save)
+
+    def _restore(self, save: Generation) -> Restored:
         require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
         paths = {role: self.store.path(save, role) for role in save.files}
         restore_population(self.population, save.facts["hosts"], paths)
@@ -162,4 +166,6 @@ class EpochSaves:
         self.sink.rewind(int(save.facts["events"]))
         self.epochs = save.facts["epoch"] + 1
         happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+        for event in chain.from_iterable(happened):
+            str(event)  # what is of another type cannot be told, and is refused here
         return save.facts["epoch"], happened, save.facts["counts"]

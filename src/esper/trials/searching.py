@@ -11,6 +11,7 @@ from pydantic import Field
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.own import read_settings
+from esper.runtime.config import MOST_HOSTS
 from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]
@@ -30,10 +31,10 @@ class Search:
     `seed` is the first host's; no host of the comparison may be among them.
     """
 
-    episodes: Annotated[int, Field(ge=2)] = 250
-    plans: Annotated[int, Field(ge=2)] = 32
-    hosts: Annotated[int, Field(ge=1)] = 8
-    seed: Annotated[int, Field(ge=0)] = 1_000_000
+    episodes: Annotated[int, Field(ge=2, le=10**6)] = 250
+    plans: Annotated[int, Field(ge=2, le=10**5)] = 32
+    hosts: Annotated[int, Field(ge=1, le=MOST_HOSTS)] = 8
+    seed: Annotated[int, Field(ge=0, le=2**128)] = 1_000_000
 
     @property
     def host_seeds(self) -> range:

@@ -13,14 +13,14 @@ from esper.telemetry.events import ArmFinished
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
     """One row per arm: what it cost and what it reached."""
-    table = Table(title=title)
+    table = Table(title=Text(printable(title)))
     table.add_column("arm")
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
     for result in results:
         scores = [f"{score:.2%}" for score in (result.validation_accuracy, result.test_accuracy)]
         counts = f"{result.fossilized}, {result.culled}", f"{result.flops:.3g}", f"{result.seconds:.1f}"
-        table.add_row(result.arm, f"{result.final_params:,}", *scores, *counts)
+        table.add_row(Text(printable(result.arm)), f"{result.final_params:,}", *scores, *counts)
     return table
 
 

@@ -151,6 +151,9 @@ class Disk:
 
     def _replace(self, source, target):
         old, new = self._call(source), self._call(target)
+        if old is not None and os.path.isdir(source):
+            self._move_folder(source, target, old, new)
+            return
         if old is not None:
             self._look(old)
         self._real["replace"](source, target)
@@ -163,6 +166,17 @@ class Disk:
             else:  # each folder knows of its own name only
                 self._pending.append((os.path.dirname(old), {old: None}))
                 self._change(new, {new: node})
+
+    def _move_folder(self, source, target, old, new):
+        """With all that is in it, of which the names must be durable: else it could be empty under the new name."""
+        assert not [folder for folder, _ in self._pending if folder == old], f"{old} is moved too early"
+        self._real["replace"](source, target)
+        entries = {old: None, new: FOLDER}
+        for name in [name for name in self._now if name.startswith(f"{old}/")]:
+            entries |= {name: None, f"{new}{name.removeprefix(old)}": self._now[name]}
+        _apply(self._now, entries)
+        self._last = "rename"
+        self._change(new, entries)
 
     def _unlink(self, path, **options):
         name = self._call(path)

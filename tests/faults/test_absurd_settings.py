@@ -1,0 +1,82 @@
+"""Settings that nobody can mean are one line, before anything is built."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from esper.cli.console.tables import arms_table
+from esper.leyline.configuration import leaves, read_setting
+from esper.leyline.errors import EsperError, SettingError
+from esper.simic.config import TrainingConfig
+from esper.telemetry.events import ArmFinished
+from esper.trials.config import CompareConfig, RunConfig
+from esper.trials.searching import read_search
+from faults.commands import CLEAR, run
+
+HUGE = (10**50, -(10**50), 1e300, -1e300)
+MODELS = (TrainingConfig, RunConfig, CompareConfig)
+KINDS = ("int", "float")
+FIELDS = [(model, key, str(field.annotation)) for model in MODELS for key, field in leaves(model).items()]
+NUMBERS = [(model, key) for model, key, annotation in FIELDS if any(kind in annotation for kind in KINDS)]
+
+
+@pytest.mark.parametrize(("model", "key"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+def test_every_number_has_an_upper_and_a_lower_bound(model, key):
+    for huge in HUGE:
+        for value in (huge, [huge], {"rent": huge}):
+            with pytest.raises(SettingError, match=key.split(".")[-1]):
+                model.start().with_changes([(key, value)], "the test")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ppo.value_clip", 4e38),
+        ("threads", 10**7),
+        ("task.epoch_examples", 2**53),
+        ("hosts", 10**9),
+        ("host_pool", 10**9),
+        ("task.epochs", 10**9),
+        ("task.name", "a\0b"),
+        ("out", "a\0b"),
+        ("reward.weights", {"rent": 1e30}),
+    ],
+)
+def test_what_once_took_all_memory_or_broke_is_refused(key, value):
+    with pytest.raises(SettingError, match=key.split(".")[-1]):
+        TrainingConfig.start().with_changes([(key, value)], "the test")
+
+
+def test_what_a_run_settles_for_itself_can_be_read_again():
+    """The largest settings give the longest line of annealing."""
+    largest = [("rounds", 10**9), ("hosts", 10_000), ("host_pool", 100_000), ("task.epochs", 100_000)]
+    settled = TrainingConfig.start().with_changes(largest, "the test").settled()
+    assert TrainingConfig.of(settled.model_dump(mode="json")) == settled
+
+
+@pytest.mark.parametrize("text", ["episodes=1000000000000", "hosts=100000", "plans=1000000000", f"seed={10**50}"])
+def test_a_search_has_bounds_too(text):
+    with pytest.raises(EsperError, match=text.partition("=")[0]):
+        read_search(f"search:{text}")
+
+
+def test_a_setting_as_deep_as_a_well_is_text():
+    assert read_setting("hosts=" + "[" * 100_000)[1].startswith("[[")
+
+
+@pytest.mark.parametrize("option", ["--out", "--policy", "--data-root", "--config-json"])
+def test_a_path_of_3000_letters_is_one_line(tmp_path, option):
+    more = ["--task", "cifar10"] if option == "--data-root" else []
+    where = [] if option == "--out" else ["--out", tmp_path / "run"]
+    assert run(tmp_path / "process", ["run", option, tmp_path / ("a" * 3000), *more, *where])[0] == CLEAR
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["dir[/b]/p", "[red]p", "p\x1b[2J"])
+def test_what_a_user_named_is_printed_as_it_is_and_never_obeyed(name):
+    result = ArmFinished(name, 0, 3, 1, 2, 0.5, 0.5, 1.0, 10, 1.0, 0, 0, 0)
+    text = io.StringIO()
+    Console(file=text, width=200, color_system="truecolor", force_terminal=True).print(arms_table([result], name))
+    shown = name.replace("\x1b", "\ufffd")
+    assert text.getvalue().count(shown) == 2

@@ -1,0 +1,152 @@
+"""What is read back is what was written, for this seed and these settings; else it is said, or made again the same."""
+
+import json
+import random
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from esper.leyline import files
+from esper.leyline.errors import EsperError, SaveError
+from esper.telemetry import runfolder
+from esper.telemetry.store import Store
+from esper.trials.running import EpochSaves, build
+from faults.commands import CLEAR, DONE, command, run
+from faults.damage import WRONG, change_digit, discard, flip, forge, leaves, replaced, swap, truncate, zero
+from null_sink import NullSink
+from simic.tiny_runs import events_of
+from trials import grown_runs
+
+KINDS = {"twins": "ppo", "arms": "compare", "pretrained": "compare"}
+
+
+def results_of(kind, folder):
+    """What the folder says in the end, without the wall clock."""
+    if kind == "ppo":
+        return events_of(folder)
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def forget_results(kind, name, folder):
+    """What the damaged files lead to has to be made again."""
+    if kind == "ppo":
+        discard(folder / "manifest.json")
+        discard(folder / "checkpoints")
+    elif name == "pretrained":
+        discard(folder / "arms")
+    discard(folder / "results.json")
+
+
+def files_in(folder, name, ending=".json"):
+    return sorted(path for path in (folder / name).iterdir() if path.suffix == ending)
+
+
+def swap_two(folder, name):
+    """The files of two seeds, or of two arms, with all that belongs to them."""
+    first, second = files_in(folder, name)[:2]
+    swap(first, second)
+    if name == "pretrained":
+        tensors = files_in(folder, name, ".safetensors")
+        swap(*tensors)
+        for manifest, own in zip((first, second), tensors, strict=True):  # a forger would see to it that these agree
+            forge(manifest, lambda body, own=own: body["generations"][0]["files"]["host"].update(name=own.name))
+
+
+def change_first(damage, ending=".json"):
+    return lambda folder, name: damage(files_in(folder, name, ending)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("twins", change_first(change_digit)),
+        ("twins", swap_two),
+        ("arms", change_first(change_digit)),
+        ("arms", swap_two),
+        ("pretrained", change_first(flip, ".safetensors")),
+        ("pretrained", change_first(zero, ".safetensors")),
+        ("pretrained", swap_two),
+    ],
+)
+def test_damage_is_told_or_what_is_damaged_is_made_again(finished, copy_of, tmp_path, name, damage):
+    kind = KINDS[name]
+    folder = copy_of(kind)
+    damage(folder, name)
+    forget_results(kind, name, folder)
+    verdict, _ = run(tmp_path / "process", command(kind, folder, "--resume"))
+    assert verdict == CLEAR or results_of(kind, folder) == results_of(kind, finished(kind))
+
+
+def test_an_arm_of_a_comparison_with_other_settings_is_not_taken(copy_of, tmp_path):
+    folder, other = copy_of("compare"), tmp_path / "other"
+    assert run(tmp_path / "process", command("compare", other, "--set", "task.budget=1.5"))[0] == DONE
+    for name in ("never-1.json", "heuristic-1.json"):
+        (folder / "arms" / name).write_bytes((other / "arms" / name).read_bytes())
+    assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
+
+
+def test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one(finished, copy_of, tmp_path):
+    folder = copy_of("compare")
+    for name in ("never-1.json", "heuristic-1.json"):
+        (folder / "arms" / name).unlink()
+    assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == DONE
+    assert results_of("compare", folder) == results_of("compare", finished("compare"))
+    arms = [list(json.loads((place / "results.json").read_text())["arms"]) for place in (folder, finished("compare"))]
+    assert arms[0] == arms[1]
+
+
+# -- a forger who knows how to make checksums --------------------------------------------------------------------------
+
+
+def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
+    """Whatever is changed: a save that is refused, or one that can be used; never another exception."""
+    config = grown_runs.configured(tmp_path / "run", hosts=1, task__epochs=4)
+    grown_runs.stopped(config, 2)
+    manifest = config.out / runfolder.MANIFEST
+    whole, draw = manifest.read_text(), random.Random(0)
+    body = json.loads(whole)["body"]
+    places = [path for path in leaves(body["generations"]) if path[2:3] != ("files",)]
+    episodes, deciders = build(config)
+    refused = 0
+    for path in draw.sample(places, 60):
+        changed = replaced(body["generations"], path, draw.choice(WRONG))
+        manifest.write_text(whole)
+        forge(manifest, lambda body, changed=changed: body.update(generations=changed))
+        try:
+            EpochSaves(config.out, episodes.population, deciders, NullSink(), config.digest()).restore()
+        except EsperError:
+            refused += 1
+    assert refused > 10
+
+
+def test_values_of_another_type_in_a_comparison_are_one_error(copy_of, tmp_path):
+    folder = copy_of("compare")
+    for arm, rows in (("never", {"arm": 1}), ("random", [])):
+        forge(folder / f"arms/{arm}-1.json", lambda body, rows=rows: body["generations"][0]["facts"].update(rows=rows))
+    assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
+
+
+def test_a_trained_host_of_another_shape_is_one_error(copy_of, tmp_path):
+    folder = copy_of("compare")
+    path = folder / "pretrained/seed-0.safetensors"
+    save_file({name: value.flatten()[:1].clone() for name, value in load_file(path).items()}, path)
+    digest = files.digest(path)
+    forge(path.with_suffix(".json"), lambda body: body["generations"][0]["files"]["host"].update(sha256=digest))
+    discard(folder / "arms")
+    assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
+
+
+def test_a_file_that_is_too_large_to_be_ours_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    store = Store(tmp_path / "manifest.json", "thing")
+    store.save({"text": "x" * 1000})
+    with pytest.raises(SaveError, match="large"):
+        store.newest()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip])
+def test_what_a_run_was_started_with_is_not_taken_from_a_damaged_file(copy_of, tmp_path, damage):
+    folder = copy_of("run")
+    damage(folder / "config.json")
+    assert run(tmp_path / "process", command("run", folder, "--resume"))[0] == CLEAR
