@@ -17,18 +17,16 @@ def check_values(values: object, name: str = "evaluate()") -> Tensor:
     """Held-out values as evidence needs them: one finite number per example."""
     if not isinstance(values, Tensor) or values.dim() != 1:
         got = f"tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise MeasurementError(
-            f"{name} returned a {got}. It must return a 1-D torch tensor, one value per held-out example: a mean "
-            "has no standard error; use reduction='none', concatenate the batches, and torch.as_tensor for a list."
-        )
+        rule = "It must return a 1-D torch tensor, one value per held-out example: a mean has no standard error"
+        way_out = "use reduction='none', concatenate the batches, and torch.as_tensor for a list."
+        raise MeasurementError(f"{name} returned a {got}. {rule}; {way_out}")
     if len(values) < 2:
         raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")
     values = values.detach().double()
     if bad := int((~torch.isfinite(values)).sum()):
-        raise MeasurementError(
-            f"{name} returned NaN or Inf for {bad} of {len(values)} examples. The network has diverged or the "
-            "evaluation is broken; lower the learning rate or restore an earlier state."
-        )
+        reason = "The network has diverged or the evaluation is broken"
+        bad_ones = f"{name} returned NaN or Inf for {bad} of {len(values)} examples"
+        raise MeasurementError(f"{bad_ones}. {reason}; lower the learning rate or restore an earlier state.")
     return values
 
 
@@ -38,10 +36,9 @@ def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, fl
     is_score = is_bool if higher_is_better is None else higher_is_better
     checked, sign = check_values(values).cpu(), -1.0 if is_score else 1.0
     if higher_is_better is None and not is_score and set(checked.unique().tolist()) == {0.0, 1.0}:
-        raise MeasurementError(
-            "evaluate() returned only zeros and ones, which look like correctness, but numbers count as losses. "
-            "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
-        )
+        way_out = "Say which it is: esper.grow(..., higher_is_better=True) for scores, False for losses."
+        problem = "returned only zeros and ones, which look like correctness, but numbers count as losses"
+        raise MeasurementError(f"evaluate() {problem}. {way_out}")
     return checked * sign, sign
 
 

@@ -147,10 +147,9 @@ def price_copies(slots: Sequence[SeedSlot], costs: Prices, site_of: Callable[[st
 def refuse_wrapped(model: nn.Module) -> None:
     """Seeds come and go, and no wrapper's buckets or shards would follow."""
     if (wrapper := find_wrapper(model)) not in (None, "OptimizedModule"):
-        raise HostError(
-            f"this model holds a {wrapper}, which would not know of seeds that are planted later. Grow the plain model "
-            "and train DistributedDataParallel(garden.model); what has to be sharded is garden.harvest()."
-        )
+        way_out = "Grow the plain model and train DistributedDataParallel(garden.model)"
+        what = f"this model holds a {wrapper}, which would not know of seeds that are planted later"
+        raise HostError(f"{what}. {way_out}; what has to be sharded is garden.harvest().")
 
 
 def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
@@ -160,16 +159,14 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
         return None
     if isinstance(budget, int) and not isinstance(budget, bool):
         if budget <= own:
-            raise SettingError(
-                f"budget={budget} is a number of parameters, but the model already has {own:,}. For a multiple of its "
-                f"size write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
-            )
+            way_out = f"write a float: budget={max(budget, 1) + 0.5 if budget < 2 else float(budget)}."
+            problem = f"is a number of parameters, but the model already has {own:,}"
+            raise SettingError(f"budget={budget} {problem}. For a multiple of its size {way_out}")
         return budget
     if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        raise SettingError(
-            f"budget {budget!r} leaves no room to grow. A float is total parameters over the model's own and must be "
-            "above 1.0 (1.5 = half as many again); an int is the total number of parameters."
-        )
+        a_float = "A float is total parameters over the model's own and must be above 1.0 (1.5 = half as many again)"
+        rule = f"{a_float}; an int is the total number of parameters."
+        raise SettingError(f"budget {budget!r} leaves no room to grow. {rule}")
     return int(budget * own)
 
 
@@ -180,22 +177,20 @@ def refuse_limits(max_seeds: int | None, budget: int | None, host_params: int, c
     if budget is None:
         return
     cheapest = min(costs, key=lambda key: costs[key])
-    if budget < host_params + costs[cheapest]:
-        raise SettingError(
-            f"a budget of {budget:,} parameters leaves {budget - host_params:,} above the host's {host_params:,}, and "
-            f"the smallest seed ({cheapest[1]} in {cheapest[0]}) needs {costs[cheapest]:,}. Raise the budget to at "
-            f"least {host_params + costs[cheapest]:,}."
-        )
+    if budget < (least := host_params + costs[cheapest]):
+        room = f"leaves {budget - host_params:,} above the host's {host_params:,}"
+        needed = f"the smallest seed ({cheapest[1]} in {cheapest[0]}) needs {costs[cheapest]:,}"
+        way_out = f"Raise the budget to at least {least:,}."
+        raise SettingError(f"a budget of {budget:,} parameters {room}, and {needed}. {way_out}")
 
 
 def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
     """A blueprint that builds something else than it was priced for could break the budget."""
     counted = count_parameters(seed)
     if counted != price:
-        raise BlueprintError(
-            f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built {counted:,}. It must "
-            "build the same modules every time; register it before wrapping."
-        )
+        rule = "It must build the same modules every time; register it before wrapping."
+        what = f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built {counted:,}"
+        raise BlueprintError(f"{what}. {rule}")
 
 
 def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float:

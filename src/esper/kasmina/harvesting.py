@@ -154,10 +154,9 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         fresh.load_state_dict(plain.state_dict())
         shapes = [[(name, type(module).__name__) for name, module in each.named_modules()] for each in (fresh, plain)]
     except Exception as problem:
-        raise BlueprintError(
-            f"the exported source does not run by itself: {type(problem).__name__}: {problem}. A blueprint of your own "
-            "must be a self-contained function that uses only torch and nn; import what else it needs inside it."
-        ) from problem
+        what = f"the exported source does not run by itself: {type(problem).__name__}: {problem}"
+        rule = "A blueprint of your own must be a self-contained function that uses only torch and nn"
+        raise BlueprintError(f"{what}. {rule}; import what else it needs inside it.") from problem
     for slot_id, is_equal in equal.items():
         if not is_equal:
             raise BlueprintError(f"the exported fossils of slot {slot_id} do not compute what the grown ones do.")

@@ -204,10 +204,9 @@ class MorphogeneticModel(nn.Module):
             orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
             slot.assign(slot.state.judged(optimizer_gate(orphans)))
             if orphans:
-                raise OptimizerError(
-                    f"{orphans} parameters of the {slot.state.blueprint_id} seed in slot {slot.slot_id} are in no "
-                    "optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
-                )
+                rule = "are in no optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
+                seed = f"the {slot.state.blueprint_id} seed in slot {slot.slot_id}"
+                raise OptimizerError(f"{orphans} parameters of {seed} {rule}")
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
         """Take held-out losses of the same examples, slot on and slot off, as evidence for a seed on probation."""

@@ -91,10 +91,9 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
     try:
         calls = record_calls(model, example, modules)
     except Exception as problem:
-        raise HostError(
-            f"the example batch does not run through {type(model).__name__}: {problem}. "
-            "`example` must be what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
-        ) from problem
+        rule = "`example` must be what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
+        what = f"the example batch does not run through {type(model).__name__}: {problem}"
+        raise HostError(f"{what}. {rule}") from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     places = []
     for name, own in calls.items():
@@ -198,9 +197,7 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
         fitting = {name for name in meant if problems[name] is None}
         if not fitting:
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
-            raise HostError(
-                f"no slot fits {pattern!r}: {misfits}. "
-                "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
-            )
+            rule = "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
+            raise HostError(f"no slot fits {pattern!r}: {misfits}. {rule}")
         chosen |= fitting
     return [place for place in places if place.name in chosen]

@@ -68,11 +68,9 @@ def require_equal(model: MorphogeneticModel) -> None:
     for rank, other in enumerate(everyone):
         differing = [name for name in {**everyone[0], **other} if everyone[0].get(name) != other.get(name)]
         if differing:
-            raise SettingError(
-                f"rank {rank} and rank 0 hold different networks; the first difference is {differing[0]}. Train "
-                "DistributedDataParallel(garden.model), or what accelerate makes of garden.model, with the same steps "
-                "on all ranks."
-            )
+            what = f"rank {rank} and rank 0 hold different networks; the first difference is {differing[0]}"
+            network = "DistributedDataParallel(garden.model), or what accelerate makes of garden.model"
+            raise SettingError(f"{what}. Train {network}, with the same steps on all ranks.")
 
 
 class Follower:

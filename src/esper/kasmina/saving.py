@@ -72,9 +72,8 @@ def restore_network(
         saved, own = facts["network"], describe_network(model)[0]["network"]
         for key in ("modules", "blueprints"):
             if saved[key] != own[key]:
-                raise SaveError(
-                    f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
-                )
+                other = f"this garden {own[key]}. Grow with those of the save."
+                raise SaveError(f"{folder} has the {key} {saved[key]}, {other}")
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
         snapshot = _snapshot_from(facts, paths)
@@ -245,9 +244,8 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
     if kinds != own:
         texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
         told, got = map(" and ".join, texts)
-        raise OptimizerError(
-            f"the save belongs to {told}, got {got}. Build every optimiser as before saving, groups in the same order."
-        )
+        way_out = "Build every optimiser as before saving, groups in the same order."
+        raise OptimizerError(f"the save belongs to {told}, got {got}. {way_out}")
     for each, facts in zip(link.all, saved, strict=True):
         _restore_one(model, each, facts, snapshot.tensors)
 
@@ -281,7 +279,6 @@ def _is_plain(value: Any) -> bool:
 def _refuse_other_host(saved: Plain, own: Plain) -> None:
     differing = sorted(key for key in {*saved, *own} if saved.get(key) != own.get(key))
     for first in differing[:1]:
-        raise SaveError(
-            f"the save belongs to another model: {len(differing)} tensors differ, first {first!r} (saved: "
-            f"{saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). Build the model as before growing."
-        )
+        both = f"(saved: {saved.get(first, 'absent')}, here: {own.get(first, 'absent')})"
+        what = f"{len(differing)} tensors differ, first {first!r} {both}"
+        raise SaveError(f"the save belongs to another model: {what}. Build the model as before growing.")

@@ -207,26 +207,24 @@ def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[An
     whole = "LBFGS", "ZeroRedundancyOptimizer"
     unfit = [o for o in optimizers if not isinstance(o, torch.optim.Optimizer) or type(o).__name__ in whole]
     if unfit or not optimizers:
-        raise OptimizerError(
-            f"{type(unfit[0]).__name__ if unfit else '[]'} cannot follow a growing network: parameters enter and leave "
-            "one by one, and the optimiser must treat them so. Use SGD, Adam, AdamW or another param_groups optimiser."
-        )
+        name = type(unfit[0]).__name__ if unfit else "[]"
+        rule = "parameters enter and leave one by one, and the optimiser must treat them so"
+        way_out = "Use SGD, Adam, AdamW or another param_groups optimiser."
+        raise OptimizerError(f"{name} cannot follow a growing network: {rule}. {way_out}")
     owned = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
     if len(owned) != len(known := set(owned)):
         raise OptimizerError("two of these optimisers own the same parameter; give each one parameters of its own.")
     missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        raise OptimizerError(
-            f"what you attach does not own {len(missing)} of the host's trainable parameters ({shown}). "
-            "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
-        )
+        way_out = "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
+        count = f"{len(missing)} of the host's trainable parameters ({shown})"
+        raise OptimizerError(f"what you attach does not own {count}. {way_out}")
     planned = {id(plan.optimizer) for plan in plans if hasattr(plan, "optimizer")}
     if any("initial_lr" in group for each in optimizers if id(each) not in planned for group in each.param_groups):
-        raise OptimizerError(
-            "a scheduler drives this optimiser already and would not know the slots' parameter groups. Pass it: "
-            "attach(optimizer, scheduler), or create it after attach(optimizer)."
-        )
+        way_out = "Pass it: attach(optimizer, scheduler), or create it after attach(optimizer)."
+        what = "a scheduler drives this optimiser already and would not know the slots' parameter groups"
+        raise OptimizerError(f"{what}. {way_out}")
     for plan in plans:
         if type(plan) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
             raise OptimizerError(

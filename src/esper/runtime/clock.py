@@ -81,11 +81,10 @@ class ComputeClock:
         left = self.due(run.epoch, reserve) - used - fixed
         run.plan.steps = min(max(0, left) // step, run.plan.most)
         if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed > self.budget)):
-            raise SettingError(
-                f"compute {self.task.compute:g} is {self.budget:.4g} FLOPs, {self.due(0):.4g} for each of "
-                f"{self.task.epochs} decisions, but in decision {run.epoch + 1} one step takes {step:.4g} and its "
-                f"measurement {fixed:.4g}, more once it has grown. Raise compute, or lower epochs, held_out or batch."
-            )
+            given = f"{self.budget:.4g} FLOPs, {self.due(0):.4g} for each of {self.task.epochs} decisions"
+            needed = f"one step takes {step:.4g} and its measurement {fixed:.4g}, more once it has grown"
+            what = f"compute {self.task.compute:g} is {given}, but in decision {run.epoch + 1} {needed}"
+            raise SettingError(f"{what}. Raise compute, or lower epochs, held_out or batch.")
         whole = max(1, self.budget - reserve - fixed)  # the plan ends with the last step, not with what follows it
         run.rates = [self.task.rate_at((used + (number + 0.5) * step) / whole) for number in range(run.plan.steps)]
 

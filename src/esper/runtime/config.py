@@ -76,10 +76,8 @@ class TaskConfig(Configuration):
         if self.compute is not None and self.clock is None:
             task = replace(task, clock="compute")
         if (self.clock or task.clock) == "epochs" and (self.compute or self.decay) is not None:
-            raise SettingError(
-                f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which are of clock compute. "
-                "Give them without that clock, or leave them out."
-            )
+            given = f"compute is {self.compute} and decay {self.decay}, which are of clock compute"
+            raise SettingError(f"clock is epochs, but {given}. Give them without that clock, or leave them out.")
         changed = {name: value for name, value in self if name not in ("name", "host", "lengths") and value is not None}
         if self.host is not None:
             changed["build_host"] = read_host(self.host, task.build_host)

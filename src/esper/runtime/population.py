@@ -257,9 +257,8 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as problem:
-        raise DeviceError(
-            f"out of GPU memory: use fewer hosts (seeds), a lower batch or more GPUs. ({str(problem).splitlines()[0]})"
-        ) from problem
+        way_out, told = "use fewer hosts (seeds), a lower batch or more GPUs", str(problem).splitlines()[0]
+        raise DeviceError(f"out of GPU memory: {way_out}. ({told})") from problem
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:

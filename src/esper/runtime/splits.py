@@ -119,9 +119,8 @@ class SealedSplit:
         return self._split
 
     def __getattr__(self, name: str) -> Any:
-        raise DataError(
-            f"the test split is sealed: {name!r} was asked of it. Use the validation split; final_scores() opens it."
-        )
+        way_out = "Use the validation split; final_scores() opens it."
+        raise DataError(f"the test split is sealed: {name!r} was asked of it. {way_out}")
 
 
 @dataclass(frozen=True)
@@ -142,9 +141,8 @@ class Splits:
 
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
     if saved != own:
-        raise SaveError(
-            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out, or go back."
-        )
+        way_out = "Choose another --out, or go back."
+        raise SaveError(f"{place} rests on another corpus: {saved}; here it is {own}. {way_out}")
 
 
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
