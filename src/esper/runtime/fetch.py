@@ -50,9 +50,7 @@ _SHAKESPEARE = RemoteFile(
     "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
-    "cifar10": (_CIFAR10,),
-    "cifar10_deep": (_CIFAR10,),
-    "cifar10_resnet": (_CIFAR10,),
+    **dict.fromkeys(("cifar10", "cifar10_deep", "cifar10_resnet"), (_CIFAR10,)),
     "fashion_mnist": tuple(
         RemoteFile(f"{_FASHION}{name}-ubyte.gz", f"FashionMNIST/raw/{name}-ubyte.gz", f"md5:{md5}")
         for name, md5 in (

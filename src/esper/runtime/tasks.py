@@ -19,9 +19,9 @@ from esper.leyline.own import enter
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
-CLOCKS = ("epochs", "compute")
 Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(outputs, targets) -> loss and correctness of each example"""
+Examples = torch.utils.data.Dataset[tuple[Tensor, int]]
 
 
 def cross_entropy_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,10 +95,9 @@ class Task:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingError(f"task {self.name}: {name} must be at least {least}, got {value}.")
-        if self.optimizer not in ("sgd", "adamw"):
-            raise UnknownNameError("optimizer", self.optimizer, ("sgd", "adamw"))
-        if self.clock not in CLOCKS:
-            raise UnknownNameError("clock", self.clock, CLOCKS)
+        for name, known in {"optimizer": ("sgd", "adamw"), "clock": ("epochs", "compute")}.items():
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
         for name, most in {"compute": 1e4, "warmup": 1, "decay": 1}.items():
             if not 0 < (value := getattr(self, name)) <= most:
                 raise SettingError(f"task {self.name}: {name} is {value}, but must be above 0 and at most {most:g}.")
@@ -137,12 +136,7 @@ def get_task(name: str) -> Task:
 
 
 def task_from_datasets(
-    name: str,
-    train: "torch.utils.data.Dataset[tuple[Tensor, int]]",
-    test: "torch.utils.data.Dataset[tuple[Tensor, int]]",
-    build_host: Callable[[], nn.Module],
-    classes: int,
-    **settings: Any,
+    name: str, train: Examples, test: Examples, build_host: Callable[[], nn.Module], classes: int, **settings: Any
 ) -> Task:
     """A task from any two map-style data sets of (tensor, label) and any module; `settings` are fields of `Task`.
 
@@ -156,7 +150,7 @@ def task_from_datasets(
     return Task(name, f"{name} (your own)", "your data sets", load, build_host, chance=1 / classes, **settings)
 
 
-def stack_examples(examples: "torch.utils.data.Dataset[tuple[Tensor, int]]", classes: int, what: str) -> TensorSplit:
+def stack_examples(examples: Examples, classes: int, what: str) -> TensorSplit:
     """All examples of a data set as two tensors; anything that is not (tensor, whole label in range) is refused."""
     pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
     if not pairs:
@@ -234,7 +228,11 @@ def _code(name: str, summary: str, sizes: tuple[int, int, int, int], **settings:
 _IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr": 0.2}
 # a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised so +4.9
 _IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
+_CLOTHES: dict[str, Any] = {**_IMAGE, "load": data.load_fashion_mnist}
+_CLOTHES |= {"build_host": partial(build_cnn_host, in_channels=1, image_size=28)}
 _PHOTO: dict[str, Any] = {**_IMAGE, "load": data.load_cifar10, "augment": True}
+_RESNET: dict[str, Any] = {**_PHOTO, "lr": 0.4, "budget": 3.3, "blueprints": ("copy_zero", "copy")}
+_RESNET |= {"slots": ("r0c1", "r0c3", "r0c5")}  # the last block of each stage
 _DIGITS: dict[str, Any] = {"chance": 0.1, "batch": 64, "epochs": 40}
 _DIGITS |= {"build_host": partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8)}
 _BLOBS: dict[str, Any] = {"source": "generated", "load": data.load_blobs, "build_host": _linear_host, "chance": 0.5}
@@ -249,22 +247,9 @@ for _task in (
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),
     Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),
     Task("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories, **_TEXT),
-    Task(
-        "fashion_mnist",
-        "28 x 28 articles of clothing, 3-block CNN",
-        load=data.load_fashion_mnist,
-        build_host=partial(build_cnn_host, in_channels=1, image_size=28),
-        **_IMAGE,
-    ),
+    Task("fashion_mnist", "28 x 28 articles of clothing, 3-block CNN", **_CLOTHES),
     Task("cifar10", "32 x 32 photographs, 3-block CNN", build_host=build_cnn_host, **_PHOTO),
     Task("cifar10_deep", "32 x 32 photographs, 5-block CNN", build_host=partial(build_cnn_host, blocks=5), **_PHOTO),
-    Task(
-        "cifar10_resnet",
-        "32 x 32 photographs, ResNet of 6 blocks",
-        build_host=build_resnet_host,
-        slots=("r0c1", "r0c3", "r0c5"),  # the last block of each stage
-        blueprints=("copy_zero", "copy"),
-        **{**_PHOTO, "lr": 0.4, "budget": 3.3},
-    ),
+    Task("cifar10_resnet", "32 x 32 photographs, ResNet of 6 blocks", build_host=build_resnet_host, **_RESNET),
 ):
     register_task(_task)
