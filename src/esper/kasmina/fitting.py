@@ -11,7 +11,7 @@ from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed, Bluepri
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.inheritance import Inheritance, study_copies
-from esper.kasmina.probing import Example, find_places, find_wrapper, source_name
+from esper.kasmina.probing import Example, find_places, find_wrapper
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import ActionSpace
@@ -24,6 +24,9 @@ Prices = dict[tuple[str, str, str], int]
 
 class KnownShapes(dict[str, tuple[str, tuple[int, ...], str, Inheritance]]):
     """What is known of each slot without running the host: kind, shape of one example's features, dtype, copies."""
+
+
+Given = Example | KnownShapes | None
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -40,11 +43,7 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
 
 
 def build_slots(
-    host: nn.Module,
-    config: SlotConfig,
-    example: Example | KnownShapes | None,
-    kinds: Mapping[str, str],
-    blueprints: Collection[str] | None = None,
+    host: nn.Module, config: SlotConfig, example: Given, kinds: Mapping[str, str], blueprints: Collection[str]
 ) -> dict[str, SeedSlot]:
     """An empty slot for every site, shaped by one example forward; `blueprints` say whether copies are asked for."""
     slots: dict[str, SeedSlot] = {}
@@ -69,24 +68,12 @@ def build_slots(
         if place is None or place.kind is None or place.like is None or problem is not None:
             raise HostError(f"slot {slot_id} cannot sit on {name!r}: {problem}. Choose another module for it.")
         slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like, Inheritance(place.copy_problem))
-    wanted = {COPY, COPY_ZERO} & set(blueprints or ())
+    wanted = {COPY, COPY_ZERO} & set(blueprints)
     copied = {s: config.modules[s] for s, slot in slots.items() if slot.inheritance == Inheritance(None)}
     if wanted and copied:
         for slot_id, inheritance in study_copies(host, copied, example, wanted, config.modules.values()).items():
             slots[slot_id].inheritance = inheritance
     return slots
-
-
-def source_of(host: nn.Module, module: str) -> nn.Module:
-    """The host's own module that copies in a slot go back to."""
-    return host.get_submodule(source_name(host, module))
-
-
-def site_of(host: nn.Module, module: str, slot: SeedSlot, held: Sequence[SeedSlot]) -> Site:
-    """What a blueprint may see of a slot's place: the last block there, a copy that was kept or the module itself."""
-    last = slot.fossils[-1] if len(slot.fossils) else None
-    source = last.body if isinstance(last, Copy) else source_of(host, module)
-    return Site(source, host, tuple(held), slot.inheritance.zeroed)
 
 
 def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:

@@ -48,18 +48,14 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
             del hooks[own], site._forward_hooks_with_kwargs[own]
     grafted = [name for name, module in grown.host.named_modules() if isinstance(module, seeds.Fossils)]
     if grafted and any(hasattr(module, "save_pretrained") for module in grown.host.modules()):
-        warnings.warn(
-            f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them. "
-            "Keep this network with garden.export(folder) or torch.save.",
-            stacklevel=3,
-        )
+        lost = f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them"
+        warnings.warn(f"{lost}. Keep this network with garden.export(folder) or torch.save.", stacklevel=3)
     return grown.host
 
 
 def _becomes_member(slot: SeedSlot, fossil: nn.Module) -> bool:
     """Whether a fossil can stand in the list of the slot's module: it is a copy, and nothing blends it."""
-    is_copy = isinstance(fossil, Copy) and not has_gate(fossil)
-    return is_copy and slot.inheritance.is_native
+    return isinstance(fossil, Copy) and not has_gate(fossil) and slot.inheritance.is_native
 
 
 def _graft(site: nn.Module, own: int, carrier: nn.Module, fossils: Sequence[nn.Module]) -> None:
@@ -139,17 +135,15 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
     """
     scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
     slots = {model.slot_config.modules[slot_id]: model.slot(slot_id) for slot_id in model.slot_config.slot_ids}
+    unequal: list[str] = []
     try:
         exec(compile(source, SOURCE, "exec"), scope)
         fresh = copy.deepcopy(model).host
         remove_slots(fresh)
         built = scope["build"](fresh)
-        alone = [
-            (slots[name], stack)
-            for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True)
-            if not any(entry[5] for entry in entries)
-        ]
-        equal = {slot.slot_id: _are_equal(seeds.Fossils(*stack), slot) for slot, stack in alone}
+        for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True):
+            if not any(entry[5] for entry in entries) and not _are_equal(seeds.Fossils(*stack), slots[name]):
+                unequal.append(slots[name].slot_id)
         scope["place"](fresh, built)
         fresh.load_state_dict(plain.state_dict())
         shapes = [[(name, type(module).__name__) for name, module in each.named_modules()] for each in (fresh, plain)]
@@ -157,9 +151,8 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         what = f"the exported source does not run by itself: {type(problem).__name__}: {problem}"
         rule = "A blueprint of your own must be a self-contained function that uses only torch and nn"
         raise BlueprintError(f"{what}. {rule}; import what else it needs inside it.") from problem
-    for slot_id, is_equal in equal.items():
-        if not is_equal:
-            raise BlueprintError(f"the exported fossils of slot {slot_id} do not compute what the grown ones do.")
+    if unequal:
+        raise BlueprintError(f"the exported fossils of slot {unequal[0]} do not compute what the grown ones do.")
     if shapes[0] != shapes[1]:
         raise BlueprintError("the exported source builds other modules than the harvested network has.")
 

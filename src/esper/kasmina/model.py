@@ -11,7 +11,7 @@ from esper.kasmina import fitting
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.probing import Example, batch_size
+from esper.kasmina.probing import batch_size, source_name
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
@@ -34,7 +34,7 @@ class MorphogeneticModel(nn.Module):
         host: nn.Module,
         slots: SlotConfig | None = None,
         *,
-        example: Example | fitting.KnownShapes | None = None,
+        example: fitting.Given = None,
         blueprints: Sequence[str] | None = None,
         max_seeds: int | None = None,
         budget: int | None = None,
@@ -45,7 +45,7 @@ class MorphogeneticModel(nn.Module):
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
         self.slot_config = fitting.complete_slots(host, slots)
-        slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints)
+        slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints or ())
         self.slots = nn.ModuleDict(slots_of)
         names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
@@ -113,8 +113,7 @@ class MorphogeneticModel(nn.Module):
 
     def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
         """Whose optimiser settings each parameter of a copy takes over."""
-        source = fitting.source_of(self.host, self.slot_config.modules[slot_id])
-        originals = dict(source.named_parameters(remove_duplicate=False))
+        originals = dict(self.source(slot_id).named_parameters(remove_duplicate=False))
         own = seed.body.named_parameters() if isinstance(seed, Copy) else ()
         return {p: originals[name] for name, p in own if name in originals}
 
@@ -330,8 +329,15 @@ class MorphogeneticModel(nn.Module):
         return self.host.get_submodule(self.slot_config.modules[slot_id])
 
     def site_of(self, slot_id: str) -> Site:
-        """The slot's place as blueprints see it: what a copy planted there now would copy."""
-        return fitting.site_of(self.host, self.slot_config.modules[slot_id], self.slot(slot_id), self._ordered())
+        """The slot's place as blueprints see it; a copy planted there copies the last one kept, or the source."""
+        slot = self.slot(slot_id)
+        last = slot.fossils[-1] if len(slot.fossils) else None
+        source = last.body if isinstance(last, Copy) else self.source(slot_id)
+        return Site(source, self.host, tuple(self._ordered()), slot.inheritance.zeroed)
+
+    def source(self, slot_id: str) -> nn.Module:
+        """The host's own module that copies in the slot go back to."""
+        return self.host.get_submodule(source_name(self.host, self.slot_config.modules[slot_id]))
 
     def _ordered(self) -> list[SeedSlot]:
         return list(map(self.slots.__getitem__, self.slot_config.slot_ids))  # type: ignore[arg-type]
@@ -369,7 +375,7 @@ class MorphogeneticModel(nn.Module):
 
     def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
         """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
-        sources = {s: fitting.source_of(self.host, name) for s, name in self.slot_config.modules.items()}
+        sources = {slot_id: self.source(slot_id) for slot_id in self.slot_config.modules}
         link = link_optimizers(optimizer, self.link, self.host, sources, **options)
         if self.link is not None:
             self.link.detach()

@@ -72,8 +72,9 @@ def restore_network(
         saved, own = facts["network"], describe_network(model)[0]["network"]
         for key in ("modules", "blueprints"):
             if saved[key] != own[key]:
-                other = f"this garden {own[key]}. Grow with those of the save."
-                raise SaveError(f"{folder} has the {key} {saved[key]}, {other}")
+                raise SaveError(
+                    f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
+                )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
         snapshot = _snapshot_from(facts, paths)
@@ -115,9 +116,10 @@ def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Conten
     }
     facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
     if model.link is not None:
-        optimizer = snapshot_optimizer(model, model.link)
-        facts["optimizer"] = optimizer.facts
-        contents["optimizer"] = partial(save_file, dict(optimizer.tensors))
+        tensors: dict[str, Tensor] = {}
+        first, *others = [_describe_optimizer(model, link, tensors) for link in model.link.all]
+        facts["optimizer"] = {**first, "others": others}
+        contents["optimizer"] = partial(save_file, tensors)
     return facts, contents
 
 
@@ -198,15 +200,8 @@ def _describe_slot(slot: SeedSlot) -> Plain:
     }
 
 
-def snapshot_optimizer(model: MorphogeneticModel, link: OptimizerLink) -> OptimizerSnapshot:
-    """State by parameter name, group settings, the scheduler's numbers and the highest rate so far, link by link."""
-    tensors: dict[str, Tensor] = {}
-    first, *others = [_snapshot_one(model, each, tensors) for each in link.all]
-    return OptimizerSnapshot({**first, "others": others}, tensors)
-
-
-def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]) -> Plain:
-    """The facts about one optimiser; its state is added to `tensors`."""
+def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]) -> Plain:
+    """Group settings, the scheduler's numbers, the highest rate so far; state by parameter name goes into `tensors`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
@@ -244,8 +239,9 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
     if kinds != own:
         texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
         told, got = map(" and ".join, texts)
-        way_out = "Build every optimiser as before saving, groups in the same order."
-        raise OptimizerError(f"the save belongs to {told}, got {got}. {way_out}")
+        raise OptimizerError(
+            f"the save belongs to {told}, got {got}. Build every optimiser as before saving, groups in the same order."
+        )
     for each, facts in zip(link.all, saved, strict=True):
         _restore_one(model, each, facts, snapshot.tensors)
 
@@ -279,6 +275,7 @@ def _is_plain(value: Any) -> bool:
 def _refuse_other_host(saved: Plain, own: Plain) -> None:
     differing = sorted(key for key in {*saved, *own} if saved.get(key) != own.get(key))
     for first in differing[:1]:
-        both = f"(saved: {saved.get(first, 'absent')}, here: {own.get(first, 'absent')})"
-        what = f"{len(differing)} tensors differ, first {first!r} {both}"
-        raise SaveError(f"the save belongs to another model: {what}. Build the model as before growing.")
+        raise SaveError(
+            f"the save belongs to another model: {len(differing)} tensors differ, first {first!r} (saved: "
+            f"{saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). Build the model as before growing."
+        )

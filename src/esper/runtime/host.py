@@ -44,14 +44,7 @@ class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
     def __init__(
-        self,
-        task: Task,
-        splits: Splits,
-        seed: int,
-        device: torch.device,
-        amp: str = "off",
-        is_compiled: bool = False,
-        most_steps: int | None = None,
+        self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str, is_compiled: bool, most: int | None
     ):
         self.task, self.splits, self.seed, self.device, self.is_compiled = task, splits, seed, device, is_compiled
         self.amp = AMP_TYPES[amp]
@@ -60,29 +53,20 @@ class HostRun:
         settings = GrowthSettings(
             task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1), prunes=task.prunes
         )
-        example = splits.train.example()
-        self.model = MorphogeneticModel(
-            host,
-            name_slots(host, task.slots, example),
-            example=example,
-            blueprints=task.blueprints,
-            max_seeds=task.max_seeds,
-            budget=int(task.budget * count_parameters(host)),
-            settings=settings,
-        )
-        self.optimizer = build_optimizer(task, self.model, device)
-        self.link = self.model.attach(self.optimizer, follows_rates=False)
-        self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
+        limits: dict[str, Any] = {"max_seeds": task.max_seeds, "budget": int(task.budget * count_parameters(host))}
+        limits |= {"blueprints": task.blueprints, "example": splits.train.example()}
+        slots = name_slots(host, task.slots, limits["example"])
+        self.take_network(MorphogeneticModel(host, slots, settings=settings, **limits))
         self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
         count = len(splits.train)
         steps, size = whole_steps(task.epoch_examples or count, task.batch)
         stream = ExampleStream(count, mix_seed(seed, 2))
-        self.plan = EpochPlan(splits.train, stream, (most_steps or steps, size), task.augment, device)
+        self.plan = EpochPlan(splits.train, stream, (most or steps, size), task.augment, device)
         self.rates: list[float] = []
         """of each of the next epoch's steps, where a clock plans them; else they all have the epoch's"""
-        self._listed_rates = torch.zeros(most_steps or 1, pin_memory=device.type == "cuda")
+        self._listed_rates = torch.zeros(most or 1, pin_memory=device.type == "cuda")
         self._placed_rates = self._listed_rates.to(device, copy=True)
         self.taken = torch.zeros(1, dtype=torch.long, device=device)
         """steps of this epoch so far, counted on the device"""
@@ -101,6 +85,12 @@ class HostRun:
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()
+
+    def take_network(self, model: MorphogeneticModel) -> None:
+        """Train this network from now on, with an optimiser of its own."""
+        self.model, self.optimizer = model, build_optimizer(self.task, model, self.device)
+        self.link = model.attach(self.optimizer, follows_rates=False)
+        self.slots: list[SeedSlot] = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
 
     def begin_episode(self, seed: int) -> None:
         """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""

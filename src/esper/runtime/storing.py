@@ -15,7 +15,7 @@ from esper.kasmina.saving import describe_network, rebuild_network, restore_opti
 from esper.leyline.errors import SaveError
 from esper.leyline.files import Content
 from esper.runtime.governor import Governor
-from esper.runtime.host import EpochReading, HostRun, build_optimizer
+from esper.runtime.host import EpochReading, HostRun
 from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 
@@ -67,10 +67,9 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
         raise SaveError(f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings.")
     with own_randomness(run.seed):
         host = run.task.build_host()
-    run.model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
+    model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
     assert optimizer is not None
-    run.optimizer = build_optimizer(run.task, run.model, run.device)
-    run.link = run.model.attach(run.optimizer, follows_rates=False)
+    run.take_network(model)
     rates = [group["lr"] for group in run.optimizer.param_groups]
     restore_optimizer(run.model, run.link, optimizer)
     for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
@@ -78,7 +77,6 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     for state in run.optimizer.state.values():
         if "step" in state and run.device.type == "cuda":
             state["step"] = state["step"].to(run.device)  # a captured step counts on the device
-    run.slots = [run.model.slot(slot_id) for slot_id in run.model.slot_config.slot_ids]
     for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
