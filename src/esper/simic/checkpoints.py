@@ -267,7 +267,8 @@ class History:
         if self.team.rank == 0:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
-        events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
+        files = runfolder.event_files(self.folder)  # of ranks that there were once, too
+        events = {str(rank): path.stat().st_size for rank, path in files.items()}
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
