@@ -21,7 +21,7 @@ from esper.cli.compare import run_compare
 from esper.trials.config import CompareConfig
 
 RESULTS = Path(__file__).parent / "results"
-ALL = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
+ALL = ["never", "sham", "random", "schedule", "heuristic"]
 TRAINED = "trained"
 """Stands for the policy of --checkpoint."""
 SHORT = {"epoch_examples": 3125, "batch": 512, "epochs": 30, "held_out": 1250}
@@ -45,14 +45,14 @@ QUESTIONS = {
     "q2-cifar10": {
         "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
         "task": {"name": "cifar10", "epochs": 10},
-        "policies": ["never", "sham", "heuristic", "greedy"],
+        "policies": ["never", "sham", "heuristic"],
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "budget-cifar10": {
         "asks": "From a host trained for 15 epochs, 8 more, at most 1.3 x its parameters: is the place worth choosing?",
         "task": {"name": "cifar10", "epochs": 8, "budget": 1.3},
-        "policies": ["never", "random", "schedule", "heuristic", "greedy"],
+        "policies": ["never", "random", "schedule", "heuristic"],
         "pretrain": 15,
     },
     "q1-digits": {
@@ -87,7 +87,7 @@ QUESTIONS = {
         "asks": "Short episodes as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
         "task": {"name": "digits", "epoch_examples": 512, "epochs": 16},
         "seed": 40000,
-        "policies": ["never", "random", "heuristic", "greedy", SEARCH, TRAINED],
+        "policies": ["never", "random", "heuristic", SEARCH, TRAINED],
         "static": ["final"],
     },
     "controller-cifar10": {

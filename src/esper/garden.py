@@ -17,7 +17,7 @@ from esper.episodes import act, close_ledger, facts_of, name_modules, tell_chang
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.evidence import as_losses, measure_pairs, score_sites
+from esper.kasmina.evidence import as_losses, measure_pairs
 from esper.kasmina.fitting import refuse_wrapped, total_budget
 from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
@@ -67,8 +67,7 @@ def grow(
         example: one batch, as the model takes it, to learn the shapes from.
         budget: most parameters in all; a float is a multiple of the model's own, an int a number.
         max_seeds: most seeds, live and kept; without it and without a budget, one per slot.
-        policy: "never", "schedule", "random", "heuristic", "greedy", "sham", or a function from
-            `HostFacts` to a policy; greedy needs an `evaluate` that returns losses with gradients.
+        policy: "never", "schedule", "random", "heuristic", "sham", or a function from `HostFacts` to a policy.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
     settings = settings or GrowthSettings()
@@ -305,11 +304,8 @@ class Garden:
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
         again = self._values(evaluate)[0] if telling.looks_unpaired(base, values.values()) else base
-        is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
-        if is_scored:
-            self._score(evaluate)
         counts = len(base), list(shadowed), len(ablated) + (again is not base)
-        reporting.charge_epoch(self, link, started, *counts, is_scored)
+        reporting.charge_epoch(self, link, started, *counts)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
@@ -331,17 +327,6 @@ class Garden:
             again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
         hints = [*telling.warn_of_doubt(self.model, verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
-
-    def _score(self, evaluate: Evaluate) -> None:
-        """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
-        slots = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
-        sites = [self.model.site(slot.slot_id) for slot in slots]
-        found = list[Tensor]()
-        losses = lambda: (processes.gather(lambda: found.append(evaluate())), found[0])[1]  # noqa: E731  # or all stop
-        with undisturbed(self.model):
-            scores = score_sites(losses, sites, [slot.kind for slot in slots], processes.add_up)
-        for slot, score in zip(slots, scores.tolist(), strict=True):
-            slot.greedy_score = score
 
     def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
         """Losses (lower is better) of all processes' examples, and the sign that turns them back into the user's scale.

@@ -98,7 +98,7 @@ def booked(garden: "Garden", evaluate: Callable[[], Tensor]) -> Iterator[tuple[M
 
 
 def charge_epoch(
-    garden: "Garden", link: OptimizerLink, started: float, count: int, incubated: list[str], ablated: int, scored: bool
+    garden: "Garden", link: OptimizerLink, started: float, count: int, incubated: list[str], ablated: int
 ) -> None:
     """Book the epoch that was trained, and its measurement on `count` examples."""
     everyones = processes.gather(lambda: garden.model.examples)
@@ -116,7 +116,6 @@ def charge_epoch(
     # with its slot off a seed is still computed, so that a compiled network stays as it is
     measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
     measured += [("shadow", count, whole + flops) for flops in seeds.values()]
-    measured += [("score", count, (1 + BACKWARD) * whole)] if scored else []
     garden.ledger.settle(measured, time.perf_counter() - started)
     garden.ledger.peak_params = max(garden.ledger.peak_params, garden.model.total_params)
     garden.model.examples, link.steps = dict.fromkeys(examples, 0), 0

@@ -19,7 +19,7 @@ from esper.telemetry import runfolder
 from simic.tiny_runs import Forked, Ticks
 from trials.test_running import trained
 
-RULES = ["never", "sham", "random", "schedule", "heuristic", "greedy"]
+RULES = ["never", "sham", "random", "schedule", "heuristic"]
 STATIC = ["start", "final", "final-equal-flops"]
 STATIC_ARMS = ["start", "final of heuristic", "final-equal-flops of heuristic"]
 
@@ -165,7 +165,7 @@ MISTAKES = {
     "--seeds 0": "seeds is 0",
     "--policies nevr": "'nevr'.*'never'",
     "--policies heuristic:shared=0.5": "heuristic 'shared'.*'share'",
-    "--policies greedy:share=2": "share .*greedy .*'2'.* 1",
+    "--policies heuristic:share=2": "share .*heuristic .*'2'.* 1",
     "--static finel": "'final-equal-flops'",
     "--policies never,sham": "sham follow the arm 'all'",
     "--policies never --static final": "final follow the arm 'all'",

@@ -188,7 +188,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     options += " --compile off --graph-memory 2"
     run = tmp_path / "run"
     code, _, _ = call(
-        capsys, "run", "--task", "blobs", "--policy", "greedy", "--out", str(run), "--devices", "cpu", *options.split()
+        capsys, "run", "--task", "blobs", "--policy", "random", "--out", str(run), "--devices", "cpu", *options.split()
     )
     assert code == 0
     found = started(run)
@@ -196,7 +196,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     assert found.pop("task") == TaskConfig.of(given).model_dump(mode="json")
     assert found == {
         "command": "run",
-        "policy": "greedy",
+        "policy": "random",
         "hosts": 1,
         "seed": 4,
         "devices": ["cpu"],

@@ -133,7 +133,7 @@ def test_a_running_run_can_be_reported_on(tmp_path):
 
 
 def test_the_command_of_a_run_and_the_settings_that_it_shows_do_it_again(tmp_path, monkeypatch):
-    config = RunConfig.of({"task": {"name": "digits", "batch": 8, "slots": ["r0c0"]}, "policy": "greedy:share=0.5"})
+    config = RunConfig.of({"task": {"name": "digits", "batch": 8, "slots": ["r0c0"]}, "policy": "heuristic:share=0.5"})
     text, _ = reproduce({"command": "run", **config.model_dump(mode="json")}, "run")
     command, _, settings = text.partition("\n\nconfig.json:\n")
     (tmp_path / "config.json").write_text(settings)

@@ -104,8 +104,8 @@ FAULTS = [
     Fault(
         "the greedy score grows with the batch",
         "kasmina/evidence.py",
-        "    return total / add_up(",
-        "    return total + 0.0 * add_up(",
+        "    return torch.stack(scores) / len(values)",
+        "    return torch.stack(scores)",
         "runtime/test_counterfactuals.py::test_the_greedy_score_is_the_slope_along_the_best_map_of_equal_weights",
     ),
     Fault(
@@ -113,7 +113,7 @@ FAULTS = [
         "kasmina/evidence.py",
         "for value, gradient in zip(own, gradients, strict=False)",
         "for gradient, value in zip(gradients, own, strict=False)",
-        "test_garden_greedy.py::test_a_score_is_the_steepest_slope_along_a_linear_map_at_the_slot[mlp]",
+        "kasmina/test_scores.py::test_a_score_is_the_steepest_slope_along_a_linear_map_at_the_slot[mlp]",
     ),
     Fault(
         "evidence is taken with the slot on",

@@ -192,6 +192,20 @@ def test_the_greedy_score_is_the_slope_along_the_best_map_of_equal_weights():
     assert score == pytest.approx(float(extra.grad.abs().sum()), rel=1e-4)
 
 
+def test_a_population_of_partly_frozen_hosts_has_all_its_scores():
+    def build():
+        host = BLOBS.build_host()
+        next(iter(host.blocks)).requires_grad_(False)
+        return host
+
+    scores = []
+    for task in (BLOBS, replace(BLOBS, build_host=build)):
+        population = Population(task, [1])
+        population.train_epoch()
+        scores.append([report.metrics.greedy_score for report in population.reports()[0].values()])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
 # -- the shadow pass ---------------------------------------------------------------------------------------------------
 
 INCUBATED = replace(IMAGES, lengths=StageLengths(training=2, ramp=1))

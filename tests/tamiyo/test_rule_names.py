@@ -11,7 +11,7 @@ from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.stages import SeedStage
 from esper.tamiyo import Heuristic, RulePolicy
 from esper.tamiyo.masks import only_waiting
-from esper.tamiyo.rules import Greedy, Random, Schedule, is_rule, make_policy, read_rule
+from esper.tamiyo.rules import Random, Schedule, is_rule, make_policy, read_rule
 from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
@@ -23,7 +23,6 @@ from user_models import MLP, random_vectors
         ("heuristic", Heuristic(FACTS)),
         ("heuristic:share=0.5", Heuristic(FACTS, share=0.5)),
         ("heuristic:share=0.25:planting_part=1", Heuristic(FACTS, share=0.25, planting_part=1.0)),
-        ("greedy:share=0.25", Greedy(FACTS, share=0.25)),
         ("schedule:epochs=2+5:blueprint_id=norm", Schedule(FACTS, epochs=(2, 5), blueprint_id="norm")),
         ("random:seed=7:epochs=3", Random(FACTS, epochs=(3,), seed=7)),
         (
@@ -42,13 +41,12 @@ MISTAKES = {
     "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: planting_part, share.*:KEY=VALUE:KEY=VALUE",
     "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",
-    "greedy:reads_scores=0": "greedy 'reads_scores'",
     "never:share=1": "never 'share'.* none",
     "heuristic:share": "share of heuristic is ''.*number",
     "heuristic:share=0": "share of heuristic is '0'.* 0",
     "heuristic:share=nan": "share of heuristic is 'nan'",
     "random:seed=1.5": "seed of random is '1.5'.*integer",
-    "greedy:planting_part=1.01": "planting_part of greedy is '1.01'.* 1",
+    "heuristic:planting_part=1.01": "planting_part of heuristic is '1.01'.* 1",
     "schedule:epochs=": "epochs of schedule is ''.*integer",
     "schedule:epochs=1+-2": r"epochs of schedule is '1\+-2'.* 0",
     "schedule:places=r0c1": "places of schedule is 'r0c1'.*pattern",

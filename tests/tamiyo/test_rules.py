@@ -40,11 +40,10 @@ def facts():
     return FACTS
 
 
-def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0, score=1.0):
+def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0):
     metrics = SeedMetrics(
         mean,
         None if mean is None else error,
-        greedy_score=score,
         seed_param_count=params,
         host_param_count=1000,
     )

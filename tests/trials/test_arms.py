@@ -1,5 +1,6 @@
 """One arm of a comparison: the same twice, controls that are controls, results that say what happened."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ from esper.episodes import Episodes
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
 from esper.runtime.population import Population
-from esper.telemetry.events import ActionTaken, FossilJudged, HostEpoch, StageChanged
+from esper.telemetry.events import ActionTaken, FossilJudged, HostEpoch, HostRolledBack, StageChanged
 from esper.trials.arms import Entry, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
@@ -193,3 +194,15 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
 def test_the_random_arm_draws_anew_for_every_host():
     runs = run_arm(TASK, "random", [1, 2, 3, 4])
     assert len({tuple(planted(run)) for run in runs}) > 1
+
+
+def test_a_host_that_breaks_in_its_first_epoch_does_not_stop_the_others():
+    population = Population(TASK, SEEDS)
+    episodes = Episodes(population)
+    deciders = [make_decider(episodes, host, "heuristic") for host in range(2)]
+    with torch.no_grad():
+        next(population.runs[0].model.host.parameters()).fill_(math.nan)
+    broken, healthy = play_epoch(episodes, deciders)
+    assert [type(event) for event in broken] == [HostRolledBack, HostEpoch]
+    assert any(isinstance(event, ActionTaken) for event in healthy)
+    assert [decider.memory[0]["epoch"] for decider in deciders] == [1, 1]

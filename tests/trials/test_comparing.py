@@ -222,12 +222,12 @@ def test_the_better_rate_is_the_one_that_validation_likes():
     """Test scores say the opposite; nobody asks them."""
 
     def trials(rate, validation, test):
-        return Trials("greedy", rate, ({"validation_accuracy": validation, "test_accuracy": test},), ((),), ((),))
+        return Trials("heuristic", rate, ({"validation_accuracy": validation, "test_accuracy": test},), ((),), ((),))
 
     known = [trials(0.5, 0.8, 0.99), trials(1.0, 0.9, 0.1), trials(2.0, 0.9, 0.5)]
     other = Trials("never", 1.0, ({"validation_accuracy": 1.0, "test_accuracy": 1.0},), ((),), ((),))
     done = {(one.arm, one.rate): one for one in [*known, other]}
-    assert Comparison.best(SimpleNamespace(done=done), "greedy") is known[1]
+    assert Comparison.best(SimpleNamespace(done=done), "heuristic") is known[1]
 
 
 def test_final_networks_are_those_of_the_rate_that_validation_chose(rated):

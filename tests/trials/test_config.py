@@ -116,7 +116,7 @@ def changed(command, key, value):
     """Facets without and with one leaf changed."""
     play, model, base = CASES[command]
     if key == "final_of":
-        base = {**base, "policies": ["random", "greedy"], "static": ["final"], "final_of": ["greedy"]}
+        base = {**base, "policies": ["random", "heuristic"], "static": ["final"], "final_of": ["heuristic"]}
     if key in ("task.clock", "task.compute", "task.decay"):  # by compute, held-out examples are not for nothing
         base = {**base, "task": {**base["task"], "held_out": 8, "budget": 2.0}}
     if key in ("task.compute", "task.decay"):
@@ -210,14 +210,14 @@ def test_an_unknown_way_to_blend_is_refused():
         ({"seeds": 0}, "seeds is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"policies": ["heuristik"]}, "arm 'heuristik'.*'heuristic'"),
-        ({"policies": ["greedy:share=2"]}, "share of greedy is '2'.* 1"),
+        ({"policies": ["heuristic:share=2"]}, "share of heuristic is '2'.* 1"),
         ({"policies": ["no/such.safetensors"]}, "no/such.safetensors.*`esper ppo`"),
         ({"static": ["finel"]}, "'final', 'final-equal-flops' or 'final-whole'"),
         ({"policies": ["never", "sham"]}, "sham .*'all'.*none"),
         ({"policies": ["sham", "heuristic"], "final_of": ["sham"]}, "arm 'sham'"),
         ({"policies": ["never"], "static": ["final"], "final_of": ["never"]}, "final .*'never'"),
         ({"policies": ["random"], "static": ["final"], "final_of": ["heuristic"]}, r"\(random\).*--final-of"),
-        ({"policies": ["random", "greedy"], "final_of": ["random", "heuristic"]}, "final .*'heuristic'"),
+        ({"policies": ["random", "schedule"], "final_of": ["random", "heuristic"]}, "final .*'heuristic'"),
         ({"final_of": []}, r"final_of is \[\]"),
         ({"policies": ["search:episodes=1"]}, "episodes of search is '1'.* 2"),
         ({"policies": ["search:episode=9"]}, "search 'episode'.*'episodes'"),

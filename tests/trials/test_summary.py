@@ -34,7 +34,7 @@ def around(centre, noise=NOISE):
 
 
 def test_an_arm_is_estimated_from_all_its_seeds():
-    arm = summary(trials("greedy", around(0.8), validation=0.7))["arms"]["greedy"]
+    arm = summary(trials("heuristic", around(0.8), validation=0.7))["arms"]["heuristic"]
     expected = estimate_mean(around(0.8))
     found = arm["test_accuracy"]
     assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
@@ -44,56 +44,56 @@ def test_an_arm_is_estimated_from_all_its_seeds():
 
 
 def test_costs_are_means_over_seeds():
-    rows = (epochs("greedy", 0, 0.5), epochs("greedy", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
-    arm = summary(Trials("greedy", 1.0, rows, ((), ()), ((), ())))["arms"]["greedy"]
+    rows = (epochs("heuristic", 0, 0.5), epochs("heuristic", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
+    arm = summary(Trials("heuristic", 1.0, rows, ((), ()), ((), ())))["arms"]["heuristic"]
     assert (arm["flops"], arm["seconds"], arm["peak_params"], arm["culled"]) == (2000, 3.0, 40, 0.5)
     assert (arm["final_params"], arm["germinated"], arm["fossilized"], arm["epochs"]) == (20, 2, 1, 8)
 
 
 def test_arms_differ_seed_by_seed():
     mine, theirs = around(0.8), around(0.8, NOISE[::-1])
-    arms = summary(trials("greedy", mine), trials("never", theirs))["arms"]
+    arms = summary(trials("heuristic", mine), trials("never", theirs))["arms"]
     expected = compare_pairs(mine, theirs)
-    found = arms["greedy"]["minus"]["never"]["test_accuracy"]
+    found = arms["heuristic"]["minus"]["never"]["test_accuracy"]
     assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
-    assert set(arms["greedy"]["minus"]) == {"never"}
-    assert arms["never"]["minus"]["greedy"]["test_accuracy"]["mean"] == pytest.approx(-expected.mean)
+    assert set(arms["heuristic"]["minus"]) == {"never"}
+    assert arms["never"]["minus"]["heuristic"]["test_accuracy"]["mean"] == pytest.approx(-expected.mean)
 
 
 def test_ahead_is_more_accuracy_and_less_loss():
-    better, worse = trials("greedy", around(0.9)), trials("never", around(0.8))
+    better, worse = trials("heuristic", around(0.9)), trials("never", around(0.8))
     arms = summary(better, worse)["arms"]
     for metric, mean in (("test_accuracy", 0.1), ("test_loss", -0.1)):
-        ahead, behind = arms["greedy"]["minus"]["never"][metric], arms["never"]["minus"]["greedy"][metric]
+        ahead, behind = arms["heuristic"]["minus"]["never"][metric], arms["never"]["minus"]["heuristic"][metric]
         assert ahead["mean"] == pytest.approx(mean)
         assert (ahead["verdict"], behind["verdict"]) == ("ahead", "behind")
 
 
 def test_what_the_data_do_not_support_is_said_to_be_unsupported():
-    found = summary(trials("greedy", around(0.801)), trials("never", around(0.8, NOISE[::-1])))["arms"]
-    assert {found["greedy"]["minus"]["never"][metric]["verdict"] for metric in ("test_accuracy", "test_loss")} == {
+    found = summary(trials("heuristic", around(0.801)), trials("never", around(0.8, NOISE[::-1])))["arms"]
+    assert {found["heuristic"]["minus"]["never"][metric]["verdict"] for metric in ("test_accuracy", "test_loss")} == {
         "unsupported"
     }
 
 
 def test_fewer_than_five_seeds_claim_nothing():
-    arms = summary(trials("greedy", around(0.9)[:4]), trials("never", around(0.1)[:4]))["arms"]
-    assert arms["greedy"]["minus"]["never"]["test_accuracy"]["verdict"] == "fewer than 5 seeds"
+    arms = summary(trials("heuristic", around(0.9)[:4]), trials("never", around(0.1)[:4]))["arms"]
+    assert arms["heuristic"]["minus"]["never"]["test_accuracy"]["verdict"] == "fewer than 5 seeds"
 
 
 def test_one_seed_has_no_interval():
-    arms = summary(trials("greedy", [0.9]), trials("never", [0.1]))["arms"]
-    assert arms["greedy"]["test_accuracy"]["low"] is None
-    assert arms["greedy"]["minus"]["never"]["test_loss"]["high"] is None
+    arms = summary(trials("heuristic", [0.9]), trials("never", [0.1]))["arms"]
+    assert arms["heuristic"]["test_accuracy"]["low"] is None
+    assert arms["heuristic"]["minus"]["never"]["test_loss"]["high"] is None
 
 
 def test_an_arm_is_reported_at_the_rate_that_validation_chose():
     """The other rate has the better test score, and nobody may know."""
-    low = trials("greedy", around(0.9), 0.5, validation=0.6)
-    high = trials("greedy", around(0.7), 2.0, validation=0.8)
-    tied = trials("greedy", around(0.95), 4.0, validation=0.8)
+    low = trials("heuristic", around(0.9), 0.5, validation=0.6)
+    high = trials("heuristic", around(0.7), 2.0, validation=0.8)
+    tied = trials("heuristic", around(0.95), 4.0, validation=0.8)
     for found in (summary(low, high, tied), summary(high, tied, low)):
-        arm = found["arms"]["greedy"]
+        arm = found["arms"]["heuristic"]
         assert arm["rate"] == 2.0
         assert arm["test_accuracy"]["mean"] == pytest.approx(estimate_mean(around(0.7)).mean)
         assert sorted({row["rate"] for row in found["rows"]}) == [0.5, 2.0, 4.0], "rows of every rate are kept"
@@ -110,7 +110,7 @@ def test_the_best_placement_is_the_oracle_and_validation_names_it():
 
 
 def test_a_summary_is_json_without_nan_and_says_what_was_compared():
-    found = summary(trials("greedy", [0.9]), trials("never", [0.1]))
+    found = summary(trials("heuristic", [0.9]), trials("never", [0.1]))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["config"]["task"]["name"] == "blobs"
     assert not {"out", "data_root"} & set(found["config"])

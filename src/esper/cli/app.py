@@ -96,7 +96,7 @@ def demo(
         f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.\n"
         f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)\n"
         "One seed is an anecdote: docs/results.md has ten, with controls.\n"
-        "Next: esper run --task digits --policy greedy --hosts 4 --out runs/greedy\n"
+        "Next: esper run --task digits --policy heuristic --hosts 4 --out runs/four\n"
         "      esper ppo --preset digits --out runs/first        (a policy of your own)\n"
         "      esper.grow(your_model, ...) in your own loop      (README)"
     )

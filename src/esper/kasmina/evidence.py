@@ -75,29 +75,17 @@ def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) ->
     return output.clone()
 
 
-def score_sites(
-    losses: Callable[[], Tensor],
-    sites: Sequence[nn.Module],
-    kinds: Sequence[str],
-    add_up: Callable[[Tensor], Tensor] = lambda values: values,
-) -> Tensor:
+def score_sites(losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]) -> Tensor:
     """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
 
     That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
-    `losses` runs the network and returns one loss per example, with the features in their graph. `add_up` makes sums
-    over all processes.
+    `losses` runs the network and returns one loss per example, with the features in their graph.
     """
     seen: list[list[Tensor]] = [[] for _ in sites]
     with torch.enable_grad(), ExitStack() as stack:
         for site, own in zip(sites, seen, strict=True):
             stack.enter_context(site.register_forward_hook(partial(_keep, own)))  # behind its slot
         values = losses()
-        if not values.requires_grad or not all(seen):
-            raise MeasurementError(
-                "the greedy policy needs gradients through evaluate(), and its values carry none. Return losses (not "
-                "correctness), without torch.no_grad() or detach() inside, from the model itself and not a compiled "
-                "copy of it; or choose another policy."
-            )
         features = [value for own in seen for value in own]
         gradients = iter(torch.autograd.grad(values.sum(), features, allow_unused=True))
     scores = []
@@ -107,10 +95,9 @@ def score_sites(
             for value, gradient in zip(own, gradients, strict=False)
             if gradient is not None
         ]
-        score = add_up(sum(products[1:], products[0])).abs().sum() if products else values.new_zeros(())
-        scores.append(score.to(values.device).double())
-    total = torch.stack(scores)
-    return total / add_up(total.new_full((), len(values)))
+        score = sum(products[1:], products[0]).abs().sum() if products else values.new_zeros(())
+        scores.append(score.double())
+    return torch.stack(scores) / len(values)
 
 
 def _channel_products(kind: str, gradient: Tensor, features: Tensor) -> Tensor:

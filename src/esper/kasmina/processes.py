@@ -49,12 +49,6 @@ def ask_first(work: Callable[[], T]) -> T:
     return gather(lambda: work() if is_first() else None)[0]  # type: ignore[return-value]  # the first one's
 
 
-def add_up(values: Tensor) -> Tensor:
-    if count() > 1:
-        distributed.all_reduce(values := values.clone())
-    return values
-
-
 def share(tensors: Iterable[Tensor]) -> None:
     """Every process takes over the first one's values."""
     for own in _alike(tensors) if count() > 1 else []:

@@ -150,7 +150,7 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
         for slot_id, saved in network["slots"].items():
             slot = model.slot(slot_id)
             slot.seed, slot.fossils, slot.fossil_names = None, nn.ModuleList(), []
-            slot.gradient_norm, slot.greedy_score, slot.copied_params = None, None, -1
+            slot.gradient_norm, slot.copied_params = None, -1
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)

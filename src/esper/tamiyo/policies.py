@@ -40,11 +40,6 @@ class RulePolicy:
     rule: Rule
 
     @property
-    def reads_scores(self) -> bool:
-        """Whether it needs greedy scores in the reports; a rule that does says so, the others need not mention it."""
-        return getattr(self.rule, "reads_scores", False)
-
-    @property
     def is_plan(self) -> bool:
         """Whether it may want several ops in one decision: after each, `ask_again` until it waits."""
         return getattr(self.rule, "is_plan", False)

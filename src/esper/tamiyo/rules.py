@@ -1,15 +1,14 @@
 """Rules of thumb and controls. Each reads reports and masks of one host; every tie is broken by a written rule."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from esper.kasmina.blueprints import BlueprintCost
-from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
+from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.own import read_settings, registering
 from esper.tamiyo.masks import Masks
@@ -218,7 +217,8 @@ class Heuristic:
         fitting = self._fitting(places, reports)
         fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
         first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
-        return self._plant_most_work(first), memory
+        most = max(first, key=lambda p: (self.facts.work(*p), self.facts.cheapest_blend(*p)[0], p[0], -p[1]))
+        return self.facts.plant(*most), memory
 
     def _places_in_time(self, masks: Masks, memory: Memory) -> list[Place]:
         """What may be planted for its gain; nothing once its part of an episode of known length is over."""
@@ -235,36 +235,6 @@ class Heuristic:
         fitting = [place for place in places if prices[place] <= self.share * room]
         return fitting or [min(places, key=prices.__getitem__)]
 
-    def _plant_most_work(self, places: Sequence[Place]) -> Choice:
-        """The seed with the most FLOPs; ties: more parameters, the later slot, the first listed."""
-        facts = self.facts
-        return facts.plant(*max(places, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1])))
-
-
-@dataclass(frozen=True)
-class Greedy(Heuristic):
-    """Plant where the loss falls most steeply: the open slot with the highest greedy score, one seed per decision.
-
-    Which blueprint is planted and in which part of the episode are as in `Heuristic`. Equal scores: the later slot.
-    """
-
-    reads_scores: ClassVar[bool] = True
-
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
-        if not places:
-            return WAIT, memory
-        scores = {s: reports[ids[s]].metrics.greedy_score for s, _ in places}
-        unknown = [ids[s] for s, score in scores.items() if score is None or math.isnan(score)]
-        if unknown:
-            raise MeasurementError(
-                f"the greedy policy found no greedy score for {', '.join(unknown)}. Populations and `Garden.step` "
-                "measure it; in a loop of your own, choose another policy."
-            )
-        slot = max(scores, key=lambda s: (scores[s] or 0.0, s))
-        there = [place for place in places if place[0] == slot]
-        return self._plant_most_work(self._fitting(there, reports)), memory
-
 
 def plain_sham(facts: HostFacts) -> Sham:
     """All the events of growing without its capacity: one seed per slot, planted and kept one after the other."""
@@ -276,7 +246,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "schedule": Schedule,
     "random": Random,
     "heuristic": Heuristic,
-    "greedy": Greedy,
     "sham": plain_sham,
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""

@@ -37,7 +37,7 @@ class RunConfig(TrialConfig):
     """One run of a policy."""
 
     policy: str = "heuristic"
-    """a rule, as greedy:share=0.5, or a checkpoint"""
+    """a rule, as heuristic:share=0.5, or a checkpoint"""
     hosts: int = Field(1, ge=1, le=MOST_HOSTS)
     """hosts that train side by side"""
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -60,7 +60,7 @@ class CompareConfig(TrialConfig):
     """One comparison."""
 
     policies: tuple[str, ...] = ("never", "sham", "heuristic", "random")
-    """rules (greedy:share=0.5), search:episodes=250, checkpoints"""
+    """rules (heuristic:share=0.5), search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(10, ge=1, le=MOST_HOSTS)

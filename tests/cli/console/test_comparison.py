@@ -85,10 +85,10 @@ def test_a_long_name_is_folded_and_not_cut(table):
 
 
 def test_the_gap_to_the_oracle_is_a_column_where_there_is_one():
-    found = results(greedy=arm(estimate(0.5, 0.4, 0.6), minus=["oracle"]), oracle=arm(estimate(0.6, 0.5, 0.7)))
+    found = results(heuristic=arm(estimate(0.5, 0.4, 0.6), minus=["oracle"]), oracle=arm(estimate(0.6, 0.5, 0.7)))
     assert "oracle" in printed(arms_compared(found)).splitlines()[4]
     assert [line.split()[2] for line in printed(arms_compared(found)).splitlines() if "50.00%" in line] == ["+1.23"]
-    assert "+1.23" not in printed(arms_compared(beside_never("greedy")))
+    assert "+1.23" not in printed(arms_compared(beside_never("heuristic")))
 
 
 def test_one_seed_is_said_to_be_one_seed():
@@ -97,7 +97,7 @@ def test_one_seed_is_said_to_be_one_seed():
 
 def test_a_rate_that_is_not_the_tasks_own_is_named():
     text = printed(
-        arms_compared(results(never=arm(estimate(0.5, 0.4, 0.6)), greedy=arm(estimate(0.5, 0.4, 0.6), rate=0.5)))
+        arms_compared(results(never=arm(estimate(0.5, 0.4, 0.6)), heuristic=arm(estimate(0.5, 0.4, 0.6), rate=0.5)))
     )
     assert text.count("(rate x") == 1
     assert "(rate x 0.5)" in text
@@ -116,8 +116,8 @@ def test_a_name_is_never_markup(table):
         ("heuristic p.st", ["p.st heuristic"]),
         ("never heuristic p.st", ["heuristic never", "p.st never", "p.st heuristic"]),
         (
-            "greedy random:seed=3 greedy:share=1",
-            ["greedy random:seed=3", "greedy:share=1 random:seed=3", "greedy:share=1 greedy"],
+            "heuristic random:seed=3 heuristic:share=1",
+            ["heuristic random:seed=3", "heuristic:share=1 random:seed=3", "heuristic:share=1 heuristic"],
         ),
         ("never random schedule", ["random never", "schedule never", "schedule random"]),
         ("heuristic", []),
@@ -166,11 +166,11 @@ def drawn(svg):
 
 
 def test_a_figure_has_a_dot_and_a_bar_per_arm_at_their_places():
-    found = results(never=arm(estimate(0.5, 0.4, 0.6)), greedy=arm(estimate(0.8, 0.7, 0.9)))
+    found = results(never=arm(estimate(0.5, 0.4, 0.6)), heuristic=arm(estimate(0.8, 0.7, 0.9)))
     texts, dots, bars = drawn(compared_figure(found))
     assert "blobs: test accuracy" in texts
     assert "per cent, 95 % interval, 6 seeds" in texts
-    assert {"never", "greedy", "50", "80"} <= set(texts)
+    assert {"never", "heuristic", "50", "80"} <= set(texts)
     assert len(dots) == len(bars) == 2
     (low, high), (low2, high2) = bars
     assert dots == pytest.approx([(low + high) / 2, (low2 + high2) / 2], abs=0.2)
