@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores, measure, measured_slots
 from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
 from esper.runtime.splits import Split
@@ -31,7 +31,7 @@ class EagerExecutor:
         scores = [greedy_scores(run) for run in runs]
         for device in dict.fromkeys(run.device for run in runs):
             own = [run for run in runs if run.device == device]
-            for step, (inputs, targets) in enumerate(SharedBatchIterator([run.plan for run in own])):
+            for step, (inputs, targets) in enumerate(shared_batches([run.plan for run in own])):
                 for index, run in enumerate(run for run in own if step < run.plan.steps):
                     run.learn(inputs[index], targets[index])
         return scores

@@ -142,9 +142,7 @@ class Splits:
 
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
     if saved != own:
-        raise SaveError(
-            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out, or go back."
-        )
+        raise SaveError(f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out or go back.")
 
 
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
