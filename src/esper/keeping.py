@@ -1,13 +1,11 @@
 """What a garden knows beside its network, as plain facts to be saved, and back."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
-from torch import Tensor
 
-from esper.kasmina.saving import OptimizerSnapshot, restore_optimizer
+from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.runtime.ledger import Ledger
 from esper.telemetry.events import from_record, to_record
 
@@ -37,9 +35,7 @@ def check(extra: dict[str, Any]) -> None:
     TypeAdapter(Ledger).validate_python(extra["ledger"])
 
 
-def take(
-    garden: "Garden", extra: dict[str, Any], average: Mapping[str, Tensor] | None, optimizer: OptimizerSnapshot | None
-) -> None:
+def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optimizer: OptimizerSnapshot | None) -> None:
     """Give a garden whose network was rebuilt all else that was saved."""
     garden.ledger, garden.flops = TypeAdapter(Ledger).validate_python(extra["ledger"]), extra["flops"]
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]

@@ -62,8 +62,7 @@ class EpochPlan:
         self.steps = self.most
         shape = 4 if augment else 1, self.examples
         self._drawn = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
-        self.placed = self._drawn.to(device, copy=True)
-        """rows, then offsets where there are any"""
+        self.placed = self._drawn.to(device, copy=True)  # rows, then offsets where there are any
         self.rows = self.placed[0]
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self._step = torch.arange(self.size, device=device)

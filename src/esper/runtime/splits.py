@@ -119,9 +119,7 @@ class SealedSplit:
         return self._split
 
     def __getattr__(self, name: str) -> Any:
-        raise DataError(
-            f"the test split is sealed: {name!r} was asked of it. Use the validation split; final_scores() opens it."
-        )
+        raise DataError(f"the test split is sealed: {name!r} was asked of it. Use validation; final_scores() opens it.")
 
 
 @dataclass(frozen=True)

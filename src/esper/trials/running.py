@@ -110,8 +110,7 @@ class EpochSaves:
 
     def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
         self.population, self.deciders, self.sink = population, deciders, sink
-        self.epochs = 0
-        """epochs of the episodes that a resume would not have to train again"""
+        self.epochs = 0  # epochs of the episodes that a resume would not have to train again
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
         self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
 
