@@ -151,9 +151,8 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     task = view.config.get("task", {})
     name = str(task.get("name"))
     if view.kind == "ppo":
-        return (
-            [_taught(view, Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", ""))] if view.rounds.rows else []
-        )
+        arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
+        return [_taught(view, arm)] if view.rounds.rows else []
     arms = []
     for result in view.results:
         policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}

@@ -248,23 +248,12 @@ def stamp_of(folder: Path) -> Stamp:
 def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view
-    done, total = reader.progress()
-    accuracy, params = (_best_grown if view.kind == "run" else _best_round)(view)
+    best = (_best_grown if view.kind == "run" else _best_round)(view)
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
-    return RunSummary(
-        name=reader.folder.resolve().name,
-        path=reader.folder,
-        kind=view.kind,
-        task=str(view.config.get("task", {}).get("name", "")),
-        policy=str(view.config.get("policy", "")) if view.kind == "run" else "ppo",
-        status=reader.status(),
-        done=done,
-        total=total,
-        best_accuracy=accuracy,
-        params=params,
-        age_seconds=max(0.0, time.time() - max(times)) if times else None,
-        events=view.events,
-    )
+    age = max(0.0, time.time() - max(times)) if times else None
+    task, policy = str(view.config.get("task", {}).get("name", "")), str(view.config.get("policy", ""))
+    what = reader.folder.resolve().name, reader.folder, view.kind, task, policy if view.kind == "run" else "ppo"
+    return RunSummary(*what, reader.status(), *reader.progress(), *best, age, view.events)
 
 
 def _best_grown(view: RunView) -> tuple[float | None, int | None]:

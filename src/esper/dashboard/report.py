@@ -64,11 +64,10 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     same = "The same version and kind of hardware give the same run" + (
         "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
     )
-    settings = {name: value for name, value in config.items() if name != "command"}
+    text = json.dumps(plain({name: value for name, value in config.items() if name != "command"}), indent=1)
     if config.get("command") == GARDEN:
-        return json.dumps(plain(settings), indent=1), "Run your own training loop again. This is what esper.grow knew:"
+        return text, "Run your own training loop again. This is what esper.grow knew:"
     command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
-    text = json.dumps(plain(settings), indent=1)
     return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"
 
 

@@ -362,9 +362,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "SeedMeasured": _seed,
     "FossilJudged": _fossil,
     "GrowthReported": lambda view, episode, record, epoch: view.worth.append(dict(record)),
-    "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
-        {"epoch": epoch, "reason": record["reason"]}
-    ),
+    "HostRolledBack": lambda view, own, record, at: own.rollbacks.append({"epoch": at, "reason": record["reason"]}),
 }
 OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
     "RoundBegan": lambda view, record, rank: view.enter(record["round"], rank),

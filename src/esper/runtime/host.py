@@ -54,9 +54,9 @@ class HostRun:
             task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1), prunes=task.prunes
         )
         limits: dict[str, Any] = {"max_seeds": task.max_seeds, "budget": int(task.budget * count_parameters(host))}
-        limits |= {"blueprints": task.blueprints, "example": splits.train.example()}
-        slots = name_slots(host, task.slots, limits["example"])
-        self.take_network(MorphogeneticModel(host, slots, settings=settings, **limits))
+        limits |= {"blueprints": task.blueprints, "settings": settings}
+        example = splits.train.example()
+        self.take_network(MorphogeneticModel(host, name_slots(host, task.slots, example), example=example, **limits))
         self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
@@ -80,8 +80,7 @@ class HostRun:
         self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
-        self.is_pruned = False
-        """whether this episode's fossils have been judged"""
+        self.is_pruned = False  # whether this episode's fossils have been judged
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()

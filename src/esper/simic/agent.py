@@ -46,8 +46,7 @@ class PPOAgent:
         self.decisions = self.updates = 0
         self.layout: Layout | None = None
         """of a growth policy: what it fits, so that its file works as `--policy FILE`"""
-        self.facts: dict[str, Any] = {}
-        """of a growth policy: the episodes that it has learned from"""
+        self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
@@ -73,9 +72,7 @@ class PPOAgent:
         A state of None is where all episodes begin; `restart` clears single ones.
         """
         if self.codecs is None:
-            raise SettingError(
-                "this agent knows no spaces; pass PPOAgent(..., codecs=(ObservationCodec(space), ActionCodec(space)))."
-            )
+            raise SettingError("this agent knows no spaces; pass codecs=(ObservationCodec(space), ActionCodec(space)).")
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
         masks = actions.split_mask(mask, len(states), self.device)
@@ -111,19 +108,10 @@ class PPOAgent:
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
         self.decisions += int(counts[-1])
         self.updates += 1
-        return summarise(
-            traces,
-            self.network.spec.names,
-            config.clip,
-            counts[:-1].tolist(),
-            self.team,
-            explained_variance=known,
-            early_stop_epoch=stopped,
-            stale_state_error=stale,
-            lr=rate,
-            entropy_weight=weight,
-            decisions=self.decisions,
-        )
+        found = {"explained_variance": known, "early_stop_epoch": stopped, "stale_state_error": stale}
+        used = {"lr": rate, "entropy_weight": weight, "decisions": self.decisions}
+        names, uses = self.network.spec.names, counts[:-1].tolist()
+        return summarise(traces, names, config.clip, uses, self.team, **found, **used)
 
     def _passes(
         self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
@@ -169,18 +157,9 @@ class PPOAgent:
         value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid)
         entropies = mean_entropy(entropy, steps, rows.valid)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
-        return MinibatchTrace(
-            rows=rollout.first + index // rollout.per_row,
-            begins=rollout.begins(index),
-            log_ratios=policy.log_ratios,
-            is_relevant=steps.is_relevant,
-            valid=rows.valid,
-            head_losses=policy.per_head.detach(),
-            entropies=entropies.detach(),
-            value_loss=value.detach(),
-            kl=kl,
-            gradient_norm=norm,
-        )
+        here = rollout.first + index // rollout.per_row, rollout.begins(index)
+        losses = policy.per_head.detach(), entropies.detach(), value.detach()
+        return MinibatchTrace(*here, policy.log_ratios, steps.is_relevant, rows.valid, *losses, kl, norm)
 
     def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, values and entropies; without rows there are none of them."""

@@ -70,8 +70,7 @@ class Store:
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
         self.keep, self.best, self.of = keep, best, of
         self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
-        self._newest = 0
-        """the generation resumed from; younger ones are undone"""
+        self._newest = 0  # the generation resumed from; younger ones are undone
 
     def save(self, facts: Plain, files: Files | None = None) -> Generation:
         """Add a generation of facts and files; old ones go afterwards."""
