@@ -151,7 +151,7 @@ class _Finisher:
                 model.fossilize_seed(step.slot)
                 births.append(step.birth)
             else:
-                model.abandon_seed(step.slot)
+                model.cull_seed(step.slot, at_any_age=True)
             slot.assign(SeedState())  # no embargo: what the episode planted here later comes at the same time
 
     def measure(self, whole: Split) -> None:

@@ -247,7 +247,7 @@ def test_a_span_without_flops_is_shared_by_examples():
 def test_the_largest_size_is_remembered():
     population = epochs(BLOBS, [1], epochs=2, script={0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     largest = population.runs[0].model.total_params
-    population.runs[0].model.abandon_seed("r0c0")
+    population.runs[0].model.cull_seed("r0c0", at_any_age=True)
     play(population, 1)
     assert population.runs[0].model.total_params < largest == population.runs[0].ledger.peak_params
 

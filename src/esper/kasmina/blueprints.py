@@ -112,10 +112,9 @@ class Blueprint:
 
 
 def _misfit(blueprint: Blueprint, shape: Shape, problem: object) -> BlueprintMismatchError:
-    return BlueprintMismatchError(
-        f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}. "
-        "Choose another blueprint for this slot; a seed must keep the shape of its input."
-    )
+    what = f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}"
+    way_out = "Choose another blueprint for this slot; a seed must keep the shape of its input."
+    return BlueprintMismatchError(f"{what}. {way_out}")
 
 
 @lru_cache(maxsize=4096)

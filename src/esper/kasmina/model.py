@@ -117,14 +117,10 @@ class MorphogeneticModel(nn.Module):
         own = seed.body.named_parameters() if isinstance(seed, Copy) else ()
         return {p: originals[name] for name, p in own if name in originals}
 
-    def cull_seed(self, slot_id: str) -> SlotChange:
+    def cull_seed(self, slot_id: str, *, at_any_age: bool = False) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
-        slot = self._permit(OP_CULL, slot_id)
-        return self._settle(slot, slot.state.advance(SeedStage.CULLED))
-
-    def abandon_seed(self, slot_id: str) -> SlotChange:
-        """Cull a live seed whatever its age: for whoever has to bring a broken network back."""
-        slot = self.slot(slot_id)
+        # whoever has to bring a broken network back cannot wait for a seed to grow old enough
+        slot = self.slot(slot_id) if at_any_age else self._permit(OP_CULL, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
     def fossilize_seed(self, slot_id: str) -> SlotChange:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -98,9 +98,12 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
     places = []
     for name, own in calls.items():
         outputs, source = [output for *_, output in own], source_name(model, name)
-        place = _judge(name, modules[name], outputs, tokens_first, kinds or {})
-        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if place.problem is None else None
-        places.append(replace(place, copy_problem=reason))
+        said = next((kind for pattern, kind in (kinds or {}).items() if find_names(pattern, [name])), None)
+        kind, problem = _judge(outputs, tokens_first, said)
+        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if problem is None else None
+        is_dense = isinstance(outputs[0], Tensor) and not outputs[0].is_nested
+        shape, like = (tuple(outputs[0].shape[1:]), outputs[0].new_empty(0)) if is_dense else ((), None)
+        places.append(Place(name, type(modules[name]).__name__, kind, shape, problem, like, reason))
     return places
 
 
@@ -141,32 +144,27 @@ def refuse_parts(module: nn.Module) -> str | None:
     return None
 
 
-def _judge(name: str, module: nn.Module, outputs: list[Any], tokens_first: bool, kinds: Mapping[str, str]) -> Place:
-    def place(problem: str | None, kind: str | None = None, output: Tensor | None = None) -> Place:
-        shape = () if output is None else tuple(output.shape[1:])
-        like = None if output is None else output.new_empty(0)
-        return Place(name, type(module).__name__, kind, shape, problem, like)
-
+def _judge(outputs: list[Any], tokens_first: bool, said: str | None) -> tuple[str | None, str | None]:
+    """The kind of features that a module gives out, and why no slot fits them; one of the two is None."""
     output = outputs[0]
     if not isinstance(output, Tensor):
-        return place(f"its output is a {type(output).__name__}, and a slot needs one tensor")
+        return None, f"its output is a {type(output).__name__}, and a slot needs one tensor"
     if output.is_nested:
-        return place("its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False")
+        return None, "its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False"
     if len(outputs) > 1:
-        return place(f"it is called {len(outputs)} times per forward, and a slot belongs to one place", None, output)
+        return None, f"it is called {len(outputs)} times per forward, and a slot belongs to one place"
     if not output.is_floating_point():
-        return place(f"its output is {output.dtype}, and seeds work on floating point features", None, output)
-    said = next((kind for pattern, kind in kinds.items() if find_names(pattern, [name])), None)
+        return None, f"its output is {output.dtype}, and seeds work on floating point features"
     if said is not None and said not in KINDS.values():
         raise UnknownNameError("kind of slot", said, KINDS.values())
     natural = KINDS.get(output.dim())
     if natural is None:
-        return place(f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4", None, output)
+        return None, f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4"
     if said not in (None, natural, "vector"):
-        return place(f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions", None, output)
+        return None, f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions"
     if said is None and natural == "sequence" and tokens_first:
         said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
-    return place(None, said or natural, output)
+    return said or natural, None
 
 
 def find_names(pattern: str, names: Iterable[str]) -> set[str]:

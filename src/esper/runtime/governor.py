@@ -95,7 +95,7 @@ class Governor:
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
         self.bad_checks = 0
-        changes = [self.run.model.abandon_seed(s.slot_id) for s in self.run.slots if s.state.is_live]
+        changes = [self.run.model.cull_seed(s.slot_id, at_any_age=True) for s in self.run.slots if s.state.is_live]
         culled = {change.slot_id for change in changes}
         for slot, before in live.items():
             if slot.slot_id not in culled:  # planted after the last good epoch

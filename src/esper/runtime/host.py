@@ -210,7 +210,12 @@ class HostRun:
             slot.assign(state)
             slot.built_in = built_in
             slot.gradient_ratio, slot.gradient_norm, slot.greedy_score = readings
-        self._regroup()
+        for group, own in zip(self._groups(), self.model.owners(), strict=True):
+            group[:] = own  # as the places of parameters in the network say
+        known = {id(p) for p in self.model.parameters()}
+        for parameter in [p for p in self.optimizer.state if id(p) not in known]:
+            del self.optimizer.state[parameter]
+        self.prime()
         with torch.no_grad():
             for name, value in self.tensors().items():
                 value.copy_(snapshot["tensors"][name])
@@ -227,15 +232,6 @@ class HostRun:
             state = self.optimizer.state[parameter].items()
             named |= {f"{name}|{key}": value for key, value in state if isinstance(value, Tensor)}
         return named
-
-    def _regroup(self) -> None:
-        """Put every parameter into the group its place in the network says."""
-        for group, own in zip(self._groups(), self.model.owners(), strict=True):
-            group[:] = own
-        known = {id(p) for p in self.model.parameters()}
-        for parameter in [p for p in self.optimizer.state if id(p) not in known]:
-            del self.optimizer.state[parameter]
-        self.prime()
 
     def _groups(self) -> list[list[nn.Parameter]]:
         """The parameters that the optimiser has of each of the model's owners, which are the same ones."""

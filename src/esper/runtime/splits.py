@@ -58,10 +58,8 @@ class TensorSplit:
         count, channels, height, width = self.inputs.shape
         image, plane, line, pixel = self.inputs.stride()
         shifts = 2 * PAD + 1
-        windows = self.inputs.as_strided(  # every crop there is, as a view
-            (count, shifts, shifts, channels, height - 2 * PAD, width - 2 * PAD),
-            (image, line, pixel, plane, line, pixel),
-        )
+        crops = count, shifts, shifts, channels, height - 2 * PAD, width - 2 * PAD
+        windows = self.inputs.as_strided(crops, (image, line, pixel, plane, line, pixel))  # every one, as a view
         cropped = windows[rows, offsets[0], offsets[1]]
         return torch.where(offsets[2, :, None, None, None] == 1, cropped.flip(-1), cropped)
 
