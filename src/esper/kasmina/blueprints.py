@@ -56,8 +56,7 @@ class BlueprintCost:
     """Price of one seed at one slot."""
 
     params: int
-    flops: int
-    """multiply-adds count twice; one example, forward"""
+    flops: int  # multiply-adds count twice; one example, forward
 
 
 @dataclass(frozen=True)

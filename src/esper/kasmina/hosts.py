@@ -115,8 +115,7 @@ class BasicBlock(nn.Module):
 
 
 def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
-    padded = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-    return padded, nn.BatchNorm2d(outputs)
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
 def build_resnet_host(

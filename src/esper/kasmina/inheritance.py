@@ -21,18 +21,13 @@ from esper.kasmina.probing import Call, Example, batch_size, record_calls, refus
 class Inheritance:
     """What one slot's module hands down."""
 
-    problem: str | None = None
-    """why it cannot be copied; None if it can"""
-    zero_problem: str | None = "it was not looked for"
-    """why no copy of it is the identity; None if one is"""
+    problem: str | None = None  # why it cannot be copied; None if it can
+    zero_problem: str | None = "it was not looked for"  # why no copy of it is the identity; None if one is
     zeroed: Mapping[str, float] = field(default_factory=dict)
     """layers to zero for that, with the value of their weights"""
-    flops: int = 0
-    """of one example forward through the copy"""
-    deviation: float = 0.0
-    """how far it moves its own output"""
-    is_native: bool = False
-    """whether a copy can stand behind it in the list that both are in"""
+    flops: int = 0  # of one example forward through the copy
+    deviation: float = 0.0  # how far it moves its own output
+    is_native: bool = False  # whether a copy can stand behind it in the list that both are in
 
 
 Run = Callable[[nn.Module], Tensor]

@@ -34,8 +34,7 @@ class SeedSlot(nn.Module):
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
-        self.built_in = 0
-        """how many of them, from the first on, did not grow: they were built in before the first step"""
+        self.built_in = 0  # how many of them, from the first on, did not grow: they were built in before the first step
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
         self.inheritance = inheritance  # what copies of the module here can be

@@ -225,9 +225,8 @@ def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[An
         raise OptimizerError(f"{what}. {way_out}")
     for plan in plans:
         if type(plan) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
-            raise OptimizerError(
-                f"scheduler {type(plan).__name__} cannot be extended to a slot's parameter group. Use one of "
-                f"{PER_GROUP_SCHEDULERS}, or create the scheduler after attach(optimizer) and leave it out of the call."
-            )
+            what = f"scheduler {type(plan).__name__} cannot be extended to a slot's parameter group"
+            way_out = "or create the scheduler after attach(optimizer) and leave it out of the call."
+            raise OptimizerError(f"{what}. Use one of {PER_GROUP_SCHEDULERS}, {way_out}")
     if planned - {id(each) for each in optimizers}:
         raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")

@@ -22,8 +22,7 @@ class RemoteFile:
 
     url: str
     path: str
-    checksum: str | None = None
-    """algorithm:hex digits; None where none is published"""
+    checksum: str | None = None  # algorithm:hex digits; None where none is published
     members: Mapping[str, str] = field(default_factory=dict)
     """for an archive: what must come out of it, path under the data root -> checksum"""
 

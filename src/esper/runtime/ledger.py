@@ -68,21 +68,18 @@ class HostFlops:
     whole: int
     after: dict[str, int] = field(default_factory=dict)
     """empty where no prefix is shared: every counterfactual then costs a whole pass"""
-    learnt: int = 0
-    """forward and backward; the first layer needs no gradient of its input"""
+    learnt: int = 0  # forward and backward; the first layer needs no gradient of its input
 
-    @classmethod
-    def of_task(cls, build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> Self:
+    @staticmethod
+    def of_task(build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> "HostFlops":
         """Counted without memory; from each slot on only if `is_cut`."""
         example = split.example()[:1]
-        whole, after, learnt = _count_host(build_host, example.shape, example.dtype, is_cut)
-        return cls(whole, dict(after), learnt)
+        found = _count_host(build_host, example.shape, example.dtype, is_cut)
+        return replace(found, after=dict(found.after))
 
 
 @cache  # many populations of one task are built in a process, and counting takes longer than building
-def _count_host(
-    build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
-) -> tuple[int, dict[str, int], int]:
+def _count_host(build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool) -> HostFlops:
     with torch.device("meta"):
         host, example = build_host(), torch.zeros(shape, dtype=dtype)
     learnt = _count(lambda: host(example).sum().backward(), learns=True)
@@ -93,7 +90,7 @@ def _count_host(
             with torch.no_grad():
                 features = host.forward_to_segment(slot_id, example)
             after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
-    return _count(partial(host, example)), after, learnt
+    return HostFlops(_count(partial(host, example)), after, learnt)
 
 
 def count_flops(model: nn.Module, example: Example) -> int | None:

@@ -35,8 +35,7 @@ from esper.runtime.tasks import Task, check_fit
 class Rollback:
     host: int
     reason: str
-    changes: tuple[SlotChange, ...]
-    """live seeds that were culled"""
+    changes: tuple[SlotChange, ...]  # live seeds that were culled
 
 
 @dataclass(frozen=True)

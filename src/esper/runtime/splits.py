@@ -27,8 +27,7 @@ class TensorSplit:
     targets: Tensor
     scale: float = 1.0
     shift: float = 0.0
-    padded: bool = False
-    """whether images carry a border of PAD pixels, to be cropped away with an offset"""
+    padded: bool = False  # whether images carry a border of PAD pixels, to be cropped away with an offset
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
