@@ -22,11 +22,11 @@ Prices = dict[tuple[str, str, str], int]
 """Parameters by slot, blueprint and blend."""
 
 
-class KnownShapes(dict[str, tuple[str, tuple[int, ...], str, Inheritance]]):
-    """What is known of each slot without running the host: kind, shape of one example's features, dtype, copies."""
+class KnownSlots(dict[str, SeedSlot]):
+    """Empty slots of a host that need not be run on an example: somebody saved what it would tell."""
 
 
-Given = Example | KnownShapes | None
+Given = Example | KnownSlots | None
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -46,19 +46,15 @@ def build_slots(
     host: nn.Module, config: SlotConfig, example: Given, kinds: Mapping[str, str], blueprints: Collection[str]
 ) -> dict[str, SeedSlot]:
     """An empty slot for every site, shaped by one example forward; `blueprints` say whether copies are asked for."""
-    slots: dict[str, SeedSlot] = {}
-    if isinstance(example, KnownShapes):
-        device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
-        for slot_id, (kind, shape, dtype, inheritance) in example.items():
-            like = torch.empty(0, device=device, dtype=getattr(torch, dtype))
-            slots[slot_id] = SeedSlot(slot_id, kind, shape, like, inheritance)
-        return slots
+    if isinstance(example, KnownSlots):
+        return example
     if example is None:
         if not isinstance(host, SegmentedHost):
             raise HostError(f"the shapes inside {type(host).__name__} are not known; pass one batch, example=batch.")
         example = host.example()
     places = {place.name: place for place in find_places(host, example, kinds)}
     names = {name for name, _ in host.named_modules() if name}
+    slots: dict[str, SeedSlot] = {}
     for slot_id in config.slot_ids:
         name = config.modules[slot_id]
         if name not in names:

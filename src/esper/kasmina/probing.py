@@ -99,11 +99,11 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
     for name, own in calls.items():
         outputs, source = [output for *_, output in own], source_name(model, name)
         said = next((kind for pattern, kind in (kinds or {}).items() if find_names(pattern, [name])), None)
-        kind, problem = _judge(outputs, tokens_first, said)
-        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if problem is None else None
+        kind, misfit = _judge(outputs, tokens_first, said)
+        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if misfit is None else None
         is_dense = isinstance(outputs[0], Tensor) and not outputs[0].is_nested
         shape, like = (tuple(outputs[0].shape[1:]), outputs[0].new_empty(0)) if is_dense else ((), None)
-        places.append(Place(name, type(modules[name]).__name__, kind, shape, problem, like, reason))
+        places.append(Place(name, type(modules[name]).__name__, kind, shape, misfit, like, reason))
     return places
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
-from esper.kasmina.fitting import KnownShapes
+from esper.kasmina.fitting import KnownSlots
 from esper.kasmina.inheritance import Inheritance
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
@@ -128,15 +128,15 @@ def rebuild_network(
         with fitting(place):
             _refuse_other_host(facts["host"], _describe_tensors(host))
             check()
-            network = facts["network"]
-            shapes = KnownShapes(
-                (slot_id, (s["kind"], tuple(s["shape"]), s["dtype"], Inheritance(**s["inheritance"])))
-                for slot_id, s in network["slots"].items()
-            )
+            network, known = facts["network"], KnownSlots()
+            device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
+            for slot_id, s in network["slots"].items():
+                like = torch.empty(0, device=device, dtype=getattr(torch, s["dtype"]))
+                known[slot_id] = SeedSlot(slot_id, s["kind"], s["shape"], like, Inheritance(**s["inheritance"]))
             slots = SlotConfig(tuple(network["modules"]), network["modules"])
             limits = {key: network[key] for key in ("blueprints", "max_seeds", "budget")}
             settings = TypeAdapter(GrowthSettings).validate_python(network["settings"])
-            model = MorphogeneticModel(host, slots, example=shapes, settings=settings, **limits)
+            model = MorphogeneticModel(host, slots, example=known, settings=settings, **limits)
             _fill(model, network, paths)
             return model, _snapshot_from(facts, paths)
     except Exception:
