@@ -87,8 +87,7 @@ class Sent:
     view: RunView | None = None
     events: int = 0
     status: str = ""
-    counts: dict[str, Any] = field(default_factory=dict)
-    """part of a message -> how much there was to tell in it"""
+    counts: dict[str, Any] = field(default_factory=dict)  # part of a message -> how much there was to tell in it
 
 
 def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
@@ -135,13 +134,10 @@ class Arm:
     policy: str
     task: str
     epochs: float | None
-    measure: str
-    """which examples the accuracy is of"""
+    measure: str  # which examples the accuracy is of
     own: str
-    training: str
-    """equal where a host that never grows would be trained alike"""
-    accuracy: dict[int, float] = field(default_factory=dict)
-    """by host seed (run) or host (ppo)"""
+    training: str  # equal where a host that never grows would be trained alike
+    accuracy: dict[int, float] = field(default_factory=dict)  # by host seed (run) or host (ppo)
     twins: dict[int, float] = field(default_factory=dict)
     params: list[float] = field(default_factory=list)
 

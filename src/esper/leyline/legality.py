@@ -17,13 +17,10 @@ class GrowthView:
 
     space: ActionSpace
     reports: Mapping[str, SeedStateReport]
-    seeds_used: int
-    """live seeds and fossils together"""
+    seeds_used: int  # live seeds and fossils together
     max_seeds: int | None
-    params_used: int
-    """host, fossils and live seeds together"""
-    budget: int | None
-    """most parameters the whole network may have; None = no limit"""
+    params_used: int  # host, fossils and live seeds together
+    budget: int | None  # most parameters the whole network may have; None = no limit
     costs: Mapping[tuple[str, str, str], int]
     """(slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry"""
 

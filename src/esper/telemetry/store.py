@@ -37,8 +37,7 @@ class Generation:
 
     number: int
     facts: Plain
-    files: dict[str, dict[str, str]]
-    """role -> name and sha256"""
+    files: dict[str, dict[str, str]]  # role -> name and sha256
 
     @property
     def names(self) -> set[str]:
