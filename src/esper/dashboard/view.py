@@ -237,12 +237,10 @@ def is_sound(record: Record) -> bool:
     return all(type(value) in fields[name] for name, value in record.items())
 
 
-_MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
-
-
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
-    measured = {name: record[name] for name in _MEASURED}
+    names = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
+    measured = {name: record[name] for name in names}
     held_out = {name: record[f"held_out_{name}"] for name in ("accuracy", "score")}
     episode.epochs.append(epoch=epoch, **held_out, **measured, **parts)
     if epoch > 1 and episode.acted != epoch - 1:
@@ -310,19 +308,17 @@ def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None
             return
 
 
-_UPDATE = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
-
-
 def _round_finished(view: RunView, record: Record, rank: int) -> None:
     update, number = record["update"], record["round"]
     heads = update.get("heads") or {}
+    names = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
     gaps = [gap for gap in (update.get("first_ratio_gap") or {}).values() if gap is not None]
     view.rounds.append(
         **{name: value for name, value in record.items() if not isinstance(value, dict | str)},
         **{f"part.{name}": value for name, value in record["reward_parts"].items()},
         **{f"op.{name}": count for name, count in record["ops"].items()},
         kl=update.get("approx_kl"),
-        **{name: update.get(name) for name in _UPDATE},
+        **{name: update.get(name) for name in names},
         first_ratio_gap=max(gaps, default=None),
         **{f"entropy.{name}": head["entropy"] for name, head in heads.items()},
         **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},
