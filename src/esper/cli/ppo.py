@@ -47,10 +47,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         console = console if team.rank == 0 else Console(quiet=True)
         _tell_start(own, team, console)
         try:
-            with (
-                stop_on_signals(patient=is_launched()) as is_asked,
-                show_rounds(own.rounds, console) as watch,
-            ):
+            with stop_on_signals(patient=is_launched()) as is_asked, show_rounds(own.rounds, console) as watch:
                 train_ppo_vectorized(
                     own,
                     sink=sink,

@@ -94,7 +94,5 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     try:
         copy_files(run / runfolder.NETWORKS / f"host-{best}", folder, digests)
     except SaveError as problem:
-        raise SaveError(
-            f"cannot export to {folder}: {problem} Write it again: esper run --out {run} --resume"
-        ) from problem
+        raise SaveError(f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume") from problem
     return results[best]

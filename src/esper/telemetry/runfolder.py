@@ -135,9 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as problem:
         raise SaveError(f"{path} cannot be read ({problem}).") from problem
     if CHECKSUM not in found:
-        raise SaveError(
-            f"{path} is of an older format. Use the version of Esper that wrote it, or choose another --out."
-        )
+        raise SaveError(f"{path} is of an older format. Use the Esper that wrote it, or choose another --out.")
     if found.pop(CHECKSUM) != digest_json(found):
         raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
     return found
