@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.cli import ppo as running
+from esper.simic import training as running
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.simic import agent as learner
 from esper.simic import team
