@@ -34,15 +34,11 @@ class Moment:
 
     view: RunView
     summary: RunSummary
-    episode: Episode | None
-    """the chosen host's"""
-    seen: Sequence[tuple[float, int]] = ()
-    """clock and progress, whenever it moved while somebody watched"""
-    wanted: str = ""
-    """words that an event must have to be listed"""
+    episode: Episode | None  # the chosen host's
+    seen: Sequence[tuple[float, int]] = ()  # clock and progress, whenever it moved while somebody watched
+    wanted: str = ""  # words that an event must have to be listed
     is_paused: bool = False
-    note: str = ""
-    """why there is nothing newer"""
+    note: str = ""  # why there is nothing newer
 
 
 def lay_out(rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()) -> Table:

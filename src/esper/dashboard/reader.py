@@ -31,12 +31,9 @@ class Place:
     """How far one file is folded."""
 
     offset: int = 0
-    is_inside: bool = False
-    """whether the offset lies inside a line that is too long"""
-    tail: bytes = b""
-    """what stands before the offset: in another file it is something else"""
-    rounds: dict[int, int] = field(default_factory=dict)
-    """round -> where it begins"""
+    is_inside: bool = False  # whether the offset lies inside a line that is too long
+    tail: bytes = b""  # what stands before the offset: in another file it is something else
+    rounds: dict[int, int] = field(default_factory=dict)  # round -> where it begins
 
 
 class RunReader:
@@ -207,10 +204,8 @@ class RunSummary:
     done: int
     total: int
     """rounds (ppo) or epochs (run); a total of 0 is not written down"""
-    best_accuracy: float | None
-    """held-out: the best round's mean (ppo), the best host's last (run)"""
-    params: int | None
-    """of that host (run), mean of the newest episodes (ppo)"""
+    best_accuracy: float | None  # held-out: the best round's mean (ppo), the best host's last (run)
+    params: int | None  # of that host (run), mean of the newest episodes (ppo)
     age_seconds: float | None  # since the last event
     events: int
 

@@ -80,13 +80,7 @@ def page(data: Mapping[str, Any], title: str) -> str:
     *scripts, look = (f"'sha256-{digest}'" for digest in digests)
     # a JSON text has these letters inside of strings only
     text = encode(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return frame.format(
-        policy=f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        title=escape(title),
-        style=style,
-        licence=licence,
-        uplot=uplot,
-        data=text,
-        app=app,
-    )
+    policy = f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
+    policy += "base-uri 'none'; form-action 'none'"
+    shown = {"title": escape(title), "style": style, "licence": licence, "uplot": uplot, "data": text, "app": app}
+    return frame.format(policy=policy, **shown)

@@ -51,8 +51,6 @@ KEPT_SECONDS = 60.0
 """How long a run stays in memory after somebody looked at it alone."""
 PATIENCE, MOST_CONNECTIONS = 10.0, 1000
 """Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
-_READERS = 1
-"""Runs that are read at a time for the list."""
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -174,7 +172,7 @@ class Site:
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self.feeds: dict[Path, Feed] = {}
-        self.limit = CapacityLimiter(_READERS)
+        self.limit = CapacityLimiter(1)  # runs that are read at a time for the list
         self.is_closing: Callable[[], bool] = lambda: False
 
     async def open(self) -> dict[str, Feed]:
