@@ -16,9 +16,11 @@ from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import HeadSpec, HostFacts, SignalTracker, compute_batch_masks
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import observation_width, observe
-from esper.tamiyo.signals import EpochSignals
+from esper.tamiyo.rules import HostFacts
+from esper.tamiyo.signals import EpochSignals, SignalTracker
 
 SLOTS = 3
 EPOCHS = 12

@@ -15,9 +15,10 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from esper.tamiyo import FactoredRecurrentActorCritic, SignalTracker, compute_batch_masks
+from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import observation_width, observe
-from esper.tamiyo.signals import EpochSignals
+from esper.tamiyo.signals import EpochSignals, SignalTracker
 from runtime.episodes import BLOBS, IMAGES
 
 THREE = SlotConfig.default()

@@ -12,7 +12,6 @@ from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-from esper.tamiyo import SignalTracker
 from esper.tamiyo.observation import (
     BASE_FEATURES,
     BLUEPRINT_FEATURES,
@@ -25,6 +24,7 @@ from esper.tamiyo.observation import (
     observe,
     signals_to_features,
 )
+from esper.tamiyo.signals import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 BASE = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo import SignalTracker
+from esper.tamiyo.signals import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 
