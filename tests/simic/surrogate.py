@@ -28,7 +28,7 @@ BLUEPRINTS = ("conv_light", "norm", "conv_small")
 SPACE = ActionSpace.of(SlotConfig.default(), BLUEPRINTS)
 SIZES = {"conv_light": 600, "norm": 100, "conv_small": 200}
 COSTS = {(s, b, w): SIZES[b] for s in SPACE.slots.slot_ids for b in BLUEPRINTS for w in SPACE.blends}
-SPEC = HeadSpec.of_space(SPACE)
+SPEC = HeadSpec.growth(*SPACE.sizes[1:])
 LENGTHS = StageLengths(probation=2, embargo=1)
 HOST_PARAMS, MAX_SEEDS = 1000, 2
 FULL_GAIN = 0.2

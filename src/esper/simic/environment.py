@@ -80,7 +80,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
         self.space = self.population.runs[0].model.space
-        self.heads = HeadSpec.of_space(self.space)
+        self.heads = HeadSpec.growth(*self.space.sizes[1:])
         self.width = observation_width(self.space.slots.num_slots, use_telemetry)
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))

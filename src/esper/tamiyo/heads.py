@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
+from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,6 @@ class HeadSpec:
             ),
             chained=True,
         )
-
-    @classmethod
-    def of_space(cls, space: ActionSpace) -> Self:
-        return cls.growth(*space.sizes[1:])
 
 
 def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:
