@@ -18,7 +18,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import observation_width, observe
+from esper.tamiyo.observation import feature_names, observe
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 
@@ -150,7 +150,7 @@ class SurrogateGrowth(VectorEnv):
     def __init__(self, count):
         self.num_envs = count
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        width = observation_width(SLOTS)
+        width = len(feature_names(SPACE.slots))
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(SPACE.sizes)
         self.hosts = []

@@ -73,9 +73,7 @@ class PPOAgent:
         A state of None is where all episodes begin; `restart` clears single ones.
         """
         if self.codecs is None:
-            raise SettingError(
-                "this agent knows no spaces; pass PPOAgent(..., codecs=(ObservationCodec(space), ActionCodec(space)))."
-            )
+            raise SettingError("this agent knows no spaces; pass codecs=(ObservationCodec(space), ActionCodec(space)).")
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
         masks = actions.split_mask(mask, len(states), self.device)

@@ -65,9 +65,8 @@ class Player:
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-            raise EnvironmentMismatchError(
-                f"the metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; declare what it does."
-            )
+            found = f"the metadata says autoreset_mode={mode}"
+            raise EnvironmentMismatchError(f"{found}. Supported: NEXT_STEP and SAME_STEP; declare what it does.")
         assert agent.codecs is not None
         self.env, self.agent = env, agent
         self.pieces = -(-agent.config.minibatches // env.num_envs)
@@ -200,9 +199,8 @@ class ActionCodec:
         self.space = space
         sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
         if sizes is None:
-            raise EnvironmentMismatchError(
-                f"actions of {type(space).__name__} are not supported. Known: Discrete, MultiDiscrete, MultiBinary."
-            )
+            known = "Discrete, MultiDiscrete, MultiBinary"
+            raise EnvironmentMismatchError(f"actions of {type(space).__name__} are not supported. Known: {known}.")
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
             raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")
@@ -223,11 +221,9 @@ class ActionCodec:
         if isinstance(mask, Mapping):
             return {head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads}
         flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
-        if flat.shape != (count, sum(self.spec.sizes)):
-            raise MaskError(
-                f"a mask of shape {tuple(flat.shape)} does not fit {count} environments with actions of sizes "
-                f"{self.spec.sizes}; it must be [{count}, {sum(self.spec.sizes)}]."
-            )
+        if flat.shape != (count, whole := sum(self.spec.sizes)):
+            found = f"a mask of shape {tuple(flat.shape)} for {count} environments with actions of {self.spec.sizes}"
+            raise MaskError(f"{found} does not fit; it must be [{count}, {whole}].")
         return dict(zip(self.spec.names, flat.split(list(self.spec.sizes), -1), strict=True))
 
     def _own_mask(self, masks: Mapping[str, NDArray[np.bool_]], head: Head, count: int) -> Tensor:

@@ -114,9 +114,7 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     """The learner in a file, built as the file says."""
     tensors, plain = read_checkpoint(path)
     if (own := plain.get("learner")) is None:
-        raise SaveError(
-            f"{path} does not say how its learner is built: an earlier version wrote it. Use it as --policy."
-        )
+        raise SaveError(f"{path}, of an earlier version, does not say how its learner is built. Use it as --policy.")
     with fitting(path):
         spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
         codecs = None

@@ -150,10 +150,8 @@ class TrainingConfig(HostsConfig):
         weights_of(self.family, self.reward.weights)
         clock = self.task.build().clock
         if self.family in (("contribution", "loss") if clock == "compute" else ("compute",)):
-            raise SettingError(
-                f"reward.family is {self.family}, which does not pay for what clock {clock} measures. Leave it out: "
-                "--set reward.family=null."
-            )
+            reason = f"reward.family is {self.family}, which does not pay for what clock {clock} measures"
+            raise SettingError(f"{reason}. Leave it out: --set reward.family=null.")
         if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):

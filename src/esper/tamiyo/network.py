@@ -161,10 +161,7 @@ class RecurrentActorCritic(nn.Module):
     ) -> Evaluation:
         """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
         if hidden is None:
-            raise SettingError(
-                "evaluating needs the hidden state that each row began with; None would silently mean zeros. "
-                "Pass the stored one, or get_initial_hidden(N) for rows that begin an episode."
-            )
+            raise SettingError("evaluating needs the state that rows began with: stored, or get_initial_hidden(N).")
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
@@ -215,9 +212,8 @@ class RecurrentActorCritic(nn.Module):
         ]
         if lines:
             raise CheckpointMismatchError(
-                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints, one "
-                "observation layout and one width (hidden_dim, head_dim) only; build it for those, or train a new one "
-                "(docs/checkpoints.md)."
+                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
+                "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

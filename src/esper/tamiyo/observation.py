@@ -138,11 +138,6 @@ def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, .
     return (*BASE_FEATURES, *own, *told)
 
 
-def observation_width(num_slots: int, use_telemetry: bool = True) -> int:
-    per_slot = len(STATE_FEATURES) + len(BLUEPRINT_FEATURES) + use_telemetry * len(TELEMETRY_FEATURES)
-    return len(BASE_FEATURES) + num_slots * per_slot
-
-
 def signals_to_features(
     tracked: TrackedSignals, reports: Reports, slots: SlotConfig, loss_scale: float, use_telemetry: bool = True
 ) -> NDArray[np.float32]:

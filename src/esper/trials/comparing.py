@@ -143,10 +143,8 @@ class Comparison:
                 runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
                 broken = [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]
                 if broken:
-                    raise MeasurementError(
-                        f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds "
-                        f"{', '.join(broken)}). Start anew with lower --rates or without it."
-                    )
+                    where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
+                    raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
                 rows, built, told = zip(*map(_plain, runs), strict=True)
                 trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
                 self._arm(arm, rate).save(vars(trials))
@@ -247,9 +245,8 @@ class Comparison:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        return Store(
-            self.config.out / folder / f"{slug}-{rate:g}.json", kind, of=f"{self.config.digest()} {arm} {rate}"
-        )
+        place = self.config.out / folder / f"{slug}-{rate:g}.json"
+        return Store(place, kind, of=f"{self.config.digest()} {arm} {rate}")
 
     def _arm(self, arm: str, rate: float) -> Store:
         return self._store(ARMS, "arm of a comparison", arm, rate)

@@ -84,10 +84,8 @@ class CompareConfig(TrialConfig):
             if not is_search(policy):
                 _require_policy("arm", policy)
             elif shared := set(read_search(policy).host_seeds) & set(self.host_seeds):
-                raise SettingError(
-                    f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's. Give it "
-                    f"others: {policy}:seed=N, or choose another --seed."
-                )
+                found = f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's"
+                raise SettingError(f"{found}. Give it others: {policy}:seed=N, or choose another --seed.")
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
         grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
         if unknown := [arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown]:

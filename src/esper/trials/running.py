@@ -21,7 +21,7 @@ from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import NETWORKS, POLICY
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Generation, Store, fitting
+from esper.telemetry.store import Store, fitting
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
@@ -151,21 +151,18 @@ class EpochSaves:
             self.sink.rewind(0)
             return None
         with fitting(self.store.manifest):
-            return self._restore(save)
-
-    def _restore(self, save: Generation) -> Restored:
-        require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
-        paths = {role: self.store.path(save, role) for role in save.files}
-        restore_population(self.population, save.facts["hosts"], paths)
-        tensors = load_file(paths[_MEMORY])
-        for host, decider in enumerate(self.deciders):
-            decider.memory = save.facts["memory"][host]
-            if f"{host}.0" in tensors:
-                decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
-            decider.tracker.load(save.facts["trackers"][host])
-        self.sink.rewind(int(save.facts["events"]))
-        self.epochs = save.facts["epoch"] + 1
-        happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
-        for event in chain.from_iterable(happened):
-            str(event)  # what is of another type cannot be told, and is refused here
-        return save.facts["epoch"], happened, save.facts["counts"]
+            require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
+            paths = {role: self.store.path(save, role) for role in save.files}
+            restore_population(self.population, save.facts["hosts"], paths)
+            tensors = load_file(paths[_MEMORY])
+            for host, decider in enumerate(self.deciders):
+                decider.memory = save.facts["memory"][host]
+                if f"{host}.0" in tensors:
+                    decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
+                decider.tracker.load(save.facts["trackers"][host])
+            self.sink.rewind(int(save.facts["events"]))
+            self.epochs = save.facts["epoch"] + 1
+            happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+            for event in chain.from_iterable(happened):
+                str(event)  # what is of another type cannot be told, and is refused here
+            return save.facts["epoch"], happened, save.facts["counts"]
