@@ -91,10 +91,11 @@ class Player:
             given = np.array(self._ask("action_masks"), dtype=np.bool_)
         has_one = np.broadcast_to(info.get("_action_mask", given is not None), self.env.num_envs)
         if wrong := np.flatnonzero(has_one != self._is_masked).tolist():
-            raise EnvironmentMismatchError(
-                f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first "
-                "reset. Give one at every reset and every step, or never; all true forbids nothing."
+            found = (
+                f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first"
             )
+            rule = "Give one at every reset and every step, or never; all true forbids nothing"
+            raise EnvironmentMismatchError(f"{found} reset. {rule}.")
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
@@ -174,10 +175,9 @@ class ObservationCodec:
     def __init__(self, space: gym.Space[Any]):
         self.space, self.sizes = space, _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-            raise EnvironmentMismatchError(
-                f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
-                "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
-            )
+            known = "Box, Discrete, MultiDiscrete, MultiBinary"
+            rest = f"Known: {known}; flatten others with gymnasium.wrappers.vector.FlattenObservation"
+            raise EnvironmentMismatchError(f"observations of {type(space).__name__} are not supported. {rest}.")
         self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
             starts, first = np.cumsum([0, *self.sizes[:-1]]), np.ravel(getattr(space, "start", 0))
@@ -233,8 +233,7 @@ class ActionCodec:
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         rows = () if head.mask_by is None or mask.dim() == 2 else (sizes[head.mask_by],)
         if mask.shape != (count, *rows, head.size):
-            raise MaskError(
-                f"the mask of head {head.name!r} has shape {tuple(mask.shape)}; it must be [{count}, {head.size}]"
-                + (f" or [{count}, {sizes[head.mask_by]}, {head.size}]." if head.mask_by else ".")
-            )
+            by_row = f" or [{count}, {sizes[head.mask_by]}, {head.size}]" if head.mask_by else ""
+            found = f"the mask of head {head.name!r} has shape {tuple(mask.shape)}"
+            raise MaskError(f"{found}; it must be [{count}, {head.size}]{by_row}.")
         return mask

@@ -67,8 +67,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
-            found = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
-            raise SettingError(f"{found}: growth needs at least 1, 1 and 2.")
+            given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
+            raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
         self.use_telemetry, self.first = use_telemetry, first

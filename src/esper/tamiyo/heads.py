@@ -46,11 +46,9 @@ class HeadSpec:
                     f"{first.name!r}, the first head, which is itself always used; None means all of them."
                 )
             for earlier in self.heads[:place]:
-                if not set(self.uses(head)) <= set(self.uses(earlier)):
-                    raise SettingError(
-                        f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
-                        f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
-                    )
+                if not set(own := self.uses(head)) <= set(known := self.uses(earlier)):
+                    found = f"head {head.name!r} is used by {own}, but {earlier.name!r} before it by {known} only"
+                    raise SettingError(f"{found}; put {head.name!r} first, or use it in fewer cases.")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -129,8 +129,7 @@ class RecurrentActorCritic(nn.Module):
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
         features, hidden = self._features(states, hidden, None)
         features = features[:, 0] if is_step else features
-        choices: PerHead = {}
-        log_probs: PerHead = {}
+        choices, log_probs = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
             drawn = self._case(place, features, masks, choices)
             own = None if noise is None else noise[..., place, : head.size]
@@ -168,8 +167,7 @@ class RecurrentActorCritic(nn.Module):
         flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
         choices = {name: action.flatten() for name, action in actions.items()}
         certain, probs = at_least_single(rows.new_ones(len(rows))), list[Tensor]()
-        log_probs: PerHead = {}
-        entropy: PerHead = {}
+        log_probs, entropy = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
             cases, mask = self._cases(place, rows, flat)
             reach = reach_cases(self.spec, place, certain, probs)
