@@ -91,11 +91,9 @@ class Player:
             given = np.array(self._ask("action_masks"), dtype=np.bool_)
         has_one = np.broadcast_to(info.get("_action_mask", given is not None), self.env.num_envs)
         if wrong := np.flatnonzero(has_one != self._is_masked).tolist():
-            found = (
-                f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first"
-            )
-            rule = "Give one at every reset and every step, or never; all true forbids nothing"
-            raise EnvironmentMismatchError(f"{found} reset. {rule}.")
+            has = "no" if self._is_masked else "an"
+            found = f"environments {wrong} have {has} action_mask, unlike all at the first reset"
+            raise EnvironmentMismatchError(f"{found}. Give one each time, or never; all true forbids nothing.")
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
