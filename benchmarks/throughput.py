@@ -30,7 +30,7 @@ from esper.episodes import Episodes
 from esper.kasmina.hosts import ChainHost, build_cnn_host
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime import executors
-from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores
 from esper.runtime.executors import GraphedExecutor
 from esper.runtime.population import Population
@@ -223,7 +223,7 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
     """An epoch of ours with a step of the hand-written loop between any two of its steps: both see the same machine."""
     plain = PlainLoop(options, hosts, batch)
 
-    class TakingTurns(SharedBatchIterator):
+    class TakingTurns(shared_batches):
         def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             for examples in super().__iter__():
                 yield examples
@@ -231,7 +231,7 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
 
     task = task_for(batch, batch * options.steps)
     population = Population(task, list(range(hosts)), [options.device], executor="eager", splits=options.splits)
-    executors.SharedBatchIterator = TakingTurns
+    executors.shared_batches = TakingTurns
     warm_up(population)
     ours_s, plain_s = [], []
     for _ in range(options.repeats):
@@ -240,7 +240,7 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
         population.executor.train(population.runs)
         ours_s.append(time.perf_counter() - started - plain.seconds)
         plain_s.append(plain.seconds)
-    executors.SharedBatchIterator = SharedBatchIterator
+    executors.shared_batches = shared_batches
     ratios = [theirs / own for own, theirs in zip(ours_s, plain_s, strict=True)]
     examples = hosts * batch * options.steps
     row = {"device": options.device, "hosts": hosts, "batch": batch, "seeds": 0, "decisions_per_s": None,

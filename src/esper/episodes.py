@@ -33,8 +33,7 @@ class Episodes:
         self.population = population
         self.first = first  # in events, where other processes have hosts too
         self.trackers = [self._tracker() for _ in population.runs]
-        self.views: list[GrowthView] = []
-        """every host as it was last measured or restored"""
+        self.views: list[GrowthView] = []  # every host as it was last measured or restored
 
     def _tracker(self) -> SignalTracker:
         guessing = -math.log(self.population.task.chance)
@@ -109,14 +108,10 @@ class Episodes:
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
     """What an episode has cost, without the phases that it did not have."""
     costs = {name: cost for name, cost in ledger.phases.items() if cost.examples}
-    return LedgerClosed(
-        host=host,
-        seed=seed,
-        peak_params=ledger.peak_params,
-        flops={name: cost.flops for name, cost in costs.items()},
-        examples={name: cost.examples for name, cost in costs.items()},
-        seconds={name: cost.seconds for name, cost in costs.items()},
-    )
+    flops = {name: cost.flops for name, cost in costs.items()}
+    examples = {name: cost.examples for name, cost in costs.items()}
+    seconds = {name: cost.seconds for name, cost in costs.items()}
+    return LedgerClosed(host, seed, ledger.peak_params, flops, examples, seconds)
 
 
 def act(
@@ -156,22 +151,14 @@ def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[E
 
 def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[events.SeedMeasured]:
     """Every live seed as it stands after an epoch."""
-    return [
-        events.SeedMeasured(
-            host=host,
-            epoch=epoch,
-            slot=slot_id,
-            stage=report.stage.name,
-            blueprint=report.blueprint_id,
-            alpha=report.alpha,
-            age=report.seed_age_epochs,
-            params=report.metrics.seed_param_count,
-            contribution=finite(report.metrics.counterfactual_contribution),
-            standard_error=finite(report.metrics.counterfactual_standard_error),
-        )
-        for slot_id, report in reports.items()
-        if report.is_live
-    ]
+    told = []
+    for slot_id, report in reports.items():
+        if report.is_live:
+            own = report.metrics
+            seed = slot_id, report.stage.name, report.blueprint_id, report.alpha, report.seed_age_epochs
+            gain = finite(own.counterfactual_contribution), finite(own.counterfactual_standard_error)
+            told.append(events.SeedMeasured(host, epoch, *seed, own.seed_param_count, *gain))
+    return told
 
 
 def tell_fossils(host: int, epoch: int, verdicts: Iterable[FossilVerdict]) -> list[events.FossilJudged]:

@@ -84,15 +84,10 @@ def grow(
     names = list(blueprints or REGISTRY.defaults_for(str(place.kind) for place in places))
     if policy == SHAM and SHAM not in names:
         names.append(SHAM)
-    grown = MorphogeneticModel(
-        model,
-        SlotConfig.for_modules(place.name for place in places),
-        example=example,
-        blueprints=names,
-        max_seeds=len(places) if max_seeds is None and budget is None else max_seeds,
-        budget=total_budget(budget, model),
-        settings=settings,
-    )
+    most = len(places) if max_seeds is None and budget is None else max_seeds
+    limits = {"max_seeds": most, "budget": total_budget(budget, model)}
+    config = SlotConfig.for_modules(place.name for place in places)
+    grown = MorphogeneticModel(model, config, example=example, blueprints=names, settings=settings, **limits)
     return Garden(grown, policy, higher_is_better, count_flops(model, example))
 
 
@@ -120,8 +115,7 @@ class Garden:
         self.higher_is_better = higher_is_better
         self.memory: Any = None
         self.epoch = 0
-        self.is_pruned = False
-        """whether fossils were judged by themselves, as the rate had fallen"""
+        self.is_pruned = False  # whether fossils were judged by themselves, as the rate had fallen
         self.history: list[Event] = []
         self.ledger, self.flops = Ledger(peak_params=model.total_params), flops
         """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
@@ -132,10 +126,8 @@ class Garden:
         self._follower = processes.Follower(model)
         self._is_split = self._has_blocks = self._is_passed_by = False
         """whether every process measures examples of its own; blocks are compiled; you train a compiled copy"""
-        self._evaluate: Evaluate | None = None
-        """what the last step measured with"""
-        self.run: str | None = None
-        """name of the run that was last recorded, which its folder has too"""
+        self._evaluate: Evaluate | None = None  # what the last step measured with
+        self.run: str | None = None  # name of the run that was last recorded, which its folder has too
         self._recorder: Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:

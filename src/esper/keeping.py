@@ -1,13 +1,12 @@
 """What a garden knows beside its network, as plain facts to be saved, and back."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from pydantic import TypeAdapter
 
-from esper.kasmina.saving import OptimizerSnapshot, restore_optimizer
-from esper.runtime.ledger import Ledger, PhaseCost
+from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
+from esper.runtime.ledger import Ledger
 from esper.telemetry.events import from_record, to_record
 
 if TYPE_CHECKING:
@@ -33,14 +32,12 @@ def describe(garden: "Garden") -> dict[str, Any]:
 def check(extra: dict[str, Any]) -> None:
     """Fail on facts that `take` could not read, before anything has changed."""
     [from_record(record) for record in extra["history"]]
-    _ledger_from(extra["ledger"])
+    TypeAdapter(Ledger).validate_python(extra["ledger"])
 
 
-def take(
-    garden: "Garden", extra: dict[str, Any], average: Mapping[str, Tensor] | None, optimizer: OptimizerSnapshot | None
-) -> None:
+def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optimizer: OptimizerSnapshot | None) -> None:
     """Give a garden whose network was rebuilt all else that was saved."""
-    garden.ledger, garden.flops = _ledger_from(extra["ledger"]), extra["flops"]
+    garden.ledger, garden.flops = TypeAdapter(Ledger).validate_python(extra["ledger"]), extra["flops"]
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples = dict(extra["examples"])
@@ -58,7 +55,3 @@ def settle_optimizer(garden: "Garden") -> None:
     if garden.pending_optimizer is not None and garden.model.link is not None:
         restore_optimizer(garden.model, garden.model.link, garden.pending_optimizer)
         garden.pending_optimizer = None
-
-
-def _ledger_from(saved: dict[str, Any]) -> Ledger:
-    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

@@ -4,12 +4,11 @@ import json
 import secrets
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.leyline.errors import SaveError
 from esper.leyline.files import write_durably
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackerName, TrackingSink, require_trackers
@@ -31,7 +30,9 @@ class Recorder:
         self.folder, self.track = folder, track
         with ExitStack() as held:
             held.enter_context(runfolder.only_writer(folder))
-            is_known = _is_of(folder, garden.run)
+            is_known = garden.run is not None and runfolder.read_start(folder).get("run") == garden.run
+            if not is_known:
+                runfolder.require_fresh(folder)
             self.run = garden.run if is_known else secrets.token_hex(8)
             config = _describe(garden) | {"run": self.run}
             past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
@@ -51,12 +52,3 @@ def _describe(garden: "Garden") -> dict[str, Any]:
     limits = {"budget": model.budget, "max_seeds": model.max_seeds, "blueprints": list(model.space.blueprint_ids[1:])}
     known = {"command": runfolder.GARDEN, "task": task, "hosts": 1, "policy": garden.policy_name}
     return {**known, "slots": dict(model.slot_config.modules), **limits, "settings": settings}
-
-
-def _is_of(folder: Path, run: str | None) -> bool:
-    """Whether the folder holds this run; one that holds anything else is refused."""
-    with suppress(SaveError):
-        if run is not None and runfolder.read_json(folder / runfolder.CONFIG).get("run") == run:
-            return True
-    runfolder.require_fresh(folder)
-    return False

@@ -194,7 +194,7 @@ def test_a_save_with_a_blueprint_that_is_not_registered_is_refused_by_name(tmp_p
 def test_a_blueprint_that_has_changed_since_is_refused(tmp_path, own_blueprint):
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, blueprints=[own_blueprint]), "BLENDING")
     garden.save(tmp_path)
-    blueprint("image", own_blueprint)(lambda channels: nn.Conv2d(channels, channels, 3, padding=1))
+    blueprint("image", own_blueprint, replace=True)(lambda channels: nn.Conv2d(channels, channels, 3, padding=1))
     refuse(tmp_path, esper.EsperError, "my_conv|another")
 
 

@@ -14,7 +14,7 @@ from esper.leyline.errors import (
     SlotOccupiedError,
 )
 from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
-from esper.leyline.legality import GrowthView, is_legal, refusal
+from esper.leyline.legality import GrowthView, is_legal, refuse
 from esper.leyline.lifecycle import MIN_CULL_AGE
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
@@ -27,6 +27,10 @@ PROBATION = SeedStage.PROBATIONARY
 
 def act(op, slot=0, blueprint=1, blend=0):
     return FactoredAction.from_indices(op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=SPACE)
+
+
+def refusal(action, situation):
+    return refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, situation)
 
 
 def view(stage=SeedStage.DORMANT, *, age=0, contribution=None, seeds=0, max_seeds=None, used=100, budget=None):

@@ -214,8 +214,8 @@ FAULTS = [
     Fault(
         "a resumed policy has seen nothing yet",
         "trials/running.py",
-        'decider.tracker.load(save.facts["trackers"][host])',
-        'assert save.facts["trackers"]',
+        'decider.tracker.load(facts["trackers"][host])',
+        'assert facts["trackers"]',
         "trials/test_running.py::test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_end[checkpoint]",
     ),
     Fault(

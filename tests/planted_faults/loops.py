@@ -132,8 +132,8 @@ FAULTS = [
     Fault(
         "a garden is recorded over another run",
         "recording.py",
-        '.get("run") == run:',
-        '.get("run"):',
+        '.get("run") == garden.run',
+        '.get("run")',
         "test_garden_record.py::test_a_folder_of_anything_else_is_refused_and_left_alone[of another run]",
     ),
     Fault(

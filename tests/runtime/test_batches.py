@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.runtime.batches import EpochPlan, ExampleStream, SharedBatchIterator, whole_steps
+from esper.runtime.batches import EpochPlan, ExampleStream, shared_batches, whole_steps
 from esper.runtime.population import Population
 from esper.runtime.splits import TensorSplit, TokenSplit
 from runtime.episodes import BLOBS, replace
@@ -105,7 +105,7 @@ def test_by_default_an_epoch_is_one_pass_and_what_fills_its_last_step(batch):
 def test_the_shared_gather_equals_each_hosts_own_batches_row_for_row(augment, steps):
     split = numbered(9, padded=augment)
     together, alone = plans(split, steps, augment), plans(split, steps, augment)
-    shared = list(SharedBatchIterator(together))
+    shared = list(shared_batches(together))
     assert len(shared) == steps[0]
     for inputs, targets in shared:
         for host, plan in enumerate(alone):
@@ -125,7 +125,7 @@ def test_steps_are_alike_none_too_large_and_hardly_more_than_was_asked_for(examp
 def test_the_shared_gather_serves_texts_too():
     split = TokenSplit(torch.arange(61, dtype=torch.uint8), context=5)
     together, alone = plans(split, (1, 7), False), plans(split, (1, 7), False)
-    for inputs, targets in SharedBatchIterator(together):
+    for inputs, targets in shared_batches(together):
         for host, plan in enumerate(alone):
             assert torch.equal(torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch()))
 

@@ -339,4 +339,4 @@ def test_code_steps_as_it_was_measured():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
     task = get_task("code")
-    assert (task.lr, task.clip_norm, task.decay, task.batch) == (1e-3, 1.0, 0.2, 64)
+    assert (task.lr, task.clip_norm, task.decay, task.batch) == (4e-3, 1.0, 0.2, 64)

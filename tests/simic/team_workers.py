@@ -198,7 +198,7 @@ def records_of(out, rank):
 
 
 def all_records(out):
-    return [row for rank in sorted(runfolder.event_sizes(out)) for row in records_of(out, int(rank))]
+    return [row for rank in sorted(map(str, runfolder.event_files(out))) for row in records_of(out, int(rank))]
 
 
 def counted(out):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.cli import ppo as running
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.simic import agent as learner
 from esper.simic import team
+from esper.simic import training as running
 from esper.simic.trainer import train_ppo_vectorized
 from esper.telemetry import runfolder
 from null_sink import NullSink

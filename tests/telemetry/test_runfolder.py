@@ -145,13 +145,13 @@ def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}'])
-def test_a_run_is_begun_with_exactly_its_configuration(content, folder):
+def test_what_a_run_was_started_with_is_read_or_nothing(content, folder):
     folder.mkdir()
     if content is not None:
         (folder / runfolder.CONFIG).write_text(content)
-    assert not runfolder.is_begun_with(folder, {"seed": 0})
+    assert runfolder.read_start(folder) == {}
     runfolder.write_json(folder / runfolder.CONFIG, {"seed": 0})
-    assert runfolder.is_begun_with(folder, {"seed": 0})
+    assert runfolder.read_start(folder) == {"seed": 0}
 
 
 # -- files that are read back ------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from typing import NoReturn
 import typer
 
 from esper.cli.options import Asked
-from esper.cli.session import claimed
 from esper.leyline.errors import SettingError
-from esper.telemetry.runfolder import CONFIG, EVENTS
+from esper.telemetry.runfolder import CONFIG, EVENTS, only_writer
 
 PATIENCE = 5.0
 """Most seconds from a run's configuration to the screen; the first event brings it at once, a refusal not at all."""
@@ -41,7 +40,7 @@ def require_screen() -> Callable[[Path], None]:
 
 def train_beside(arguments: Sequence[str], out: Path, resume: bool, show: Callable[[Path], None]) -> int:
     """Call `esper` with the arguments and show its run folder meanwhile; returns its exit code."""
-    with claimed(out, resume):
+    with only_writer(out, fresh=not resume):
         pass  # refused here, where it is not mistaken for the run that is there
     command = [sys.executable, "-P", "-m", "esper", *arguments]
     env = {**os.environ, "COLUMNS": str(shutil.get_terminal_size().columns)}

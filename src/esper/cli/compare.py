@@ -9,7 +9,7 @@ from rich.console import Console
 
 from esper.cli.console.comparison import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
+from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
@@ -43,7 +43,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
     values["code"] = code_digest()
     tell = teller(console)
-    with claimed(config.out, resume):
+    with runfolder.only_writer(config.out, fresh=not resume):
         saved, splits = config.out / runfolder.CONFIG, config.task.build().load(config.data_root)
         values |= {} if splits.corpus is None else {"corpus": splits.corpus}
         if resume and saved.is_file() and (begun := read_started(config.out, "compare")) != values:

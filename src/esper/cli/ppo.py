@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -47,20 +48,10 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         console = console if team.rank == 0 else Console(quiet=True)
         _tell_start(own, team, console)
         try:
-            with (
-                stop_on_signals(patient=is_launched()) as is_asked,
-                show_rounds(own.rounds, console) as watch,
-            ):
-                train_ppo_vectorized(
-                    own,
-                    sink=sink,
-                    resume=goes_on,
-                    watch=watch,
-                    watch_ranks=lambda ranks: _tell_ranks(ranks, console),
-                    should_stop=is_asked,
-                    tell=teller(console),
-                    team=team,
-                )
+            with stop_on_signals(patient=is_launched()) as is_asked, show_rounds(own.rounds, console) as watch:
+                asks: dict[str, Any] = {"should_stop": is_asked, "watch": watch, "tell": teller(console)}
+                asks["watch_ranks"] = lambda ranks: _tell_ranks(ranks, console)
+                train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **asks)
         except InterruptedTraining as stop:
             teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {way_on('ppo', own.out)}")
             return False

@@ -12,7 +12,7 @@ from rich.console import Console
 from esper.cli.beside import watch_beside
 from esper.cli.console.tables import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, claimed, read_started, stop_on_signals, teller, way_on
+from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest
@@ -48,7 +48,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
     say, level = teller(console), TelemetryConfig(config.telemetry.level)
     values = {"command": "run", **config.settled().model_dump(mode="json")}
     places = map_hosts(config.hosts, parse_devices(config.devices))
-    with claimed(config.out, resume):
+    with runfolder.only_writer(config.out, fresh=not resume):
         say(f"{config.policy} on {describe_map(places)}")
 
         def watch(epoch: int, events: Sequence[Event]) -> None:
@@ -94,7 +94,5 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     try:
         copy_files(run / runfolder.NETWORKS / f"host-{best}", folder, digests)
     except SaveError as problem:
-        raise SaveError(
-            f"cannot export to {folder}: {problem} Write it again: esper run --out {run} --resume"
-        ) from problem
+        raise SaveError(f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume") from problem
     return results[best]

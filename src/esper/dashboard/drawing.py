@@ -34,15 +34,11 @@ class Moment:
 
     view: RunView
     summary: RunSummary
-    episode: Episode | None
-    """the chosen host's"""
-    seen: Sequence[tuple[float, int]] = ()
-    """clock and progress, whenever it moved while somebody watched"""
-    wanted: str = ""
-    """words that an event must have to be listed"""
+    episode: Episode | None  # the chosen host's
+    seen: Sequence[tuple[float, int]] = ()  # clock and progress, whenever it moved while somebody watched
+    wanted: str = ""  # words that an event must have to be listed
     is_paused: bool = False
-    note: str = ""
-    """why there is nothing newer"""
+    note: str = ""  # why there is nothing newer
 
 
 def lay_out(rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()) -> Table:
@@ -207,10 +203,8 @@ def draw_ops(moment: Moment, width: int, height: int) -> Picture:
 
 def draw_health(moment: Moment, width: int, height: int) -> Picture:
     """The newest update: a line and a curve per number where there is room, else as many on a line as fit."""
-    view = moment.view
-    found = len(view.anomalies)
+    view, rounds, found = moment.view, moment.view.rounds, len(moment.view.anomalies)
     title = "PPO health" + (f" · {found} anomal{'y' if found == 1 else 'ies'}!" if found else "")
-    rounds = view.rounds
     if not rounds.rows:
         return title, _none("update")
     heads = [name for name in rounds.columns if name.startswith("entropy.")]
@@ -240,9 +234,8 @@ def draw_log(moment: Moment, width: int, height: int) -> Picture:
     """The newest events, one a line, the newest last."""
     log = moment.view.log
     lines = choose_lines(log, moment.wanted)
-    text = Text("\n").join(
-        Text.assemble((f"{line.number:>7} ", "dim"), (f"{_where(line):<9}", GREY), line.text) for line in lines
-    )
+    rows = [((f"{line.number:>7} ", "dim"), (f"{_where(line):<9}", GREY), line.text) for line in lines]
+    text = Text("\n").join(Text.assemble(*row) for row in rows)
     title = f"events · filter {moment.wanted!r}: {len(lines)} of {len(log)}" if moment.wanted else "events"
     return title, text or _none("event" + (" with these words" if moment.wanted else ""))
 

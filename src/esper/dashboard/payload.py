@@ -14,8 +14,7 @@ from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 POINTS = 400
 """Rows of a chart; more than a screen can tell apart."""
-MOST_SPANS = 400
-MOST_ROWS = 200
+MOST_SPANS, MOST_ROWS = 400, 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
 CONTROL, _REST = "never", ("results", "ledgers", "anomalies", "worth")
 _TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", "decay")
@@ -87,8 +86,7 @@ class Sent:
     view: RunView | None = None
     events: int = 0
     status: str = ""
-    counts: dict[str, Any] = field(default_factory=dict)
-    """part of a message -> how much there was to tell in it"""
+    counts: dict[str, Any] = field(default_factory=dict)  # part of a message -> how much there was to tell in it
 
 
 def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
@@ -135,13 +133,10 @@ class Arm:
     policy: str
     task: str
     epochs: float | None
-    measure: str
-    """which examples the accuracy is of"""
+    measure: str  # which examples the accuracy is of
     own: str
-    training: str
-    """equal where a host that never grows would be trained alike"""
-    accuracy: dict[int, float] = field(default_factory=dict)
-    """by host seed (run) or host (ppo)"""
+    training: str  # equal where a host that never grows would be trained alike
+    accuracy: dict[int, float] = field(default_factory=dict)  # by host seed (run) or host (ppo)
     twins: dict[int, float] = field(default_factory=dict)
     params: list[float] = field(default_factory=list)
 
@@ -151,9 +146,8 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     task = view.config.get("task", {})
     name = str(task.get("name"))
     if view.kind == "ppo":
-        return (
-            [_taught(view, Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", ""))] if view.rounds.rows else []
-        )
+        arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
+        return [_taught(view, arm)] if view.rounds.rows else []
     arms = []
     for result in view.results:
         policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}

@@ -31,12 +31,9 @@ class Place:
     """How far one file is folded."""
 
     offset: int = 0
-    is_inside: bool = False
-    """whether the offset lies inside a line that is too long"""
-    tail: bytes = b""
-    """what stands before the offset: in another file it is something else"""
-    rounds: dict[int, int] = field(default_factory=dict)
-    """round -> where it begins"""
+    is_inside: bool = False  # whether the offset lies inside a line that is too long
+    tail: bytes = b""  # what stands before the offset: in another file it is something else
+    rounds: dict[int, int] = field(default_factory=dict)  # round -> where it begins
 
 
 class RunReader:
@@ -207,10 +204,8 @@ class RunSummary:
     done: int
     total: int
     """rounds (ppo) or epochs (run); a total of 0 is not written down"""
-    best_accuracy: float | None
-    """held-out: the best round's mean (ppo), the best host's last (run)"""
-    params: int | None
-    """of that host (run), mean of the newest episodes (ppo)"""
+    best_accuracy: float | None  # held-out: the best round's mean (ppo), the best host's last (run)
+    params: int | None  # of that host (run), mean of the newest episodes (ppo)
     age_seconds: float | None  # since the last event
     events: int
 
@@ -248,23 +243,12 @@ def stamp_of(folder: Path) -> Stamp:
 def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view
-    done, total = reader.progress()
-    accuracy, params = (_best_grown if view.kind == "run" else _best_round)(view)
+    best = (_best_grown if view.kind == "run" else _best_round)(view)
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
-    return RunSummary(
-        name=reader.folder.resolve().name,
-        path=reader.folder,
-        kind=view.kind,
-        task=str(view.config.get("task", {}).get("name", "")),
-        policy=str(view.config.get("policy", "")) if view.kind == "run" else "ppo",
-        status=reader.status(),
-        done=done,
-        total=total,
-        best_accuracy=accuracy,
-        params=params,
-        age_seconds=max(0.0, time.time() - max(times)) if times else None,
-        events=view.events,
-    )
+    age = max(0.0, time.time() - max(times)) if times else None
+    task, policy = str(view.config.get("task", {}).get("name", "")), str(view.config.get("policy", ""))
+    what = reader.folder.resolve().name, reader.folder, view.kind, task, policy if view.kind == "run" else "ppo"
+    return RunSummary(*what, reader.status(), *reader.progress(), *best, age, view.events)
 
 
 def _best_grown(view: RunView) -> tuple[float | None, int | None]:

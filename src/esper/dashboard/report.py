@@ -64,11 +64,10 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     same = "The same version and kind of hardware give the same run" + (
         "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
     )
-    settings = {name: value for name, value in config.items() if name != "command"}
+    text = json.dumps(plain({name: value for name, value in config.items() if name != "command"}), indent=1)
     if config.get("command") == GARDEN:
-        return json.dumps(plain(settings), indent=1), "Run your own training loop again. This is what esper.grow knew:"
+        return text, "Run your own training loop again. This is what esper.grow knew:"
     command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
-    text = json.dumps(plain(settings), indent=1)
     return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"
 
 
@@ -81,13 +80,7 @@ def page(data: Mapping[str, Any], title: str) -> str:
     *scripts, look = (f"'sha256-{digest}'" for digest in digests)
     # a JSON text has these letters inside of strings only
     text = encode(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return frame.format(
-        policy=f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        title=escape(title),
-        style=style,
-        licence=licence,
-        uplot=uplot,
-        data=text,
-        app=app,
-    )
+    policy = f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
+    policy += "base-uri 'none'; form-action 'none'"
+    shown = {"title": escape(title), "style": style, "licence": licence, "uplot": uplot, "data": text, "app": app}
+    return frame.format(policy=policy, **shown)

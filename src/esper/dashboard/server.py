@@ -51,8 +51,6 @@ KEPT_SECONDS = 60.0
 """How long a run stays in memory after somebody looked at it alone."""
 PATIENCE, MOST_CONNECTIONS = 10.0, 1000
 """Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
-_READERS = 1
-"""Runs that are read at a time for the list."""
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -76,7 +74,10 @@ class Guard(BaseHTTPMiddleware):
         return answer
 
     def _refuse(self, request: Request, is_new: bool) -> Response | None:
-        if not self._is_ours(request.headers.get("host", "")):
+        name = re.sub(r":\d+$", "", request.headers.get("host", "").lower())
+        is_number = address_of(name.strip("[]")) is not None  # nobody can make a number point elsewhere
+        # another name was made to point here by somebody else's page
+        if name not in self.allowed_hosts and not (self.token is not None and is_number):
             return PlainTextResponse("This server does not answer under that name.", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("There is nothing to change here.", 405, {"allow": "GET, HEAD"})
@@ -86,12 +87,6 @@ class Guard(BaseHTTPMiddleware):
 
     def _is_right(self, given: str | None) -> bool:
         return self.token is not None and secrets.compare_digest((given or "").encode(), self.token.encode())
-
-    def _is_ours(self, host: str) -> bool:
-        """Only names that we go by: another one was made to point here by somebody else's page."""
-        name = re.sub(r":\d+$", "", host.lower())
-        is_number = address_of(name.strip("[]")) is not None  # nobody can make a number point elsewhere
-        return name in self.allowed_hosts or (self.token is not None and is_number)
 
 
 class Connection(H11Protocol):
@@ -135,8 +130,7 @@ class Feed:
         """what the list tells, as it was when the run had this stamp"""
         self.stamp: Stamp | None = None
         self.glance: asyncio.Task[None] | None = None
-        self.asked = -inf
-        """when somebody last looked at this run alone"""
+        self.asked = -inf  # when somebody last looked at this run alone
 
     async def ask(self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None) -> Answer:
         async with self.lock:
@@ -178,7 +172,7 @@ class Site:
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self.feeds: dict[Path, Feed] = {}
-        self.limit = CapacityLimiter(_READERS)
+        self.limit = CapacityLimiter(1)  # runs that are read at a time for the list
         self.is_closing: Callable[[], bool] = lambda: False
 
     async def open(self) -> dict[str, Feed]:

@@ -65,25 +65,21 @@ class SeedSpan:
     """One seed in a slot, from planting to its end. Epochs count those trained so far, as in events."""
 
     slot: str
-    module: str | None
-    """the host's name of the place"""
+    module: str | None  # the host's name of the place
     blueprint: str | None
     stages: list[tuple[str, int]] = field(default_factory=list)
     """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
     end: int | None = None
     fate: str | None = None
     """the epoch it was FOSSILIZED or CULLED, and which; None is alive"""
-    removed: int | None = None
-    """the epoch in which late pruning removed the fossil"""
+    removed: int | None = None  # the epoch in which late pruning removed the fossil
     alpha: float = 0.0
     age: int = 0
     params: int = 0
     contribution: float | None = None
     standard_error: float | None = None
-    readings: Series = field(default_factory=Series)
-    """epoch, alpha, contribution, standard_error"""
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
-    """gate, measured, needed, verdict, reason, epoch"""
+    readings: Series = field(default_factory=Series)  # epoch, alpha, contribution, standard_error
+    verdicts: list[dict[str, Any]] = field(default_factory=list)  # gate, measured, needed, verdict, reason, epoch
 
 
 @dataclass
@@ -92,17 +88,13 @@ class Episode:
 
     host: int
     round: int
-    rank: int = 0
-    """whose file tells of it"""
+    rank: int = 0  # whose file tells of it
     epochs: Series = field(default_factory=Series)
     """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps, share, reward, part.*"""
     spans: list[SeedSpan] = field(default_factory=list)
-    actions: int = 0
-    """those that were refused included"""
-    acted: int = -1
-    """epoch of the newest action"""
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)
-    """epoch, reason"""
+    actions: int = 0  # those that were refused included
+    acted: int = -1  # epoch of the newest action
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
     unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """slot -> verdicts about a seed that has not germinated yet"""
 
@@ -124,8 +116,7 @@ class Episode:
 class LogLine:
     """One event for people."""
 
-    number: int
-    """counts all events of the run from 0"""
+    number: int  # counts all events of the run from 0
     kind: str
     round: int
     host: int | None
@@ -136,19 +127,15 @@ class LogLine:
 class RunView:
     """All that screens and reports draw. Files of several ranks may be folded in any order between them."""
 
-    kind: str
-    """ppo or run"""
+    kind: str  # ppo or run
     config: dict[str, Any]
-    slots: list[str] = field(default_factory=list)
-    """slot ids seen so far, in execution order"""
-    round: int = 0
-    """the round that is being played; 0 in a run without rounds"""
+    slots: list[str] = field(default_factory=list)  # slot ids seen so far, in execution order
+    round: int = 0  # the round that is being played; 0 in a run without rounds
     rounds: Series = field(default_factory=Series)
     """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized, culled, refused,
     seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
-    episodes: dict[int, Episode] = field(default_factory=dict)
-    """the newest of each host"""
+    episodes: dict[int, Episode] = field(default_factory=dict)  # the newest of each host
     results: list[dict[str, Any]] = field(default_factory=list)
     ledgers: list[dict[str, Any]] = field(default_factory=list)
     anomalies: list[dict[str, Any]] = field(default_factory=list)
@@ -157,12 +144,10 @@ class RunView:
     events: int = 0
     unknown: int = 0
     """records folded, and those of them that were not understood"""
-    begun: dict[int, int] = field(default_factory=dict)
-    """rank -> the round that it plays"""
+    begun: dict[int, int] = field(default_factory=dict)  # rank -> the round that it plays
     chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """rank -> ops chosen in that round so far"""
-    closed: tuple[int, dict[str, int]] = (-1, {})
-    """the newest finished round and its ops"""
+    closed: tuple[int, dict[str, int]] = (-1, {})  # the newest finished round and its ops
     newest: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     """number, round and record of the newest events"""
 
@@ -252,12 +237,10 @@ def is_sound(record: Record) -> bool:
     return all(type(value) in fields[name] for name, value in record.items())
 
 
-_MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
-
-
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
-    measured = {name: record[name] for name in _MEASURED}
+    names = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
+    measured = {name: record[name] for name in names}
     held_out = {name: record[f"held_out_{name}"] for name in ("accuracy", "score")}
     episode.epochs.append(epoch=epoch, **held_out, **measured, **parts)
     if epoch > 1 and episode.acted != epoch - 1:
@@ -325,19 +308,17 @@ def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None
             return
 
 
-_UPDATE = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
-
-
 def _round_finished(view: RunView, record: Record, rank: int) -> None:
     update, number = record["update"], record["round"]
     heads = update.get("heads") or {}
+    names = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
     gaps = [gap for gap in (update.get("first_ratio_gap") or {}).values() if gap is not None]
     view.rounds.append(
         **{name: value for name, value in record.items() if not isinstance(value, dict | str)},
         **{f"part.{name}": value for name, value in record["reward_parts"].items()},
         **{f"op.{name}": count for name, count in record["ops"].items()},
         kl=update.get("approx_kl"),
-        **{name: update.get(name) for name in _UPDATE},
+        **{name: update.get(name) for name in names},
         first_ratio_gap=max(gaps, default=None),
         **{f"entropy.{name}": head["entropy"] for name, head in heads.items()},
         **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},
@@ -362,9 +343,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "SeedMeasured": _seed,
     "FossilJudged": _fossil,
     "GrowthReported": lambda view, episode, record, epoch: view.worth.append(dict(record)),
-    "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
-        {"epoch": epoch, "reason": record["reason"]}
-    ),
+    "HostRolledBack": lambda view, own, record, at: own.rollbacks.append({"epoch": at, "reason": record["reason"]}),
 }
 OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
     "RoundBegan": lambda view, record, rank: view.enter(record["round"], rank),

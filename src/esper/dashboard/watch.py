@@ -99,13 +99,8 @@ class WatchApp(App[None]):
     def compose(self) -> ComposeResult:
         yield Panel(id="header")
         yield Panel(id="chain")
-        with Horizontal(id="curves"):
-            yield Panel(id="episode")
-            yield Panel(id="rounds")
-        with Horizontal(id="numbers"):
-            yield Panel(id="ops")
-            yield Panel(id="reward")
-            yield Panel(id="health")
+        yield Horizontal(Panel(id="episode"), Panel(id="rounds"), id="curves")
+        yield Horizontal(Panel(id="ops"), Panel(id="reward"), Panel(id="health"), id="numbers")
         yield Panel(id="log")
         yield Input(placeholder="filter events: words that a line must have; Enter keeps, Escape drops it", id="filter")
         yield Footer()

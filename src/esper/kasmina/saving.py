@@ -48,9 +48,7 @@ def save_network(model: MorphogeneticModel, folder: Path, extra: Plain, average:
     return folder
 
 
-def load_network(
-    folder: Path, host: nn.Module, check: Callable[[Plain], None]
-) -> tuple[Rebuilt, Tensors | None, Plain]:
+def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> tuple[Rebuilt, Tensors | None, Plain]:
     """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
@@ -72,9 +70,7 @@ def restore_network(
         saved, own = facts["network"], describe_network(model)[0]["network"]
         for key in ("modules", "blueprints"):
             if saved[key] != own[key]:
-                raise SaveError(
-                    f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
-                )
+                raise SaveError(f"{folder} has {key} {saved[key]}, this garden {own[key]}. Grow with those saved.")
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
         snapshot = _snapshot_from(facts, paths)
@@ -131,29 +127,21 @@ def rebuild_network(
         with fitting(place):
             _refuse_other_host(facts["host"], _describe_tensors(host))
             check()
-            return _rebuild_from(host, facts, paths)
+            network = facts["network"]
+            shapes = KnownShapes(
+                (slot_id, (s["kind"], tuple(s["shape"]), s["dtype"], Inheritance(**s["inheritance"])))
+                for slot_id, s in network["slots"].items()
+            )
+            slots = SlotConfig(tuple(network["modules"]), network["modules"])
+            limits = {key: network[key] for key in ("blueprints", "max_seeds", "budget")}
+            settings = TypeAdapter(GrowthSettings).validate_python(network["settings"])
+            model = MorphogeneticModel(host, slots, example=shapes, settings=settings, **limits)
+            _fill(model, network, paths)
+            return model, _snapshot_from(facts, paths)
     except Exception:
         remove_slots(host)
         host.load_state_dict(weights)
         raise
-
-
-def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> Rebuilt:
-    network, slots = facts["network"], facts["network"]["slots"]
-    model = MorphogeneticModel(
-        host,
-        SlotConfig(tuple(network["modules"]), network["modules"]),
-        example=KnownShapes(
-            (slot_id, (s["kind"], tuple(s["shape"]), s["dtype"], Inheritance(**s["inheritance"])))
-            for slot_id, s in slots.items()
-        ),
-        blueprints=network["blueprints"],
-        max_seeds=network["max_seeds"],
-        budget=network["budget"],
-        settings=TypeAdapter(GrowthSettings).validate_python(network["settings"]),
-    )
-    _fill(model, network, paths)
-    return model, _snapshot_from(facts, paths)
 
 
 def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) -> None:
@@ -214,8 +202,7 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[
         if (name := names.get(id(parameter))) is None:
             continue  # not a parameter of this network: whoever owns it saves it
         scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-        own = {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
-        tensors.update(own)
+        tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
     groups = [
         {
             "names": [names[id(p)] for p in group["params"] if id(p) in names],
@@ -245,9 +232,7 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
     if kinds != own:
         texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
         told, got = map(" and ".join, texts)
-        raise OptimizerError(
-            f"the save belongs to {told}, got {got}. Build every optimiser as before saving, groups in the same order."
-        )
+        raise OptimizerError(f"the save belongs to {told}, got {got}. Build each as before, groups in the same order.")
     for each, facts in zip(link.all, saved, strict=True):
         _restore_one(model, each, facts, snapshot.tensors)
 

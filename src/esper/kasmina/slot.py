@@ -38,12 +38,9 @@ class SeedSlot(nn.Module):
         """how many of them, from the first on, did not grow: they were built in before the first step"""
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
-        self.inheritance = inheritance
-        """what copies of the module here can be"""
-        self.prices: dict[tuple[str, bool], BlueprintCost] = {}
-        """by blueprint and whether it is gated"""
-        self.copied_params = -1
-        """size of the module for which copies were priced last"""
+        self.inheritance = inheritance  # what copies of the module here can be
+        self.prices: dict[tuple[str, bool], BlueprintCost] = {}  # by blueprint and whether it is gated
+        self.copied_params = -1  # size of the module for which copies were priced last
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
@@ -120,20 +117,10 @@ class SeedSlot(nn.Module):
     def report(self, host_param_count: int) -> SeedStateReport:
         state, gain = self.state, self.state.contribution
         paired: tuple[float | None, float | None] = (None, None) if gain is None else (gain.mean, gain.standard_error)
-        return SeedStateReport(
-            slot_id=self.slot_id,
-            stage=state.stage,
-            epochs_in_stage=state.epochs_in_stage,
-            seed_age_epochs=state.age,
-            alpha=state.alpha,
-            blueprint_id=state.blueprint_id,
-            blend_algorithm_id=state.blend_id,
-            fossil_count=len(self.fossils),
-            kind=self.kind,
-            feature_shape=self.feature_shape,
-            metrics=SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count),
-            gates=state.gates,
-        )
+        metrics = SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count)
+        seed = state.stage, state.epochs_in_stage, state.age, state.alpha, state.blueprint_id, state.blend_id
+        place = len(self.fossils), self.kind, self.feature_shape
+        return SeedStateReport(self.slot_id, *seed, *place, metrics, state.gates)
 
 
 def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

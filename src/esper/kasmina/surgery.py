@@ -53,8 +53,7 @@ class OptimizerLink:
         known = {id(parameter) for parameter in host.parameters()}  # what grew would make another group the largest
         sizes = [sum(p.numel() for p in group["params"] if id(p) in known) for group in optimizer.param_groups]
         self.home = sizes.index(max(sizes))
-        self.groups: dict[str, dict[int, int]] = {}
-        """slot -> {group of the host: the slot's own like it}"""
+        self.groups: dict[str, dict[int, int]] = {}  # slot -> {group of the host: the slot's own like it}
         owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         for slot_id, source in sources.items():
             others = {owner[id(p)] for p in source.parameters() if id(p) in owner} - {self.home}
@@ -62,8 +61,7 @@ class OptimizerLink:
         self.slot_groups = [number for own in self.groups.values() for number in own.values()]
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
-        self.was_high = False
-        """whether a step was taken at a rate that is not low"""
+        self.was_high = False  # whether a step was taken at a rate that is not low
         self.follows_rates, self.steps = follows_rates, 0
         self.note_gradients: Callable[[], None] = lambda: None
         self._handles = list[torch.utils.hooks.RemovableHandle]()

@@ -58,10 +58,8 @@ class ActionSpace:
 
     def __post_init__(self) -> None:
         if len(self.blueprint_ids) < 2 or self.blueprint_ids[0] is not None or None in self.blueprint_ids[1:]:
-            raise SettingError(
-                f"blueprint_ids {self.blueprint_ids} must start with None (no blueprint) and name at least one more; "
-                "build the space with ActionSpace.of(slots, blueprints)."
-            )
+            rule = "must be None, then one name or more; build the space with ActionSpace.of(slots, blueprints)."
+            raise SettingError(f"blueprint_ids {self.blueprint_ids} {rule}")
         for what, names in (("blueprint", self.blueprint_ids), ("blend", self.blends)):
             if len(set(names)) != len(names):
                 raise SettingError(f"{what} ids {names} repeat a name; list each one once.")

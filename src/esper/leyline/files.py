@@ -154,10 +154,9 @@ def told(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as problem:
-        raise SaveError(
-            f"cannot save {path}: {getattr(problem, 'strerror', None) or problem}. Earlier saves are untouched. "
-            "Free disk space and save again; resume a run with --resume."
-        ) from problem
+        reason = getattr(problem, "strerror", None) or problem
+        way_out = "Free disk space and save again; resume a run with --resume."
+        raise SaveError(f"cannot save {path}: {reason}. Earlier saves are untouched. {way_out}") from problem
 
 
 def open_plain(path: Path) -> BufferedReader:

@@ -18,10 +18,8 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and math.isfinite(self.standard_error)):
-            raise MeasurementError(
-                f"a measurement must be finite, got mean {self.mean} with standard error {self.standard_error}. "
-                "The held-out values hold NaN or Inf; the host has diverged or the evaluation is broken."
-            )
+            found = f"mean {self.mean} with standard error {self.standard_error}"
+            raise MeasurementError(f"{found} is not finite; the host has diverged or the evaluation is broken.")
 
     def __str__(self) -> str:
         return f"{self.mean:+.4f} ± {self.standard_error:.4f} over {self.examples} examples"

@@ -17,13 +17,10 @@ class GrowthView:
 
     space: ActionSpace
     reports: Mapping[str, SeedStateReport]
-    seeds_used: int
-    """live seeds and fossils together"""
+    seeds_used: int  # live seeds and fossils together
     max_seeds: int | None
-    params_used: int
-    """host, fossils and live seeds together"""
-    budget: int | None
-    """most parameters the whole network may have; None = no limit"""
+    params_used: int  # host, fossils and live seeds together
+    budget: int | None  # most parameters the whole network may have; None = no limit
     costs: Mapping[tuple[str, str, str], int]
     """(slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry"""
 
@@ -34,7 +31,7 @@ def refuse(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthVi
         return None
     report = view.reports[slot]
     if op == OP_GERMINATE:
-        return _refuse_germinate(slot, blueprint, blend, report, view)
+        return _refuse_germinate(slot, blueprint, blend, view)
     if not report.is_live:
         return errors.NoLiveSeedError(f"slot {slot} is {report.stage.name} and holds no live seed; germinate one.")
     if op == OP_CULL:
@@ -45,19 +42,12 @@ def refuse(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthVi
     if report.stage is SeedStage.PROBATIONARY and report.is_measured:
         return None
     problem = "has no measured contribution" if report.stage is SeedStage.PROBATIONARY else f"is {report.stage.name}"
-    return errors.NotMeasuredError(
-        f"the seed in slot {slot} {problem}. Fossilizing needs a PROBATIONARY seed with a paired counterfactual; "
-        "let its epochs pass and record the measurement first."
-    )
-
-
-def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | None:
-    """The same for an action in words."""
-    return refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, view)
+    rule = "Fossilizing needs a PROBATIONARY seed with a paired counterfactual; train and measure it first."
+    return errors.NotMeasuredError(f"the seed in slot {slot} {problem}. {rule}")
 
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
-    return refusal(action, view) is None
+    return refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, view) is None
 
 
 def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
@@ -88,9 +78,8 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
     return None
 
 
-def _refuse_germinate(
-    slot: str, blueprint: str | None, blend: str, report: SeedStateReport, view: GrowthView
-) -> IllegalActionError | None:
+def _refuse_germinate(slot: str, blueprint: str | None, blend: str, view: GrowthView) -> IllegalActionError | None:
+    report = view.reports[slot]
     if (problem := _refuse_place(report, view)) is not None:
         return problem
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))

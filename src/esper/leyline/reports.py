@@ -13,15 +13,11 @@ class SeedMetrics:
     counterfactual_contribution: float | None = None
     """held-out loss without the slot minus with it, per example: positive means the seed helps"""
     counterfactual_standard_error: float | None = None
-    seed_gradient_norm_ratio: float | None = None
-    """gradient norm per parameter, seed over host"""
-    seed_gradient_norm: float | None = None
-    """mean over the last epoch's steps, before clipping"""
-    greedy_score: float | None = None
-    """how steeply the loss falls along the best linear map added at this slot"""
+    seed_gradient_norm_ratio: float | None = None  # gradient norm per parameter, seed over host
+    seed_gradient_norm: float | None = None  # mean over the last epoch's steps, before clipping
+    greedy_score: float | None = None  # how steeply the loss falls along the best linear map added at this slot
     seed_param_count: int = 0
-    host_param_count: int = 0
-    """host and all its fossils"""
+    host_param_count: int = 0  # host and all its fossils
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +33,7 @@ class SeedStateReport:
     blend_algorithm_id: str | None = None
     fossil_count: int = 0
     kind: str = "image"
-    feature_shape: tuple[int, ...] = ()
-    """shape of one example's features at this slot"""
+    feature_shape: tuple[int, ...] = ()  # shape of one example's features at this slot
     metrics: SeedMetrics = field(default_factory=SeedMetrics)
     gates: tuple[GateEvidence, ...] = ()
 

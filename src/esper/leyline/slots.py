@@ -15,10 +15,8 @@ def slot_position(slot_id: str) -> tuple[int, int]:
     """Row and column of a canonical id; anything else is refused."""
     match = _SLOT_ID.fullmatch(slot_id) if isinstance(slot_id, str) else None
     if match is None:
-        raise SlotIdError(
-            f"slot id {slot_id!r} is not canonical. A slot id is r<row>c<column> without leading zeros; "
-            "write 'r0c0', 'r0c1', 'r0c2' for the first, second and third slot (instead of early, mid, late)."
-        )
+        rule = "r<row>c<column> without leading zeros; write 'r0c0', 'r0c1', 'r0c2' instead of early, mid, late."
+        raise SlotIdError(f"slot id {slot_id!r} is not canonical. A slot id is {rule}")
     return int(match[1]), int(match[2])
 
 

@@ -62,8 +62,7 @@ class EpochPlan:
         self.steps = self.most
         shape = 4 if augment else 1, self.examples
         self._drawn = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
-        self.placed = self._drawn.to(device, copy=True)
-        """rows, then offsets where there are any"""
+        self.placed = self._drawn.to(device, copy=True)  # rows, then offsets where there are any
         self.rows = self.placed[0]
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self._step = torch.arange(self.size, device=device)
@@ -90,17 +89,12 @@ class EpochPlan:
         return self.split.gather(drawn[0], drawn[1:])
 
 
-class SharedBatchIterator:
+def shared_batches(plans: Sequence[EpochPlan]) -> Iterator[tuple[Tensor, Tensor]]:
     """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
-
-    def __init__(self, plans: Sequence[EpochPlan]):
-        self.plans = plans
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        first = self.plans[0]
-        for start in range(0, max(plan.examples for plan in self.plans), first.size):
-            # a host whose epoch has fewer steps than others' is left out of the later ones
-            parts = [plan.placed[:, start : start + first.size] for plan in self.plans if start < plan.examples]
-            drawn = torch.cat(parts, 1)
-            inputs, targets = first.split.gather(drawn[0], drawn[1:])
-            yield inputs.unflatten(0, (len(parts), -1)), targets.unflatten(0, (len(parts), -1))
+    first = plans[0]
+    for start in range(0, max(plan.examples for plan in plans), first.size):
+        # a host whose epoch has fewer steps than others' is left out of the later ones
+        parts = [plan.placed[:, start : start + first.size] for plan in plans if start < plan.examples]
+        drawn = torch.cat(parts, 1)
+        inputs, targets = first.split.gather(drawn[0], drawn[1:])
+        yield inputs.unflatten(0, (len(parts), -1)), targets.unflatten(0, (len(parts), -1))

@@ -81,9 +81,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **kwargs: Any) -> Any:
     module = block()
     assert module is not None  # somebody is calling it
-    if (
-        torch.is_grad_enabled() and not module.training
-    ):  # the greedy score, once per epoch: too little to be worth a compilation
+    if torch.is_grad_enabled() and not module.training:  # the greedy score, once per epoch: not worth a compilation
         return module._call_impl(*args, **kwargs)
     return _compile((*shape, module.training), _run, f"run_{module._get_name()}", module, args, kwargs)
 

@@ -18,13 +18,8 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit, carve
 
-_PICKLE_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}
+_PICKLE_ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+_PICKLE_ALLOWED |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
 
 
 def load_digits(root: Path | None = None) -> Splits:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.batches import SharedBatchIterator
+from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores, measure, measured_slots
 from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
 from esper.runtime.splits import Split
@@ -31,7 +31,7 @@ class EagerExecutor:
         scores = [greedy_scores(run) for run in runs]
         for device in dict.fromkeys(run.device for run in runs):
             own = [run for run in runs if run.device == device]
-            for step, (inputs, targets) in enumerate(SharedBatchIterator([run.plan for run in own])):
+            for step, (inputs, targets) in enumerate(shared_batches([run.plan for run in own])):
                 for index, run in enumerate(run for run in own if step < run.plan.steps):
                     run.learn(inputs[index], targets[index])
         return scores
@@ -100,8 +100,7 @@ class _Lane:
     def __init__(self, device: torch.device, stream: torch.cuda.Stream):
         self.stream = stream
         self.pool = torch.cuda.graph_pool_handle()
-        self.taken = 0
-        """bytes of the pool; it never gives any back before all of its graphs are gone"""
+        self.taken = 0  # bytes of the pool; it never gives any back before all of its graphs are gone
         with torch.cuda.device(device):
             room = torch.zeros(1, device=device)
             # never replayed: a pool without a single graph may not be captured into again
@@ -176,8 +175,7 @@ class GraphedExecutor:
         self._most = None if graph_memory is None else int(graph_memory * 2**30)
         self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Any] = set()
-        self._measured: set[HostRun] = set()
-        """hosts whose measurement was started behind their training"""
+        self._measured: set[HostRun] = set()  # hosts whose measurement was started behind their training
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""

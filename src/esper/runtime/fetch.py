@@ -44,11 +44,8 @@ _CIFAR10 = RemoteFile(
 )
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/"
-_SHAKESPEARE = RemoteFile(
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    "shakespeare/input.txt",
-    "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-)
+_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_KNOWN_BY = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
     "cifar10": (_CIFAR10,),
     "cifar10_deep": (_CIFAR10,),
@@ -62,7 +59,7 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
             ("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310"),
         )
     ),
-    "shakespeare": (_SHAKESPEARE,),
+    "shakespeare": (RemoteFile(_SHAKESPEARE, "shakespeare/input.txt", _KNOWN_BY),),
     "tinystories": tuple(
         RemoteFile(f"{_STORIES}TinyStories-{part}.txt", f"TinyStories/TinyStories-{part}.txt")
         for part in ("train", "valid")

@@ -60,16 +60,10 @@ class HostRun:
         settings = GrowthSettings(
             task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1), prunes=task.prunes
         )
+        limits: dict[str, Any] = {"max_seeds": task.max_seeds, "budget": int(task.budget * count_parameters(host))}
+        limits |= {"blueprints": task.blueprints, "settings": settings}
         example = splits.train.example()
-        self.model = MorphogeneticModel(
-            host,
-            name_slots(host, task.slots, example),
-            example=example,
-            blueprints=task.blueprints,
-            max_seeds=task.max_seeds,
-            budget=int(task.budget * count_parameters(host)),
-            settings=settings,
-        )
+        self.model = MorphogeneticModel(host, name_slots(host, task.slots, example), example=example, **limits)
         self.optimizer = build_optimizer(task, self.model, device)
         self.link = self.model.attach(self.optimizer, follows_rates=False)
         self.slots: list[SeedSlot] = [self.model.slot(slot_id) for slot_id in self.model.slot_config.slot_ids]
@@ -96,8 +90,7 @@ class HostRun:
         self._nothing = torch.zeros((), device=device)
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
-        self.is_pruned = False
-        """whether this episode's fossils have been judged"""
+        self.is_pruned = False  # whether this episode's fossils have been judged
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()

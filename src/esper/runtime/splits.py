@@ -119,9 +119,7 @@ class SealedSplit:
         return self._split
 
     def __getattr__(self, name: str) -> Any:
-        raise DataError(
-            f"the test split is sealed: {name!r} was asked of it. Use the validation split; final_scores() opens it."
-        )
+        raise DataError(f"the test split is sealed: {name!r} was asked of it. Use validation; final_scores() opens it.")
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,7 @@ class Splits:
 
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
     if saved != own:
-        raise SaveError(
-            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out, or go back."
-        )
+        raise SaveError(f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out or go back.")
 
 
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:

@@ -83,7 +83,7 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
     run.epoch, run.is_pruned = facts["epoch"], facts["is_pruned"]
-    run.reading = facts["reading"] and read_reading(facts["reading"])
+    run.reading = TypeAdapter(EpochReading | None).validate_python(facts["reading"])
     run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     run.scaler.load_state_dict(facts["scaler"])
     run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
@@ -96,7 +96,3 @@ def spell(value: Any) -> Any:
 
 def spell_reading(reading: EpochReading) -> dict[str, Any]:
     return {name: spell(value) for name, value in asdict(reading).items()}
-
-
-def read_reading(saved: dict[str, Any]) -> EpochReading:
-    return TypeAdapter(EpochReading).validate_python(saved)

@@ -235,6 +235,10 @@ _IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr"
 # a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised so +4.9
 _IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
 _PHOTO: dict[str, Any] = {**_IMAGE, "load": data.load_cifar10, "augment": True}
+_RESNET: dict[str, Any] = {**_PHOTO, "lr": 0.4, "budget": 3.3, "build_host": build_resnet_host}
+_RESNET |= {"slots": ("r0c1", "r0c3", "r0c5"), "blueprints": ("copy_zero", "copy")}  # the last block of each stage
+_CLOTHES: dict[str, Any] = {**_IMAGE, "load": data.load_fashion_mnist}
+_CLOTHES |= {"build_host": partial(build_cnn_host, in_channels=1, image_size=28)}
 _DIGITS: dict[str, Any] = {"chance": 0.1, "batch": 64, "epochs": 40}
 _DIGITS |= {"build_host": partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8)}
 _BLOBS: dict[str, Any] = {"source": "generated", "load": data.load_blobs, "build_host": _linear_host, "chance": 0.5}
@@ -249,22 +253,9 @@ for _task in (
     Task("python_text", "source of the standard library, bytes", "this Python", data.load_python_text, **_TEXT),
     Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),
     Task("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories, **_TEXT),
-    Task(
-        "fashion_mnist",
-        "28 x 28 articles of clothing, 3-block CNN",
-        load=data.load_fashion_mnist,
-        build_host=partial(build_cnn_host, in_channels=1, image_size=28),
-        **_IMAGE,
-    ),
+    Task("fashion_mnist", "28 x 28 articles of clothing, 3-block CNN", **_CLOTHES),
     Task("cifar10", "32 x 32 photographs, 3-block CNN", build_host=build_cnn_host, **_PHOTO),
     Task("cifar10_deep", "32 x 32 photographs, 5-block CNN", build_host=partial(build_cnn_host, blocks=5), **_PHOTO),
-    Task(
-        "cifar10_resnet",
-        "32 x 32 photographs, ResNet of 6 blocks",
-        build_host=build_resnet_host,
-        slots=("r0c1", "r0c3", "r0c5"),  # the last block of each stage
-        blueprints=("copy_zero", "copy"),
-        **{**_PHOTO, "lr": 0.4, "budget": 3.3},
-    ),
+    Task("cifar10_resnet", "32 x 32 photographs, ResNet of 6 blocks", **_RESNET),
 ):
     register_task(_task)

@@ -46,8 +46,7 @@ class PPOAgent:
         self.decisions = self.updates = 0
         self.layout: Layout | None = None
         """of a growth policy: what it fits, so that its file works as `--policy FILE`"""
-        self.facts: dict[str, Any] = {}
-        """of a growth policy: the episodes that it has learned from"""
+        self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
@@ -149,18 +148,9 @@ class PPOAgent:
         value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid)
         entropies = mean_entropy(entropy, steps, rows.valid)
         norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
-        return MinibatchTrace(
-            rows=rollout.first + index // rollout.per_row,
-            begins=rollout.begins(index),
-            log_ratios=policy.log_ratios,
-            is_relevant=steps.is_relevant,
-            valid=rows.valid,
-            head_losses=policy.per_head.detach(),
-            entropies=entropies.detach(),
-            value_loss=value.detach(),
-            kl=kl,
-            gradient_norm=norm,
-        )
+        here = rollout.first + index // rollout.per_row, rollout.begins(index)
+        losses = policy.per_head.detach(), entropies.detach(), value.detach()
+        return MinibatchTrace(*here, policy.log_ratios, steps.is_relevant, rows.valid, *losses, kl, norm)
 
     def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, values and entropies; without rows there are none of them."""

@@ -114,7 +114,7 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     """The learner in a file, built as the file says."""
     tensors, plain = read_checkpoint(path)
     if (own := plain.get("learner")) is None:
-        raise SaveError(f"{path}, of an earlier version, does not say how its learner is built. Use it as --policy.")
+        raise SaveError(f"{path} does not say how its learner is built: an older version wrote it. Use it as --policy.")
     with fitting(path):
         spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
         codecs = None
@@ -264,7 +264,8 @@ class History:
         if self.team.rank == 0:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
-        events = runfolder.event_sizes(self.folder)  # of ranks that there were once, too
+        files = runfolder.event_files(self.folder)  # of ranks that there were once, too
+        events = {str(rank): path.stat().st_size for rank, path in files.items()}
         events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}

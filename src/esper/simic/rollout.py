@@ -49,11 +49,9 @@ class Rollout:
         pieces: int = 1,
     ):
         self.spec, self.steps, self.count = spec, steps, count
-        self.piece = -(-steps // pieces)
-        """steps of a piece; the last one of a row may be shorter"""
+        self.piece = -(-steps // pieces)  # steps of a piece; the last one of a row may be shorter
         self.per_row = -(-steps // self.piece)
-        self.first, self.total = place or (0, count)
-        """where these rows stand among those of all processes"""
+        self.first, self.total = place or (0, count)  # where these rows stand among those of all processes
         heads, shape, like = len(spec.heads), (steps, count), torch.zeros((), device=device, dtype=dtype)
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = like.new_zeros(*shape, heads, dtype=torch.long)
@@ -101,13 +99,11 @@ class Rollout:
             self.log_probs[step, :, index] = log_probs[name]
         self.values[step], self.valid[step], self.starts[step] = values, valid, starts
 
-    def add_outcome(
-        self, rewards: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor | None = None
-    ) -> None:
-        """Close the step. `final_values`: of truncated episodes that the next step does not show any more, else NaN."""
+    def add_outcome(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, finals: Tensor | None = None) -> None:
+        """Close the step. `finals`: values of truncated episodes that the next step no longer shows, else NaN."""
         step = self.length
         self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated
-        self.final_values[step] = torch.nan if final_values is None else final_values
+        self.final_values[step] = torch.nan if finals is None else finals
         self.length += 1
 
     def finish(self, values: Tensor, hidden: Hidden) -> None:

@@ -172,8 +172,7 @@ class Pulse:
     """
 
     def __init__(self, rank: int, size: int):
-        self.heard = ""
-        """what became of another rank; empty while nothing has"""
+        self.heard = ""  # what became of another rank; empty while nothing has
         self._rank, self._size, self._other = rank, size, 0  # the other is whom it waits for
         self._own: str | None = None  # None while it works, empty when it has ended well
         self._is_over = threading.Event()

@@ -108,16 +108,9 @@ def build_environment(
             played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
         if team.any(played is None):
             raise InterruptedTraining(saved_rounds(config.out))
-        env = GrowthVectorEnv(
-            task,
-            len(here),
-            host_seeds=seeds,
-            folder=folder,
-            weights=weights_of(config.family, config.reward.weights),
-            use_telemetry=config.observe_telemetry,
-            first=here.start,
-            **places,
-        )
+        weights, sees = weights_of(config.family, config.reward.weights), config.observe_telemetry
+        own: dict[str, Any] = {"first": here.start, "weights": weights, "use_telemetry": sees, **places}
+        env = GrowthVectorEnv(task, len(here), host_seeds=seeds, folder=folder, **own)
     except OSError as problem:
         found = f"cannot read the data or keep the twins in {folder}: {problem.strerror}"
         raise SaveError(f"{found}. Free disk space and use --resume.") from problem

@@ -41,7 +41,7 @@ def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[T
             values = config.model_dump(mode="json")
             if team.rank == 0:
                 stack.enter_context(runfolder.only_writer(config.out))
-                resume = resume or (is_restart and runfolder.is_begun_with(config.out, values))
+                resume = resume or (is_restart and runfolder.read_start(config.out) == values)
                 if not resume:
                     runfolder.require_fresh(config.out)
         resume = team.any(resume)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from esper.episodes import Episodes
 from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
-from esper.runtime.storing import read_reading, spell_reading
+from esper.runtime.storing import spell_reading
 from esper.runtime.tasks import Task
 from esper.telemetry.store import Store, fitting
 
@@ -68,7 +69,8 @@ def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            readings = [] if kept is None else [read_reading(row) for row in kept.facts["readings"]]
+            saved = [] if kept is None else kept.facts["readings"]
+            readings = TypeAdapter(list[EpochReading]).validate_python(saved)
     except SaveError:
         return None
     return readings if len(readings) == epochs else None

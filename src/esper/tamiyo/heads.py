@@ -74,15 +74,10 @@ class HeadSpec:
     @classmethod
     def growth(cls, num_slots: int, num_blueprints: int, num_blends: int) -> Self:
         """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
-        return cls(
-            (
-                Head("op", NUM_OPS),
-                Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)),
-                Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,)),
-                Head("blend", num_blends, None, (OP_GERMINATE,)),
-            ),
-            chained=True,
-        )
+        slot = Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE))
+        blueprint = Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,))
+        blend = Head("blend", num_blends, None, (OP_GERMINATE,))
+        return cls((Head("op", NUM_OPS), slot, blueprint, blend), chained=True)
 
 
 def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:

@@ -37,8 +37,7 @@ class HostEvent(Event):
 class SlotEvent(HostEvent):
     """Something that happened in one slot of a host."""
 
-    module: str | None = field(default=None, kw_only=True)
-    """the host's own name of the module that the slot sits on"""
+    module: str | None = field(default=None, kw_only=True)  # the host's own name of the module that the slot sits on
 
     @property
     def place(self) -> str:
@@ -53,16 +52,11 @@ class HostEpoch(HostEvent):
     params: int
     train_loss: float | None = None
     held_out_accuracy: float | None = None
-    held_out_score: float | None = None
-    """where your own `evaluate` returns scores instead of losses"""
-    flops: int | None = None
-    """all phases, since the episode began"""
-    steps: int | None = None
-    """training steps of this epoch"""
-    share: float | None = None
-    """part of the episode that is over: of its epochs, or of its compute"""
-    round: int | None = None
-    """where a policy is trained; the reward is what the decision before this epoch earned"""
+    held_out_score: float | None = None  # where your own `evaluate` returns scores instead of losses
+    flops: int | None = None  # all phases, since the episode began
+    steps: int | None = None  # training steps of this epoch
+    share: float | None = None  # part of the episode that is over: of its epochs, or of its compute
+    round: int | None = None  # where a policy is trained; the reward is what the decision before this epoch earned
     twin_accuracy: float | None = None
     reward: float | None = None
     reward_parts: dict[str, float] | None = None
@@ -223,8 +217,7 @@ class ArmFinished(Event):
     validation_accuracy: float
     test_accuracy: float
     test_loss: float
-    flops: int
-    """all phases of training and measuring, by the ledger"""
+    flops: int  # all phases of training and measuring, by the ledger
     seconds: float
     germinated: int
     fossilized: int
@@ -240,8 +233,7 @@ class LedgerClosed(Event):
     peak_params: int
     flops: dict[str, int]
     examples: dict[str, int]
-    seconds: dict[str, float]
-    """wall clock; the one field in which equal runs differ"""
+    seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
 
     def __str__(self) -> str:
         whole = sum(self.flops.values())
@@ -261,8 +253,7 @@ class RankTimed(Event):
     round: int
     rank: int
     hosts: int
-    seconds: float
-    """wall clock; the one field in which equal runs differ"""
+    seconds: float  # wall clock; the one field in which equal runs differ
     line = "round {0.round}: rank {0.rank} played {0.hosts} episodes in {0.seconds:.2f} s"
 
 
@@ -270,23 +261,18 @@ class RoundFinished(Event):
     """One round of episodes and the update after it."""
 
     round: int
-    decisions: int
-    """since the beginning"""
+    decisions: int  # since the beginning
     mean_return: float
-    accuracy: float
-    """held-out, mean over hosts at the end of their episodes"""
+    accuracy: float  # held-out, mean over hosts at the end of their episodes
     twin_accuracy: float
-    params_share: float
-    """parameters at the end over the host's own"""
-    reward_parts: dict[str, float]
-    """mean over episodes"""
+    params_share: float  # parameters at the end over the host's own
+    reward_parts: dict[str, float]  # mean over episodes
     ops: dict[str, int]
     germinated: int
     fossilized: int
     culled: int
     refused: int
-    update: dict[str, Any]
-    """the update's record, as plain data"""
+    update: dict[str, Any]  # the update's record, as plain data
     seconds: float
     """wall clock since the update before, its checkpoint included; the one field in which equal runs differ"""
     line = (
@@ -300,12 +286,10 @@ class AnomalyFound(Event):
 
     round: int
     kind: str
-    value: float | None
-    """None where it is not a finite number"""
+    value: float | None  # None where it is not a finite number
     limit: float | None
     where: str
-    escalated: bool
-    """whether debug records begin with it"""
+    escalated: bool  # whether debug records begin with it
 
     def __str__(self) -> str:
         return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()

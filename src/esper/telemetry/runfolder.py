@@ -33,8 +33,11 @@ _PATIENCE = 0.2
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a second writer is refused. A folder that stays empty is not left behind."""
+def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
+    """Hold the folder for this process; a second writer is refused, and with `fresh` a folder with anything in it.
+
+    A folder that stays empty is not left behind.
+    """
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
         require_plain(folder)
@@ -47,6 +50,8 @@ def only_writer(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another folder (--out).") from problem
     try:
+        if fresh:
+            require_fresh(folder)
         yield
     finally:
         with suppress(OSError):
@@ -91,12 +96,11 @@ def is_there(path: Path) -> bool:
         raise SaveError(f"cannot read {path}: {problem.strerror}. Choose another --out.") from problem
 
 
-def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
-    """Whether the folder holds the run of exactly this configuration."""
-    try:
-        return read_json(folder / CONFIG) == dict(values)
-    except SaveError:
-        return False
+def read_start(folder: Path) -> dict[str, Any]:
+    """What the folder's run was started with; nothing where that cannot be read."""
+    with suppress(SaveError):
+        return read_json(folder / CONFIG)
+    return {}
 
 
 def require_fresh(folder: Path) -> None:
@@ -135,9 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as problem:
         raise SaveError(f"{path} cannot be read ({problem}).") from problem
     if CHECKSUM not in found:
-        raise SaveError(
-            f"{path} is of an older format. Use the version of Esper that wrote it, or choose another --out."
-        )
+        raise SaveError(f"{path} is of an older format. Use the Esper that wrote it, or choose another --out.")
     if found.pop(CHECKSUM) != digest_json(found):
         raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
     return found
@@ -151,10 +153,6 @@ def event_files(folder: Path) -> dict[int, Path]:
     """Rank -> its events, for all that are regular files."""
     found = [(int(name[1]), folder / name[0]) for name in map(_EVENTS.fullmatch, names_in(folder)) if name]
     return dict(sorted((rank, path) for rank, path in found if path.is_file() and not path.is_symlink()))
-
-
-def event_sizes(folder: Path) -> dict[str, int]:
-    return {str(rank): path.stat().st_size for rank, path in event_files(folder).items()}
 
 
 def cut_events(folder: Path, sizes: Mapping[str, int], ranks: int) -> None:

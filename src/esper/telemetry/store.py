@@ -37,8 +37,7 @@ class Generation:
 
     number: int
     facts: Plain
-    files: dict[str, dict[str, str]]
-    """role -> name and sha256"""
+    files: dict[str, dict[str, str]]  # role -> name and sha256
 
     @property
     def names(self) -> set[str]:
@@ -46,32 +45,22 @@ class Generation:
 
 
 class Store:
-    """The newest saves of one thing.
-
-    Args:
-        kind: what is saved, in words; a manifest of another kind is refused.
-        folder: where the files are, by default beside the manifest.
-        names: pattern of the file names without their endings; files that fit it and are not listed are deleted.
-        keep: newest generations that stay.
-        best: a fact whose highest holder stays as well.
-        of: what it was saved for, such as a seed and settings; what was saved for anything else is damage.
-    """
+    """The newest saves of one thing."""
 
     def __init__(
         self,
         manifest: Path,
-        kind: str,
-        folder: Path | None = None,
-        names: str = "(?!)",
-        keep: int = 1,
-        best: str = "",
-        of: str = "",
+        kind: str,  # what is saved, in words; a manifest of another kind is refused
+        folder: Path | None = None,  # where the files are, by default beside the manifest
+        names: str = "(?!)",  # pattern of names without endings; files that fit it and are not listed are deleted
+        keep: int = 1,  # newest generations that stay
+        best: str = "",  # a fact whose highest holder stays as well
+        of: str = "",  # what it was saved for, such as a seed and settings; saved for anything else is damage
     ):
         self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
         self.keep, self.best, self.of = keep, best, of
         self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
-        self._newest = 0
-        """the generation resumed from; younger ones are undone"""
+        self._newest = 0  # the generation resumed from; younger ones are undone
 
     def save(self, facts: Plain, files: Files | None = None) -> Generation:
         """Add a generation of facts and files; old ones go afterwards."""

@@ -144,8 +144,7 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
         self.policy, self.tracker, self.arm = policy, tracker, arm
         self.memory: Any = None
-        self.is_plan = getattr(policy, "is_plan", False)
-        """whether it may want several ops in one decision"""
+        self.is_plan = getattr(policy, "is_plan", False)  # whether it may want several ops in one decision
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:

@@ -33,7 +33,7 @@ from esper.trials.arms import ArmRun, Entry, Planting, Stopped, make_decider, ru
 from esper.trials.config import CompareConfig
 from esper.trials.searching import Searching, is_search, placements_of, read_search
 
-ORACLE = "oracle"
+ORACLE, _KEPT = "oracle", (ARMS, "arm of a comparison")
 _ON_A_GPU = 64
 """Most hosts side by side; on a CPU it is one arm at a time."""
 METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
@@ -147,7 +147,7 @@ class Comparison:
                     raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
                 rows, built, told = zip(*map(_plain, runs), strict=True)
                 trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
-                self._arm(arm, rate).save(vars(trials))
+                self._store(*_KEPT, arm, rate).save(vars(trials))
                 self.done[arm, rate] = trials
         for arm in dict.fromkeys(arms):  # in this order, whatever was known before
             self.done[arm, rate] = self.done.pop((arm, rate))
@@ -245,14 +245,11 @@ class Comparison:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        place = self.config.out / folder / f"{slug}-{rate:g}.json"
-        return Store(place, kind, of=f"{self.config.digest()} {arm} {rate}")
-
-    def _arm(self, arm: str, rate: float) -> Store:
-        return self._store(ARMS, "arm of a comparison", arm, rate)
+        place, of = self.config.out / folder / f"{slug}-{rate:g}.json", f"{self.config.digest()} {arm} {rate}"
+        return Store(place, kind, of=of)
 
     def _is_known(self, arm: str, rate: float) -> bool:
-        store = self._arm(arm, rate)
+        store = self._store(*_KEPT, arm, rate)
         if (arm, rate) not in self.done and (save := _newest(store, "its arm is run again")):
             with fitting(store.manifest):
                 self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -28,8 +27,6 @@ from esper.trials.config import RunConfig
 KEPT_EPOCHS = 2
 """Newest epochs whose hosts stay on disk."""
 _MEMORY = "memory"
-Restored = tuple[int, list[list[Event]], list[dict[str, int]]]
-"""epoch, what had happened in it, stages entered so far per host"""
 
 
 @memory_errors()
@@ -112,8 +109,7 @@ class EpochSaves:
 
     def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
         self.population, self.deciders, self.sink = population, deciders, sink
-        self.epochs = 0
-        """epochs of the episodes that a resume would not have to train again"""
+        self.epochs = 0  # epochs of the episodes that a resume would not have to train again
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
         self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
 
@@ -143,25 +139,26 @@ class EpochSaves:
         self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
         self.epochs = epoch + 1
 
-    def restore(self) -> Restored | None:
-        """Hosts, memories and events as at the newest whole epoch, which it returns; None where none was saved yet."""
+    def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
+        """Hosts, memories and events as at the newest whole epoch; None where none was saved yet.
+
+        Returns that epoch, what had happened in it, and the stages that each host had entered so far.
+        """
         save = self.store.newest()
         if save is None:
             self.sink.rewind(0)
             return None
+        facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}
         with fitting(self.store.manifest):
-            require_corpus(save.facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
-            paths = {role: self.store.path(save, role) for role in save.files}
-            restore_population(self.population, save.facts["hosts"], paths)
+            require_corpus(facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
+            restore_population(self.population, facts["hosts"], paths)
             tensors = load_file(paths[_MEMORY])
             for host, decider in enumerate(self.deciders):
-                decider.memory = save.facts["memory"][host]
-                if f"{host}.0" in tensors:
-                    decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
-                decider.tracker.load(save.facts["trackers"][host])
-            self.sink.rewind(int(save.facts["events"]))
-            self.epochs = save.facts["epoch"] + 1
-            happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
-            for event in chain.from_iterable(happened):
-                str(event)  # what is of another type cannot be told, and is refused here
-            return save.facts["epoch"], happened, save.facts["counts"]
+                own = f"{host}.0" in tensors
+                decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
+                decider.tracker.load(facts["trackers"][host])
+            self.sink.rewind(int(facts["events"]))
+            self.epochs = facts["epoch"] + 1
+            happened = [[from_record(record) for record in events] for events in facts["happened"]]
+            [str(event) for events in happened for event in events]  # what is of another type cannot be told
+            return facts["epoch"], happened, facts["counts"]

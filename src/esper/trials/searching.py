@@ -63,8 +63,7 @@ class Searching:
 
     def __init__(self, search: Search, facts: HostFacts, play: Play):
         self.search, self.play, self.draws = search, play, Draws(facts, search.seed)
-        self.scores: dict[Plan, list[float]] = {}
-        """what each plan has reached, host by host"""
+        self.scores: dict[Plan, list[float]] = {}  # what each plan has reached, host by host
 
     def find(self) -> tuple[str, list[float]]:
         """The best plan as a policy, and its validation accuracies."""
