@@ -36,8 +36,8 @@ from esper.runtime.executors import GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
 from esper.runtime.tasks import Task, get_task
-from esper.tamiyo import Heuristic, HostFacts, RulePolicy
-from esper.tamiyo.policies import WAIT
+from esper.tamiyo.policies import WAIT, RulePolicy
+from esper.tamiyo.rules import Heuristic, HostFacts
 from esper.trials.arms import make_decider, play_epoch
 
 

@@ -10,7 +10,7 @@ import typer
 
 import esper
 from esper.runtime.tasks import cross_entropy_scores, get_task
-from esper.tamiyo import replay
+from esper.tamiyo.rules import replay
 
 
 def measure(model, split, rows=...):  # the loss of each example, and whether its answer is right

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from esper.simic import PPOAgent, PPOConfig, Rollout
+from esper.simic import PPOAgent, PPOConfig
 from esper.simic.config import TrainingConfig
+from esper.simic.rollout import Rollout
 from esper.simic.trainer import train_ppo_vectorized
-from esper.tamiyo import FactoredRecurrentActorCritic
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 from null_sink import NullSink
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

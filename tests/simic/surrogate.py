@@ -16,9 +16,11 @@ from esper.leyline.lifecycle import SeedState, StageLengths, germinate, tick
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import HeadSpec, HostFacts, SignalTracker, compute_batch_masks
-from esper.tamiyo.observation import observation_width, observe
-from esper.tamiyo.signals import EpochSignals
+from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.observation import feature_names, observe
+from esper.tamiyo.rules import HostFacts
+from esper.tamiyo.signals import EpochSignals, SignalTracker
 
 SLOTS = 3
 EPOCHS = 12
@@ -26,7 +28,7 @@ BLUEPRINTS = ("conv_light", "norm", "conv_small")
 SPACE = ActionSpace.of(SlotConfig.default(), BLUEPRINTS)
 SIZES = {"conv_light": 600, "norm": 100, "conv_small": 200}
 COSTS = {(s, b, w): SIZES[b] for s in SPACE.slots.slot_ids for b in BLUEPRINTS for w in SPACE.blends}
-SPEC = HeadSpec.of_space(SPACE)
+SPEC = HeadSpec.growth(*SPACE.sizes[1:])
 LENGTHS = StageLengths(probation=2, embargo=1)
 HOST_PARAMS, MAX_SEEDS = 1000, 2
 FULL_GAIN = 0.2
@@ -148,7 +150,7 @@ class SurrogateGrowth(VectorEnv):
     def __init__(self, count):
         self.num_envs = count
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        width = observation_width(SLOTS)
+        width = len(feature_names(SPACE.slots))
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(SPACE.sizes)
         self.hosts = []

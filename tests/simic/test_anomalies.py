@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.simic import Anomaly, AnomalyDetector, RatioExplosionDiagnostic
+from esper.simic.diagnostics import Anomaly, AnomalyDetector, RatioExplosionDiagnostic
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from simic.worlds import SMALL, growth_agent, growth_rollout
 

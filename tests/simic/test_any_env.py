@@ -85,9 +85,12 @@ def test_too_few_steps_are_refused(total):
 
 
 def test_schedules_end_with_the_training_unless_told_otherwise():
-    assert learn(clocks(3), 96, SMALL).lr == pytest.approx(SMALL.lr_floor)
+    agent = learn(clocks(3), 96, SMALL)
+    assert agent.config.annealed("lr", agent.decisions) == pytest.approx(SMALL.lr_floor)
     longer = SMALL.model_copy(update={"anneal_decisions": 960})
-    assert learn(clocks(3), 96, longer).lr == pytest.approx(SMALL.lr - 0.1 * (SMALL.lr - SMALL.lr_floor))
+    agent = learn(clocks(3), 96, longer)
+    rate = agent.config.annealed("lr", agent.decisions)
+    assert rate == pytest.approx(SMALL.lr - 0.1 * (SMALL.lr - SMALL.lr_floor))
 
 
 def test_defaults_serve_where_nothing_is_said():

@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from esper.simic import PPOConfig
-from esper.simic.config import anneal
 
 
 def test_an_unknown_setting_is_refused_by_name():
@@ -97,8 +96,9 @@ def test_every_setting_says_what_it_does():
     ("decisions", "expected"), [(0, 1.0), (25, 0.8), (50, 0.6), (100, 0.2), (101, 0.2), (10**9, 0.2)]
 )
 def test_a_schedule_is_a_line_by_decisions_and_then_its_floor(decisions, expected):
-    assert anneal(1.0, 0.2, decisions, 100) == pytest.approx(expected)
+    config = PPOConfig(lr=1.0, lr_floor=0.2, anneal_decisions=100)
+    assert config.annealed("lr", decisions) == pytest.approx(expected)
 
 
 def test_a_schedule_without_a_length_stays_where_it_begins():
-    assert anneal(1.0, 0.2, 10**9, None) == 1.0
+    assert PPOConfig(entropy=1.0, entropy_floor=0.2).annealed("entropy", 10**9) == 1.0

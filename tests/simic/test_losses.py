@@ -124,7 +124,7 @@ def test_divergence_and_log_ratios_carry_no_gradient():
 
 
 def test_heads_take_part_where_the_op_uses_them_and_the_step_is_valid():
-    spec = HeadSpec.of_space(DEFAULT_SPACE)
+    spec = HeadSpec.growth(*DEFAULT_SPACE.sizes[1:])
     ops = tensor([[OP_WAIT, OP_GERMINATE, OP_CULL, OP_GERMINATE]])
     used = relevant_steps(spec, {"op": ops}, tensor([[True, True, True, False]]))
     assert used[:, 0].int().tolist() == [[1, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0]]

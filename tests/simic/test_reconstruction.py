@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.simic import AnomalyDetector, Rollout
 from esper.simic.any_env import Player
+from esper.simic.diagnostics import AnomalyDetector
+from esper.simic.rollout import Rollout
 from esper.tamiyo.heads import HeadSpec
 from simic.worlds import (
     NEXT_STEP,

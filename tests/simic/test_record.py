@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from esper.simic import UpdateRecord
 from esper.simic.agent import KL_SLACK
+from esper.simic.diagnostics import UpdateRecord
 from simic.worlds import SMALL, growth_agent, growth_rollout
 
 

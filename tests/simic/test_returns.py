@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from esper.simic import PPOConfig, gae, learn
-from esper.simic.rollout import explained_variance, normalise_advantages
+from esper.simic import PPOConfig, learn
+from esper.simic.rollout import explained_variance, gae, normalise_advantages
 from simic.worlds import NEXT_STEP, SAME_STEP, counting_player, growth_agent, growth_rollout
 
 MODES = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next_step", "same_step"])

@@ -9,7 +9,6 @@ import torch
 
 from esper.simic import trainer
 from esper.simic.agent import PPOAgent
-from esper.simic.config import anneal
 from esper.simic.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
@@ -165,11 +164,11 @@ def test_heads_that_an_op_does_not_use_are_recorded_as_masked(whole):
 
 def test_bonus_and_rate_fall_by_decisions_to_the_end_of_the_run(whole):
     config, _, seen = whole
-    ppo, whole_run = config.ppo, 3 * DECISIONS
+    ppo = config.ppo.annealed_over(3 * DECISIONS)
     for number, event in enumerate(seen):
         made = number * DECISIONS
-        assert event.update["entropy_weight"] == anneal(ppo.entropy, ppo.entropy_floor, made, whole_run)
-        assert event.update["lr"] == anneal(ppo.lr, ppo.lr_floor, made, whole_run)
+        assert event.update["entropy_weight"] == ppo.annealed("entropy", made)
+        assert event.update["lr"] == ppo.annealed("lr", made)
 
 
 def test_the_statistics_take_in_every_round_once(whole, monkeypatch, tmp_path):

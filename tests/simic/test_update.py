@@ -294,7 +294,7 @@ def test_schedules_go_on_from_the_decisions_that_were_made_before():
 def test_without_a_length_rate_and_bonus_stay():
     agent = growth_agent()
     agent.decisions = 10**9
-    assert (agent.lr, agent.entropy_weight) == (SMALL.lr, SMALL.entropy)
+    assert rates(agent, [growth_rollout(agent)]) == [(SMALL.lr, SMALL.entropy)]
 
 
 # -- numbers that are not finite ---------------------------------------------------------------------------------------

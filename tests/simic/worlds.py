@@ -6,8 +6,9 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
-from esper.simic import PPOAgent, PPOConfig, Rollout
+from esper.simic import PPOAgent, PPOConfig
 from esper.simic.any_env import ActionCodec, ObservationCodec, Player
+from esper.simic.rollout import Rollout
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP

@@ -15,9 +15,10 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from esper.tamiyo import FactoredRecurrentActorCritic, SignalTracker, compute_batch_masks
-from esper.tamiyo.observation import observation_width, observe
-from esper.tamiyo.signals import EpochSignals
+from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.network import FactoredRecurrentActorCritic
+from esper.tamiyo.observation import feature_names, observe
+from esper.tamiyo.signals import EpochSignals, SignalTracker
 from runtime.episodes import BLOBS, IMAGES
 
 THREE = SlotConfig.default()
@@ -125,7 +126,7 @@ class Watched:
         _, slots, blueprints, blends = self.space.sizes
         torch.manual_seed(seed)
         return FactoredRecurrentActorCritic(
-            observation_width(slots),
+            len(feature_names(self.space.slots)),
             slots,
             num_blueprints=blueprints,
             num_blends=blends,

@@ -26,11 +26,11 @@ def test_growth_chooses_op_slot_blueprint_blend_in_this_order():
 
 
 def test_slot_is_masked_by_op_and_blueprint_by_slot():
-    assert [head.mask_by for head in HeadSpec.of_space(DEFAULT_SPACE).heads] == [None, "op", "slot", None]
+    assert [head.mask_by for head in HeadSpec.growth(*DEFAULT_SPACE.sizes[1:]).heads] == [None, "op", "slot", None]
 
 
 def test_waiting_uses_no_head_but_op_and_only_germinating_uses_blueprint_and_blend():
-    spec = HeadSpec.of_space(DEFAULT_SPACE)
+    spec = HeadSpec.growth(*DEFAULT_SPACE.sizes[1:])
     used = {
         op: [head.name for head in spec.heads if op in spec.uses(head)]
         for op in (OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE)
@@ -45,7 +45,7 @@ def test_waiting_uses_no_head_but_op_and_only_germinating_uses_blueprint_and_ble
 
 def test_the_heads_of_a_space_have_its_sizes():
     space = ActionSpace(SlotConfig(["r0c0", "r0c1"]), (None, "norm", "mlp"), ("linear",))
-    assert HeadSpec.of_space(space).sizes == space.sizes == (NUM_OPS, 2, 3, 1)
+    assert HeadSpec.growth(*space.sizes[1:]).sizes == space.sizes == (NUM_OPS, 2, 3, 1)
 
 
 def test_foreign_actions_are_independent_heads_that_are_always_used():

@@ -10,8 +10,8 @@ from esper.episodes import Episodes
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.population import Population
-from esper.tamiyo import HostFacts, NetworkPolicy
-from esper.tamiyo.rules import make_policy
+from esper.tamiyo.policies import NetworkPolicy
+from esper.tamiyo.rules import HostFacts, make_policy
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import make_decider, play_epoch
 from tamiyo.observed_episodes import TASKS, Watched

@@ -22,8 +22,7 @@ from esper.leyline.factored_actions import (
 from esper.leyline.legality import is_legal
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks
-from esper.tamiyo.masks import masks_for
+from esper.tamiyo.masks import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
 
 DORMANT = {slot: MaskSeedInfo(SeedStage.DORMANT) for slot in SlotConfig.default().slot_ids}
 

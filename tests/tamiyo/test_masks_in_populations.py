@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
-from esper.tamiyo import NetworkPolicy, compute_batch_masks
-from esper.tamiyo.masks import only_waiting
+from esper.tamiyo.masks import compute_batch_masks, only_waiting
+from esper.tamiyo.policies import NetworkPolicy
 from tamiyo.observed_episodes import TASKS, RandomPolicy, Watched
 
 LIMITS = st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from([1.1, 1.4, 3.0, 16.0]))

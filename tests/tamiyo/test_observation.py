@@ -12,7 +12,6 @@ from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-from esper.tamiyo import SignalTracker
 from esper.tamiyo.observation import (
     BASE_FEATURES,
     BLUEPRINT_FEATURES,
@@ -21,10 +20,10 @@ from esper.tamiyo.observation import (
     TELEMETRY_FEATURES,
     UNKNOWN,
     feature_names,
-    observation_width,
     observe,
     signals_to_features,
 )
+from esper.tamiyo.signals import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 BASE = [
@@ -70,15 +69,14 @@ def live(**values):
 
 
 def test_three_slots_make_eighty_features_and_fifty_without_telemetry():
-    assert observation_width(3) == len(feature_names(THREE)) == 80
-    assert observation_width(3, use_telemetry=False) == len(feature_names(THREE, use_telemetry=False)) == 50
+    assert len(feature_names(THREE)) == 80
+    assert len(feature_names(THREE, use_telemetry=False)) == 50
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 8])
 def test_the_width_is_a_base_and_a_share_per_slot(slots):
     config = SlotConfig.for_grid(1, slots)
     for use_telemetry, width in ((True, 23 + 19 * slots), (False, 23 + 9 * slots)):
-        assert observation_width(slots, use_telemetry) == width
         assert len(feature_names(config, use_telemetry)) == width
         assert len(seen(slots=config, use_telemetry=use_telemetry)) == width
 

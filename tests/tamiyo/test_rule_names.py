@@ -9,9 +9,9 @@ import esper
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import Heuristic, RulePolicy
 from esper.tamiyo.masks import only_waiting
-from esper.tamiyo.rules import Random, Schedule, is_rule, make_policy, read_rule
+from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.rules import Heuristic, Random, Schedule, is_rule, make_policy, read_rule
 from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors

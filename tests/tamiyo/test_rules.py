@@ -17,9 +17,9 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
-from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
-from esper.tamiyo.masks import build_slot_states
-from esper.tamiyo.rules import RULES, Never, Random, Schedule, Sham, make_policy, script_of
+from esper.tamiyo.masks import build_slot_states, compute_action_masks
+from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.rules import RULES, Heuristic, HostFacts, Never, Random, Schedule, Sham, make_policy, script_of
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo import SignalTracker
+from esper.tamiyo.signals import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 
@@ -21,23 +21,16 @@ def followed(losses, scale=1.0):
 # -- one reading after the other ---------------------------------------------------------------------------------------
 
 
-def test_the_first_epoch_is_its_own_record_and_has_no_change():
+def test_the_first_epoch_is_its_own_record():
     tracked = followed([0.5])
     assert (tracked.losses, tracked.accuracies) == ((0.5,), (0.7,))
     assert (tracked.best_loss, tracked.best_accuracy, tracked.plateau_epochs) == (0.5, 0.7, 0)
-    assert (tracked.loss_change, tracked.accuracy_change) == (None, None)
 
 
 def test_the_last_five_held_out_readings_are_kept_oldest_first():
     tracker = tracker_after(*(epoch_signals(loss / 10, loss / 20) for loss in range(1, 9)))
     assert tracker.tracked.losses == (0.4, 0.5, 0.6, 0.7, 0.8)
     assert tracker.tracked.accuracies == (0.2, 0.25, 0.3, 0.35, 0.4)
-
-
-def test_a_change_is_the_last_reading_minus_the_one_before():
-    tracker = tracker_after(epoch_signals(0.5, 0.6), epoch_signals(0.2, 0.7))
-    assert tracker.tracked.loss_change == pytest.approx(-0.3)
-    assert tracker.tracked.accuracy_change == pytest.approx(0.1)
 
 
 def test_records_are_the_smallest_loss_and_the_largest_accuracy():
@@ -86,7 +79,7 @@ def test_what_was_not_measured_leaves_history_records_and_plateau_alone(nothing)
 
 def test_a_host_that_broke_does_not_spoil_its_records():
     tracked = followed([0.5, math.nan, 0.4])
-    assert (tracked.best_loss, tracked.losses, tracked.loss_change) == (0.4, (0.5, 0.4), pytest.approx(-0.1))
+    assert (tracked.best_loss, tracked.losses) == (0.4, (0.5, 0.4))
 
 
 @pytest.mark.parametrize("name", ["train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy"])

@@ -11,8 +11,8 @@ from esper.kasmina.hosts import build_cnn_host, build_mlp_host, build_transforme
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
-from esper.tamiyo import Heuristic, RulePolicy
-from esper.tamiyo.rules import Sham, script_of
+from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.rules import Heuristic, Sham, script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged
 
 STAGES = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.files import write_durably
-from esper.simic.config import PPOSettings, anneal
+from esper.simic.config import PPOSettings
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
 from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
@@ -86,21 +86,13 @@ class PPOAgent:
         is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
-    @property
-    def entropy_weight(self) -> float:
-        return anneal(self.config.entropy, self.config.entropy_floor, self.decisions, self.config.anneal_decisions)
-
-    @property
-    def lr(self) -> float:
-        return anneal(self.config.lr, self.config.lr_floor, self.decisions, self.config.anneal_decisions)
-
     def update(self, rollout: Rollout) -> UpdateRecord:
         """Several passes over fixed advantages; then the statistics take in the rollout, once."""
         config, pool = self.config, self.team.sum
         raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
-        known = explained_variance(rollout.values, returns, rollout.valid, pool)
+        told: dict[str, Any] = {"explained_variance": explained_variance(rollout.values, returns, rollout.valid, pool)}
         advantages = normalise_advantages(raw, rollout.valid, pool)
-        weight, rate = self.entropy_weight, self.lr
+        weight, rate = (config.annealed(name, self.decisions) for name in ("entropy", "lr"))
         self.optimizer.param_groups[0]["lr"] = rate
         traces, stopped, counts = self._passes(rollout, advantages, returns, weight)
         stale = self._stale_state_error(rollout)
@@ -108,10 +100,9 @@ class PPOAgent:
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
         self.decisions += int(counts[-1])
         self.updates += 1
-        found = {"explained_variance": known, "early_stop_epoch": stopped, "stale_state_error": stale}
-        used = {"lr": rate, "entropy_weight": weight, "decisions": self.decisions}
-        names, uses = self.network.spec.names, counts[:-1].tolist()
-        return summarise(traces, names, config.clip, uses, self.team, **found, **used)
+        told |= {"early_stop_epoch": stopped, "stale_state_error": stale, "decisions": self.decisions}
+        told |= {"lr": rate, "entropy_weight": weight}
+        return summarise(traces, self.network.spec.names, config.clip, counts[:-1].tolist(), self.team, **told)
 
     def _passes(
         self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float

@@ -65,9 +65,8 @@ class Player:
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-            raise EnvironmentMismatchError(
-                f"the metadata says autoreset_mode={mode}. Supported: NEXT_STEP and SAME_STEP; declare what it does."
-            )
+            found = f"the metadata says autoreset_mode={mode}"
+            raise EnvironmentMismatchError(f"{found}. Supported: NEXT_STEP and SAME_STEP; declare what it does.")
         assert agent.codecs is not None
         self.env, self.agent = env, agent
         self.pieces = -(-agent.config.minibatches // env.num_envs)
@@ -92,10 +91,9 @@ class Player:
             given = np.array(self._ask("action_masks"), dtype=np.bool_)
         has_one = np.broadcast_to(info.get("_action_mask", given is not None), self.env.num_envs)
         if wrong := np.flatnonzero(has_one != self._is_masked).tolist():
-            raise EnvironmentMismatchError(
-                f"environments {wrong} have {'no' if self._is_masked else 'an'} action_mask, unlike all at the first "
-                "reset. Give one at every reset and every step, or never; all true forbids nothing."
-            )
+            has = "no" if self._is_masked else "an"
+            found = f"environments {wrong} have {has} action_mask, unlike all at the first reset"
+            raise EnvironmentMismatchError(f"{found}. Give one each time, or never; all true forbids nothing.")
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
             mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
@@ -175,10 +173,9 @@ class ObservationCodec:
     def __init__(self, space: gym.Space[Any]):
         self.space, self.sizes = space, _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-            raise EnvironmentMismatchError(
-                f"observations of {type(space).__name__} are not supported. Known: Box, Discrete, MultiDiscrete, "
-                "MultiBinary; flatten others with gymnasium.wrappers.vector.FlattenObservation."
-            )
+            known = "Box, Discrete, MultiDiscrete, MultiBinary"
+            rest = f"Known: {known}; flatten others with gymnasium.wrappers.vector.FlattenObservation"
+            raise EnvironmentMismatchError(f"observations of {type(space).__name__} are not supported. {rest}.")
         self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
             starts, first = np.cumsum([0, *self.sizes[:-1]]), np.ravel(getattr(space, "start", 0))
@@ -200,9 +197,8 @@ class ActionCodec:
         self.space = space
         sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
         if sizes is None:
-            raise EnvironmentMismatchError(
-                f"actions of {type(space).__name__} are not supported. Known: Discrete, MultiDiscrete, MultiBinary."
-            )
+            known = "Discrete, MultiDiscrete, MultiBinary"
+            raise EnvironmentMismatchError(f"actions of {type(space).__name__} are not supported. Known: {known}.")
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
             raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")
@@ -223,11 +219,9 @@ class ActionCodec:
         if isinstance(mask, Mapping):
             return {head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads}
         flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
-        if flat.shape != (count, sum(self.spec.sizes)):
-            raise MaskError(
-                f"a mask of shape {tuple(flat.shape)} does not fit {count} environments with actions of sizes "
-                f"{self.spec.sizes}; it must be [{count}, {sum(self.spec.sizes)}]."
-            )
+        if flat.shape != (count, whole := sum(self.spec.sizes)):
+            found = f"a mask of shape {tuple(flat.shape)} for {count} environments with actions of {self.spec.sizes}"
+            raise MaskError(f"{found} does not fit; it must be [{count}, {whole}].")
         return dict(zip(self.spec.names, flat.split(list(self.spec.sizes), -1), strict=True))
 
     def _own_mask(self, masks: Mapping[str, NDArray[np.bool_]], head: Head, count: int) -> Tensor:
@@ -237,8 +231,7 @@ class ActionCodec:
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         rows = () if head.mask_by is None or mask.dim() == 2 else (sizes[head.mask_by],)
         if mask.shape != (count, *rows, head.size):
-            raise MaskError(
-                f"the mask of head {head.name!r} has shape {tuple(mask.shape)}; it must be [{count}, {head.size}]"
-                + (f" or [{count}, {sizes[head.mask_by]}, {head.size}]." if head.mask_by else ".")
-            )
+            by_row = f" or [{count}, {sizes[head.mask_by]}, {head.size}]" if head.mask_by else ""
+            found = f"the mask of head {head.name!r} has shape {tuple(mask.shape)}"
+            raise MaskError(f"{found}; it must be [{count}, {head.size}]{by_row}.")
         return mask

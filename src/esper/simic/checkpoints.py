@@ -175,10 +175,9 @@ def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
     differing = {name: (saved.get(name), here) for name, here in own.plain().items() if saved.get(name) != here}
     rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, (then, now) in differing.items()]
     if rows:
-        raise CheckpointMismatchError(
-            f"{path} was trained for another layout (size mismatch):\n" + "\n".join(rows) + "\nUse the task, slots, "
-            "blueprints and observation that it was trained with, or train a new policy; see docs/checkpoints.md."
-        )
+        found = f"{path} was trained for another layout (size mismatch):"
+        way_out = "Use the task, slots, blueprints and observation that it was trained with, or train a new policy"
+        raise CheckpointMismatchError("\n".join([found, *rows, f"{way_out}; see docs/checkpoints.md."]))
 
 
 def _brief(value: Any) -> str:

@@ -69,17 +69,17 @@ class PPOSettings(Configuration):
         """The same with a length of the line, which is the whole training where none is set."""
         return self if self.anneal_decisions is not None else self.model_copy(update={"anneal_decisions": decisions})
 
+    def annealed(self, name: str, decisions: int) -> float:
+        """`lr` or `entropy` after so many decisions: the same after a resume, whatever updates were cut short."""
+        start, floor, over = getattr(self, name), getattr(self, f"{name}_floor"), self.anneal_decisions
+        return start if over is None else start + (floor - start) * min(1.0, decisions / over)
+
 
 class PPOConfig(PPOSettings):
     """The same for environments whose episodes have no fixed length. In growth a rollout is N whole episodes."""
 
     horizon: int = Field(256, ge=1)
     """steps of every environment in one rollout"""
-
-
-def anneal(start: float, floor: float, decisions: int, over: int | None) -> float:
-    """A straight line by decisions made, then the floor: the same after a resume, whatever updates were cut short."""
-    return start if over is None else start + (floor - start) * min(1.0, decisions / over)
 
 
 class RewardConfig(Configuration):
@@ -150,10 +150,8 @@ class TrainingConfig(HostsConfig):
         weights_of(self.family, self.reward.weights)
         clock = self.task.build().clock
         if self.family in (("contribution", "loss") if clock == "compute" else ("compute",)):
-            raise SettingError(
-                f"reward.family is {self.family}, which does not pay for what clock {clock} measures. Leave it out: "
-                "--set reward.family=null."
-            )
+            reason = f"reward.family is {self.family}, which does not pay for what clock {clock} measures"
+            raise SettingError(f"{reason}. Leave it out: --set reward.family=null.")
         if (epochs := self.task.build().epochs) < 2:
             raise SettingError(f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two.")
         if (backend := self.ppo.compile) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):

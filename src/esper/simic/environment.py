@@ -30,7 +30,7 @@ from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.simic.twins import twin_readings
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import LARGEST, observation_width, observe
+from esper.tamiyo.observation import LARGEST, feature_names, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
@@ -67,9 +67,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if count < 1 or not host_seeds or task.epochs < 2:
-            raise SettingError(
-                f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs: growth needs at least 1, 1 and 2."
-            )
+            given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
+            raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
         self.use_telemetry, self.first = use_telemetry, first
@@ -80,8 +79,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
         self.space = self.population.runs[0].model.space
-        self.heads = HeadSpec.of_space(self.space)
-        self.width = observation_width(self.space.slots.num_slots, use_telemetry)
+        self.heads = HeadSpec.growth(*self.space.sizes[1:])
+        self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)

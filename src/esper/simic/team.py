@@ -95,10 +95,8 @@ class Team:
         for rank, other in enumerate(everyone):
             for name in (*everyone[0], *other):
                 if (here := other.get(name)) != (first := everyone[0].get(name)):
-                    raise SettingError(
-                        f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}. "
-                        "Start all of them with the same command, version and files."
-                    )
+                    found = f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}"
+                    raise SettingError(f"{found}. Start all of them with the same command, version and files.")
 
 
 def code_digest() -> str:

@@ -112,9 +112,8 @@ def build_environment(
         own: dict[str, Any] = {"first": here.start, "weights": weights, "use_telemetry": sees, **places}
         env = GrowthVectorEnv(task, len(here), host_seeds=seeds, folder=folder, **own)
     except OSError as problem:
-        raise SaveError(
-            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. Free disk space and use --resume."
-        ) from problem
+        found = f"cannot read the data or keep the twins in {folder}: {problem.strerror}"
+        raise SaveError(f"{found}. Free disk space and use --resume.") from problem
     env.seed = config.seed
     return env
 
@@ -200,9 +199,8 @@ def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink
                 sink.write_record("UPDATE_DUMP", {"round": number, **plain(record)}, TelemetryLevel.DEBUG)
     if config.stop_on_anomaly and found:
         kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
-        raise MeasurementError(
-            f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} rounds are saved; change ppo, --resume."
-        )
+        reason = f"round {number + 1}: {kinds}, and stop_on_anomaly is set"
+        raise MeasurementError(f"{reason}. {number} rounds are saved; change ppo, --resume.")
 
 
 def plain(record: UpdateRecord) -> Any:

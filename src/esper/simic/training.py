@@ -64,8 +64,7 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
         map_hosts(config.hosts, parse_devices(config.devices))
         return config
     if len(config.devices) > 1:
-        named = ", ".join(config.devices)
-        raise SettingError(f"a rank has one device, but devices are {named}; leave them to torchrun.")
+        raise SettingError(f"a rank has one device, but devices are {', '.join(config.devices)}; leave it to torchrun.")
     team.assign(config.hosts)  # refuses more ranks than hosts
     places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
     if config.policy_device.startswith("cuda"):

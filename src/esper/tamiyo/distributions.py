@@ -54,10 +54,11 @@ class MaskedCategorical:
             possible = mask.any(-1)
             if not bool(possible.all()):
                 host, *step = (~possible).nonzero()[0].tolist() or [0]
-                raise MaskError(
-                    f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}: the mask allows nothing. Every "
-                    "row needs at least one possible choice; a head that is not used has index 0 as its only one."
+                where = f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}"
+                rule = (
+                    "Every row needs at least one possible choice; a head that is not used has index 0 as its only one."
                 )
+                raise MaskError(f"{where}: the mask allows nothing. {rule}")
         self.mask = mask
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(logits, mask)

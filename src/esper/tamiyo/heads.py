@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace
+from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,9 @@ class HeadSpec:
                     f"{first.name!r}, the first head, which is itself always used; None means all of them."
                 )
             for earlier in self.heads[:place]:
-                if not set(self.uses(head)) <= set(self.uses(earlier)):
-                    raise SettingError(
-                        f"head {head.name!r} is used by {self.uses(head)}, but {earlier.name!r} before it by "
-                        f"{self.uses(earlier)} only; put {head.name!r} first, or use it in fewer cases."
-                    )
+                if not set(own := self.uses(head)) <= set(known := self.uses(earlier)):
+                    found = f"head {head.name!r} is used by {own}, but {earlier.name!r} before it by {known} only"
+                    raise SettingError(f"{found}; put {head.name!r} first, or use it in fewer cases.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,10 +78,6 @@ class HeadSpec:
         blueprint = Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,))
         blend = Head("blend", num_blends, None, (OP_GERMINATE,))
         return cls((Head("op", NUM_OPS), slot, blueprint, blend), chained=True)
-
-    @classmethod
-    def of_space(cls, space: ActionSpace) -> Self:
-        return cls.growth(*space.sizes[1:])
 
 
 def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:

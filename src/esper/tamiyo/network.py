@@ -129,8 +129,7 @@ class RecurrentActorCritic(nn.Module):
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
         features, hidden = self._features(states, hidden, None)
         features = features[:, 0] if is_step else features
-        choices: PerHead = {}
-        log_probs: PerHead = {}
+        choices, log_probs = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
             drawn = self._case(place, features, masks, choices)
             own = None if noise is None else noise[..., place, : head.size]
@@ -161,18 +160,14 @@ class RecurrentActorCritic(nn.Module):
     ) -> Evaluation:
         """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
         if hidden is None:
-            raise SettingError(
-                "evaluating needs the hidden state that each row began with; None would silently mean zeros. "
-                "Pass the stored one, or get_initial_hidden(N) for rows that begin an episode."
-            )
+            raise SettingError("evaluating needs the state that rows began with: stored, or get_initial_hidden(N).")
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
         flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
         choices = {name: action.flatten() for name, action in actions.items()}
         certain, probs = at_least_single(rows.new_ones(len(rows))), list[Tensor]()
-        log_probs: PerHead = {}
-        entropy: PerHead = {}
+        log_probs, entropy = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
             cases, mask = self._cases(place, rows, flat)
             reach = reach_cases(self.spec, place, certain, probs)
@@ -215,9 +210,8 @@ class RecurrentActorCritic(nn.Module):
         ]
         if lines:
             raise CheckpointMismatchError(
-                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, one list of blueprints, one "
-                "observation layout and one width (hidden_dim, head_dim) only; build it for those, or train a new one "
-                "(docs/checkpoints.md)."
+                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
+                "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

@@ -43,6 +43,10 @@ def _change(value: float | None, scale: float) -> float:
     return math.tanh(10 * value / scale) if _is_known(value) else 0.0
 
 
+def _last_change(values: Sequence[float]) -> float | None:
+    return values[-1] - values[-2] if len(values) > 1 else None
+
+
 def _share(value: float | None) -> float:
     return min(value, 1.5) if _is_known(value) else UNKNOWN
 
@@ -56,10 +60,10 @@ BASE_FEATURES: dict[str, Base] = {
     "lr_share": lambda s, _: s.last.lr_share,
     "train_loss": lambda s, scale: _loss(s.last.train_loss, scale),
     "held_out_loss": lambda s, scale: _loss(s.last.held_out_loss, scale),
-    "held_out_loss_change": lambda s, scale: _change(s.loss_change, scale),
+    "held_out_loss_change": lambda s, scale: _change(_last_change(s.losses), scale),
     "train_accuracy": lambda s, _: _share(s.last.train_accuracy),
     "held_out_accuracy": lambda s, _: _share(s.last.held_out_accuracy),
-    "held_out_accuracy_change": lambda s, _: _change(s.accuracy_change, 1.0),
+    "held_out_accuracy_change": lambda s, _: _change(_last_change(s.accuracies), 1.0),
     "plateau_epochs": lambda s, _: min(s.plateau_epochs / _LONG, 1.0),
     "best_accuracy": lambda s, _: _share(s.best_accuracy),
     "best_loss": lambda s, scale: _loss(s.best_loss, scale),
@@ -132,11 +136,6 @@ def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, .
     own = [f"{slot}.{name}" for slot in slots.slot_ids for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
     told = [f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry]
     return (*BASE_FEATURES, *own, *told)
-
-
-def observation_width(num_slots: int, use_telemetry: bool = True) -> int:
-    per_slot = len(STATE_FEATURES) + len(BLUEPRINT_FEATURES) + use_telemetry * len(TELEMETRY_FEATURES)
-    return len(BASE_FEATURES) + num_slots * per_slot
 
 
 def signals_to_features(

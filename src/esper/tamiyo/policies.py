@@ -81,10 +81,8 @@ class NetworkPolicy:
             raise SettingError("a learned policy needs observations [N, F]; this loop has none to give.")
         states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)
         if states.dim() != 2 or states.shape[1] != self.network.state_dim:
-            raise SettingError(
-                f"observations are {tuple(states.shape)}, but this policy was trained on {self.network.state_dim} "
-                "features; use the slots and telemetry setting it was trained with (docs/checkpoints.md)."
-            )
+            found = f"observations are {tuple(states.shape)}, but this policy has {self.network.state_dim} features"
+            raise SettingError(f"{found}; use the slots and telemetry setting of its training (docs/checkpoints.md).")
         on_device = {name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()}
         with torch.no_grad():
             choices, _, _, hidden = self.network.choose(states, memory, on_device, self.deterministic, self.draws)

@@ -180,11 +180,6 @@ class Sham:
         return WAIT, {**memory, "done": done}
 
 
-def plain_script(slots: int) -> list[tuple[int, int, int]]:
-    """One seed per slot, planted and kept one after the other: what sham growth does when no arm is replayed."""
-    return [step for s in range(slots) for step in ((3 * s + 1, OP_GERMINATE, s), (3 * s + 3, OP_FOSSILIZE, s))]
-
-
 def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, int, int]]:
     """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
     ops = {"GERMINATE": OP_GERMINATE, "GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
@@ -211,20 +206,16 @@ class Heuristic:
     """part of a known episode in which to plant"""
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, places = self.facts.space.slots.slot_ids, self._places_in_time(masks, memory)
-        if not places:
+        ids, names = self.facts.space.slots.slot_ids, self.facts.space.blueprint_ids
+        is_late = self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon
+        places = [(slot, blueprint) for slot, blueprint in _legal_places(masks) if names[blueprint] != "sham"]
+        if is_late or not places:
             return WAIT, memory
         fitting = self._fitting(places, reports)
         fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
         first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
         most = max(first, key=lambda p: (self.facts.work(*p), self.facts.cheapest_blend(*p)[0], p[0], -p[1]))
         return self.facts.plant(*most), memory
-
-    def _places_in_time(self, masks: Masks, memory: Memory) -> list[Place]:
-        """What may be planted for its gain; nothing once its part of an episode of known length is over."""
-        if self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon:
-            return []
-        return [(s, b) for s, b in _legal_places(masks) if self.facts.space.blueprint_ids[b] != "sham"]
 
     def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
         """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
@@ -238,7 +229,8 @@ class Heuristic:
 
 def plain_sham(facts: HostFacts) -> Sham:
     """All the events of growing without its capacity: one seed per slot, planted and kept one after the other."""
-    return Sham(facts, plain_script(facts.space.slots.num_slots))
+    slots = range(facts.space.slots.num_slots)
+    return Sham(facts, [step for s in slots for step in ((3 * s + 1, OP_GERMINATE, s), (3 * s + 3, OP_FOSSILIZE, s))])
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -49,14 +49,6 @@ class TrackedSignals:
     plateau_epochs: int = 0
     """epochs since the held-out loss last got better"""
 
-    @property
-    def loss_change(self) -> float | None:
-        return self.losses[-1] - self.losses[-2] if len(self.losses) > 1 else None
-
-    @property
-    def accuracy_change(self) -> float | None:
-        return self.accuracies[-1] - self.accuracies[-2] if len(self.accuracies) > 1 else None
-
 
 class SignalTracker:
     """Follows one host: `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing."""

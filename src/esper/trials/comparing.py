@@ -143,10 +143,8 @@ class Comparison:
                 runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
                 broken = [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]
                 if broken:
-                    raise MeasurementError(
-                        f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds "
-                        f"{', '.join(broken)}). Start anew with lower --rates or without it."
-                    )
+                    where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
+                    raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
                 rows, built, told = zip(*map(_plain, runs), strict=True)
                 trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
                 self._store(*_KEPT, arm, rate).save(vars(trials))

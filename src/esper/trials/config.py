@@ -84,17 +84,14 @@ class CompareConfig(TrialConfig):
             if not is_search(policy):
                 _require_policy("arm", policy)
             elif shared := set(read_search(policy).host_seeds) & set(self.host_seeds):
-                raise SettingError(
-                    f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's. Give it "
-                    f"others: {policy}:seed=N, or choose another --seed."
-                )
+                found = f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's"
+                raise SettingError(f"{found}. Give it others: {policy}:seed=N, or choose another --seed.")
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
         grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
         if unknown := [arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown]:
-            raise SettingError(
-                f"{', '.join(needs) or 'final networks'} follow the arm {unknown[0]!r}, which is not among the "
-                f"policies that grow ({', '.join(grown) or 'none'}). Add it, or name others with --final-of."
-            )
+            what, known = ", ".join(needs) or "final networks", ", ".join(grown) or "none"
+            found = f"{what} follow the arm {unknown[0]!r}, which is not among the policies that grow ({known})"
+            raise SettingError(f"{found}. Add it, or name others with --final-of.")
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
         longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]

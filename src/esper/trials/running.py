@@ -94,8 +94,7 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
     results = []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
-        seconds = sum(cost.seconds for cost in run.ledger.phases.values())
-        start = run.model.host_params
+        start, seconds = run.model.host_params, sum(cost.seconds for cost in run.ledger.phases.values())
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
         export_network(run.model, config.out / NETWORKS / f"host-{host}")
         sink.write(episodes.close(host))
