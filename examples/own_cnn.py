@@ -46,11 +46,11 @@ def main(epochs: int) -> None:
         for event in garden.step(evaluate):
             print(event)
 
+    print(garden.report())  # with everything, without each part, without all
     plain = garden.harvest().eval()
     right = (plain(images[held_out]).argmax(1) == labels[held_out]).float().mean()
-    print(
-        f"{type(plain).__name__} with {sum(p.numel() for p in plain.parameters()):,} parameters: {right:.1%} held out"
-    )
+    size = sum(p.numel() for p in plain.parameters())
+    print(f"{type(plain).__name__} with {size:,} parameters: {right:.1%} held out")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from rich.console import Console
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings
+from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import count_parameters
-from esper.leyline import StageLengths
 from esper.leyline.errors import MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
@@ -225,7 +225,7 @@ def test_an_illegal_action_of_a_foreign_policy_is_refused_recorded_and_counts_as
     assert [(e.op, e.slot) for e in refused] == [("CULL", "r0c0")]
     assert "r0c0 is DORMANT" in refused[0].reason
     assert of(ActionTaken, garden.step(made_up(garden))) == [
-        ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear")
+        ActionTaken(0, 2, "GERMINATE", "r0c0", "conv_light", "linear", module="layer1")
     ]
 
 

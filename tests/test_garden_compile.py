@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.leyline import StageLengths
+from esper.leyline.lifecycle import StageLengths
 from user_models import (
     CULL_FIRST,
     KEEP_FIRST,

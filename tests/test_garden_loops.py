@@ -8,8 +8,8 @@ import torch
 from torch import nn, optim
 
 import esper
-from esper.leyline import StageLengths
 from esper.leyline.errors import OptimizerError, SettingError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import FossilJudged, GrowthHint
 from user_models import (
     CNN,

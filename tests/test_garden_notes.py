@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
-from esper.leyline import StageLengths
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import HostEpoch, LedgerClosed
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, train_epoch
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import esper
 from esper.kasmina.settings import GrowthSettings
-from esper.leyline import StageLengths
 from esper.leyline.errors import EsperError, HostError, MeasurementError, SettingError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import HostEpoch, SeedMeasured
 from simic.team_workers import assert_ended_well, run_ranks
 from user_models import (
@@ -312,3 +312,33 @@ def test_a_process_that_joined_nobody_grows_alone(told, monkeypatch):
         garden.step(lambda: losses_of(garden.model, HELD_OUT))
     assert [e.epoch for e in garden.history if isinstance(e, HostEpoch)] == [1, 2]
     assert "RANK" not in os.environ
+
+
+def report_of(folder, rank=0):
+    torch.manual_seed(0)
+    options = {"slots": ["enter", "middle"], "example": VECTORS[:2], "blueprints": ["mlp", "lora"], "max_seeds": 4}
+    garden = esper.grow(MLP(), policy=script(PLAN), **options)
+    garden.attach(torch.optim.AdamW(garden.parameters(), lr=3e-3))
+    garden.record(folder)
+    call = DistributedDataParallel(garden.model) if distributed.is_initialized() else garden.model
+    train(garden, call, learn_plainly, 5, VECTORS, OTHERS)
+    garden.model.host.register_buffer("own", torch.tensor(float(rank)))
+    report = garden.report()
+    assert float(garden.model.host.own) == rank
+    return report, garden.run is not None
+
+
+def test_a_report_is_of_all_processes_and_the_first_one_records_it(tmp_path):
+    alone, _ = report_of(None)
+    (first, is_first), (second, is_second) = values_of(tmp_path, in_group(partial(report_of, tmp_path / "run")))
+    assert (is_first, is_second) == (True, False)
+    assert first.examples == second.examples == alone.examples == len(OTHERS)
+    for report in (first, second):
+        assert (report.whole, report.without_all) == pytest.approx((alone.whole, alone.without_all), abs=1e-5)
+        assert [part["gain"] for part in report.parts] == pytest.approx(
+            [part["gain"] for part in alone.parts], abs=1e-5
+        )
+        assert report.spent == alone.spent
+    lines = (tmp_path / "run" / "events-0.jsonl").read_text().splitlines()
+    assert sum("HostEpoch" in line for line in lines) == 5
+    assert sum("GrowthReported" in line for line in lines) == 1

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import esper
-from esper.leyline import StageLengths
 from esper.leyline.errors import MeasurementError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import FossilJudged, HostEpoch
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, script, train_epoch
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import esper
-from esper.leyline import StageLengths
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.lifecycle import StageLengths
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, walk_to
 
 IMAGES = random_images(16)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.leyline import StageLengths
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import GateJudged
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, stage_of
 

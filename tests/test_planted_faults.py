@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import compute, evidence, growing, learning, loops, updates
+from planted_faults import compute, evidence, growing, learning, loops, trust, updates
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
-FAULTS = [*learning.FAULTS, *updates.FAULTS, *evidence.FAULTS, *growing.FAULTS, *loops.FAULTS, *compute.FAULTS]
+FAULTS = [
+    *learning.FAULTS,
+    *updates.FAULTS,
+    *evidence.FAULTS,
+    *growing.FAULTS,
+    *loops.FAULTS,
+    *compute.FAULTS,
+    *trust.FAULTS,
+]
 PASSED, FAILED = 0, 1
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings
-from esper.leyline import StageLengths
+from esper.kasmina.settings import GrowthSettings
+from esper.leyline.lifecycle import StageLengths
 
 CLASSES = 3
 WAIT, CULL_FIRST, KEEP_FIRST, PLANT_FIRST = (0, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0), (1, 0, 1, 0)

@@ -8,9 +8,13 @@ __version__ = "0.2.0"
 _HOMES = {
     "esper.deepening": ("deepen",),
     "esper.garden": ("Garden", "grow", "inspect", "load"),
-    "esper.kasmina": ("GrowthSettings", "MorphogeneticModel", "blueprint", "check_blueprint", "check_host"),
+    "esper.kasmina.blueprints": ("blueprint",),
+    "esper.kasmina.checks": ("check_blueprint", "check_host"),
     "esper.kasmina.hosts": ("host_family",),
-    "esper.leyline": ("EsperError", "StageLengths"),
+    "esper.kasmina.model": ("MorphogeneticModel",),
+    "esper.kasmina.settings": ("GrowthSettings",),
+    "esper.leyline.errors": ("EsperError",),
+    "esper.leyline.lifecycle": ("StageLengths",),
     "esper.runtime.tasks": ("Task", "register_task", "task_from_datasets"),
     "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
     "esper.simic.config": ("TrainingConfig",),
@@ -28,9 +32,13 @@ __all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn
 if TYPE_CHECKING:
     from esper.deepening import deepen
     from esper.garden import Garden, grow, inspect, load
-    from esper.kasmina import GrowthSettings, MorphogeneticModel, blueprint, check_blueprint, check_host
+    from esper.kasmina.blueprints import blueprint
+    from esper.kasmina.checks import check_blueprint, check_host
     from esper.kasmina.hosts import host_family
-    from esper.leyline import EsperError, StageLengths
+    from esper.kasmina.model import MorphogeneticModel
+    from esper.kasmina.settings import GrowthSettings
+    from esper.leyline.errors import EsperError
+    from esper.leyline.lifecycle import StageLengths
     from esper.runtime.tasks import Task, register_task, task_from_datasets
     from esper.simic import PPOAgent, PPOConfig, learn
     from esper.simic.config import TrainingConfig

@@ -113,10 +113,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
     found = [n for n in outer if alike[n] > 1] or outer
     if len(found) != 1:
         shown = ", ".join(f"{n!r} ({alike[n]})" for n in found) or "none"
-        raise HostError(
-            f"lists with layers of one class in this {type(model).__name__}: {shown}. One is needed: "
-            "name an nn.ModuleList or nn.Sequential with layers='...'."
-        )
+        way_out = "One is needed: name an nn.ModuleList or nn.Sequential with layers='...'."
+        raise HostError(f"lists with layers of one class in this {type(model).__name__}: {shown}. {way_out}")
     return found[0]
 
 

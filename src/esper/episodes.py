@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -25,13 +27,11 @@ from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
-    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch.
-
-    `first` is the number that the first host goes by in events, where other processes have hosts too.
-    """
+    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch."""
 
     def __init__(self, population: Population, first: int = 0):
-        self.population, self.first = population, first
+        self.population = population
+        self.first = first  # in events, where other processes have hosts too
         self.trackers = [self._tracker() for _ in population.runs]
         self.views: list[GrowthView] = []
         """every host as it was last measured or restored"""
@@ -41,7 +41,6 @@ class Episodes:
         return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
-        """A new episode in this place; all other hosts are untouched."""
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker()
 
@@ -74,7 +73,7 @@ class Episodes:
             )
             happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
             happened[host] += tell_fossils(*self._place(host), judged[host])
-        return happened
+        return [name_modules(run.model, own) for run, own in zip(self.population.runs, happened, strict=True)]
 
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
@@ -85,21 +84,20 @@ class Episodes:
     def act(self, host: int, choice: Choice) -> list[Event]:
         """Carry out one decision; what is not possible now is refused, told, and counts as WAIT."""
         run = self.population.runs[host]
-        return act(partial(self.population.apply, host), run.model.space, choice, *self._place(host))
+        told = act(partial(self.population.apply, host), run.model.space, choice, *self._place(host))
+        return name_modules(run.model, told)
 
     def tick(self) -> list[list[Event]]:
         """Stages and ramps of every host take their step."""
-        return [tell_changes(*self._place(host), changes) for host, changes in enumerate(self.population.tick())]
+        ticked = enumerate(zip(self.population.runs, self.population.tick(), strict=True))
+        return [name_modules(run.model, tell_changes(*self._place(host), own)) for host, (run, own) in ticked]
 
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
         """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
         for host in hosts:
-            ledger = self.population.runs[host].ledger
-            ledger.charge("policy", 1, flops)
-            ledger.spend("policy", seconds / len(hosts))
+            self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
 
     def close(self, host: int) -> LedgerClosed:
-        """What the host's episode has cost."""
         run = self.population.runs[host]
         return close_ledger(self.first + host, run.seed, run.ledger)
 
@@ -134,6 +132,11 @@ def act(
         return [events.ActionRefused(host, epoch, name, slot, str(problem))]
     blueprint, blend = planted if op == OP_GERMINATE else (None, None)
     return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, changes)]
+
+
+def name_modules(model: MorphogeneticModel, told: Iterable[Any]) -> list[Event]:
+    """Events with the names that the host has for the places of its slots."""
+    return [replace(e, module=model.slot_config.modules[e.slot]) if hasattr(e, "slot") else e for e in told]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import telling
-from esper.episodes import act, close_ledger, facts_of, tell_changes, tell_fossils, tell_seeds
+from esper import reporting, telling
+from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
@@ -30,11 +30,13 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Se
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import BACKWARD, HostFlops, Ledger, PhaseCost, count_flops, incubation_flops, network_flops
+from esper.recording import Recorder
+from esper.runtime.ledger import Ledger, PhaseCost, count_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
-from esper.telemetry.events import Event, HostEpoch, LedgerClosed, from_record, to_record
+from esper.telemetry.curve_export import TrackerName
+from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed, from_record, to_record
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -130,6 +132,11 @@ class Garden:
         self._follower = processes.Follower(model)
         self._is_split = False
         """whether every process measures examples of its own"""
+        self._evaluate: Evaluate | None = None
+        """what the last step measured with"""
+        self.run: str | None = None
+        """name of the run that was last recorded, which its folder has too"""
+        self._recorder: Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
@@ -169,17 +176,20 @@ class Garden:
             idle = telling.warn_of_idle_step(link, epoch)
             events = [*self._measure(evaluate, epoch, link), *idle, *self._decide(epoch, link)]
             events += tell_changes(0, epoch, self.model.tick())
-        self.history.extend(events)
-        self.epoch = epoch
+        self.epoch, self._evaluate = epoch, evaluate
+        told = self._tell(events)
         self._resumed = time.perf_counter()
-        return events
+        return told
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
         """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
         with self._together():
             judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate, is_base=True)[0])
-        self.history.extend(judged)
-        return judged
+        return self._tell(judged)
+
+    def report(self, evaluate: Evaluate | None = None) -> GrowthReported:
+        """What all that grew, and each part, is worth now; measured as in the last `step` unless you say how."""
+        return reporting.report_growth(self, evaluate or self._evaluate)
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
         """Train TRAINING seeds: call after your backward, with a closure that returns the loss of the same batch."""
@@ -193,7 +203,7 @@ class Garden:
         plain = harvest(self.model)
         closed = close_ledger(0, self.model.settings.seed, self.ledger)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
-        self.history.append(closed if self.flops is not None else replace(closed, flops={}))
+        self._tell([closed if self.flops is not None else replace(closed, flops={})])
         return plain
 
     def export(self, folder: str | Path) -> Path:
@@ -203,7 +213,7 @@ class Garden:
 
     def _warn_of_left_out(self) -> None:
         hints = telling.warn_of_left_out(self.model, self.epoch)
-        self.history += [hint for hint in hints if hint not in self.history]
+        self._tell([hint for hint in hints if hint not in self.history])
 
     def save(self, folder: str | Path) -> Path:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
@@ -219,12 +229,36 @@ class Garden:
             "flops": self.flops,
             "ledger": asdict(self.ledger),
             "decay": self.average and self.average.decay,
+            "run": self.run,
         }
         return save_network(self.model, Path(folder), extra, None if self.average is None else self.average.tensors())
 
+    def record(self, folder: str | Path | None, *, track: Sequence[TrackerName] = ()) -> None:
+        """Write a run folder, with all that has happened so far, for `esper watch`, `serve` and `report`; None ends it.
+
+        The folder is a new one, or that of the same run: save and load the garden, and it goes on from there. `track`
+        names "tensorboard", "wandb" or both. Of several processes the first one writes.
+        """
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = None
+        if folder is not None and processes.is_first():
+            self._recorder = Recorder(self, Path(folder), track)
+            self.run = self._recorder.run
+
     def summary(self) -> str:
-        """Slots, stages, parameters and evidence, as a table to print."""
-        return telling.summarize(self.model, self.epoch)
+        """Slots, stages, parameters and evidence as a table to print, and the last report."""
+        found = [event for event in self.history if isinstance(event, GrowthReported)]
+        return "\n".join([telling.summarize(self.model, self.epoch), *map(str, found[-1:])])
+
+    def _tell(self, told: Sequence[Event]) -> list[Event]:
+        """Keep events, with the names of their modules, and record them."""
+        events = name_modules(self.model, told)
+        self.history.extend(events)
+        if self._recorder is not None:
+            for event in events:
+                self._recorder.sink.write(event)
+        return events
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -254,7 +288,8 @@ class Garden:
         is_scored = getattr(self.policy, "reads_scores", False)  # a policy of the user's own need not know of scores
         if is_scored:
             self._score(evaluate)
-        self._charge(link, started, len(base), list(shadowed), len(ablated) + (again is not base), is_scored)
+        counts = len(base), list(shadowed), len(ablated) + (again is not base)
+        reporting.charge_epoch(self, link, started, *counts, is_scored)
         self.model.read_gradients()
         for slot_id in shadowed:
             self.model.record_shadow(slot_id, values[slot_id], base)
@@ -271,45 +306,11 @@ class Garden:
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
-        started, charges, found = time.perf_counter(), list[tuple[str, int, int]](), list[Tensor]()
-
-        def measure() -> Tensor:
-            values, _ = self._values(evaluate)
-            flops = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
-            charges.append(("counterfactual", len(values), flops))
-            found.append(values)
-            return values[None]
-
-        verdicts, left = prune(self.model, measure, base[None])
-        again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
-        seconds = time.perf_counter() - started
-        self.ledger.settle(charges, seconds)
-        self._resumed += seconds  # which your own loop did not take
-        hints = [*telling.warn_of_doubt(verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+        with reporting.booked(self, evaluate) as (measure, found):
+            verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
+            again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
+        hints = [*telling.warn_of_doubt(self.model, verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
-
-    def _charge(
-        self, link: OptimizerLink, started: float, count: int, incubated: list[str], ablated: int, is_scored: bool
-    ) -> None:
-        """Book the epoch that was trained, and its measurement on `count` examples."""
-        everyones = processes.gather(lambda: self.model.examples)
-        examples = {phase: sum(own[phase] for own in everyones) for phase in self.model.examples}
-        if link.steps and not examples["training"]:
-            self.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
-        whole = 0 if self.flops is None else network_flops(self.model, HostFlops(self.flops))
-        seeds = {s: 0 if self.flops is None else incubation_flops(self.model.slot(s)) for s in incubated}
-        trained = [
-            ("training", examples["training"], (1 + BACKWARD) * whole),
-            ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
-        ]
-        self.ledger.settle(trained, started - self._resumed)
-        # with its slot off a seed is still computed, so that a compiled network stays as it is
-        measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
-        measured += [("shadow", count, whole + flops) for flops in seeds.values()]
-        measured += [("score", count, (1 + BACKWARD) * whole)] if is_scored else []
-        self.ledger.settle(measured, time.perf_counter() - started)
-        self.ledger.peak_params = max(self.ledger.peak_params, self.model.total_params)
-        self.model.examples, link.steps = dict.fromkeys(examples, 0), 0
 
     def _score(self, evaluate: Evaluate) -> None:
         """Greedy scores of all slots, from one more evaluation that keeps its gradients."""
@@ -374,7 +375,7 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     garden.ledger = _ledger_from(extra["ledger"])
     garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
     garden.history = [from_record(record) for record in extra["history"]]
-    garden.pending_optimizer = optimizer
+    garden.pending_optimizer, garden.run = optimizer, extra["run"]
     if average is not None:
         garden.ema(extra["decay"]).restore(average)
     return garden

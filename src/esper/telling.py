@@ -67,9 +67,10 @@ def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
     return [] if torch.allclose(base, again, rtol=1e-3) else [GrowthHint(0, epoch, text)]
 
 
-def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
+def warn_of_doubt(model: MorphogeneticModel, verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
     """Fossils that late pruning kept although their contribution is within two standard errors of 0."""
-    found = [(f"{v.blueprint_id} in {v.slot_id}", v.contribution) for v in verdicts if v.is_kept]
+    own = model.slot_config.modules
+    found = [(f"{v.blueprint_id} in {v.slot_id} ({own[v.slot_id]})", v.contribution) for v in verdicts if v.is_kept]
     doubtful = [
         f"{name} ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
         for name, gain in found
@@ -81,7 +82,8 @@ def warn_of_doubt(verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
 
 def warn_of_left_out(model: MorphogeneticModel, epoch: int) -> list[Event]:
     """Seeds that are not part of what is taken home."""
-    live = [f"{r.blueprint_id} in {slot_id}" for slot_id, r in model.get_slot_reports().items() if r.is_live]
+    names = model.slot_config.modules
+    live = [f"{r.blueprint_id} in {s} ({names[s]})" for s, r in model.get_slot_reports().items() if r.is_live]
     text = f"the harvest leaves out live seeds: {', '.join(live)}. Train on until they are kept, or plant earlier."
     if live:
         warnings.warn(text, stacklevel=4)

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host
-from esper.leyline import SeedStage, StageLengths
+from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.stages import SeedStage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -11,6 +11,8 @@ import pytest
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run, seed_events
 from esper.dashboard.report import write_report
 from esper.dashboard.server import build_app
+from esper.telemetry.events import to_record
+from telemetry.test_events import REPORTED
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe_package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
@@ -115,6 +117,29 @@ def test_a_page_that_is_open_for_long_does_not_grow(page, address, runs):
         page.get_by_role("log").get_by_text(f"host 0, epoch {start + 598}:").wait_for()
     assert page.locator(".log li").count() == 200
     assert page.locator("canvas").count() == canvases
+    shutil.rmtree(folder)
+
+
+def test_a_loop_of_ones_own_shows_modules_scores_and_what_it_is_worth(page, address, runs):
+    folder = grow_run(runs / "own", "never", epochs=2, command="garden", run="a1")
+    seed = [
+        to_record(event) if not isinstance(event, dict) else event for event in seed_events(0, 0, "r0c0", "CULLED")[0]
+    ]
+    append(folder, *({**record, "module": "encoder.layer3"} for record in seed))
+    append(
+        folder,
+        {**to_record(grown_epoch(0, 2)), "held_out_loss": None, "held_out_accuracy": None, "held_out_score": 0.625},
+    )
+    page.goto(address + "#/run/own")
+    page.get_by_role("option", name="conv_light in r0c0 (encoder.layer3)").wait_for()
+    assert page.locator("svg.timeline text", has_text="layer3").count() == 1
+    page.get_by_role("img", name="Chart: Held-out score").wait_for()
+    assert page.get_by_role("heading", name="Was it worth it?").count() == 0
+    append(folder, REPORTED)
+    row = page.get_by_role("row", name="r0c0 (layer3)")
+    row.wait_for()
+    assert "0.5 ± 0.125" in row.inner_text()
+    assert "1.50 × the host's" in page.locator("#run-worth").inner_text()
     shutil.rmtree(folder)
 
 

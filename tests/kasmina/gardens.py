@@ -5,8 +5,10 @@ import copy
 import torch
 from torch import nn
 
-from esper.kasmina import ChainHost, GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host
-from esper.leyline import StageLengths
+from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
+from esper.leyline.lifecycle import StageLengths
 
 CLASSES = 3
 

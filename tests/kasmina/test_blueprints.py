@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina import REGISTRY, blueprint, check_blueprint
-from esper.kasmina.blueprints import SHAM
-from esper.kasmina.checks import TYPICAL_SHAPES
+from esper.kasmina.blueprints import REGISTRY, SHAM, blueprint
+from esper.kasmina.checks import TYPICAL_SHAPES, check_blueprint
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, NameTakenError, UnknownNameError
 from kasmina.gardens import grow_cnn, images, output, train
 

@@ -7,12 +7,15 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings, MorphogeneticModel, build_transformer_host, check_blueprint
 from esper.kasmina.blueprints import REGISTRY, blueprint
+from esper.kasmina.checks import check_blueprint
 from esper.kasmina.copies import Copy, Site
+from esper.kasmina.hosts import build_transformer_host
 from esper.kasmina.inheritance import find_zeroed
-from esper.leyline import StageLengths
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, BudgetExceededError
+from esper.leyline.lifecycle import StageLengths
 from esper.leyline.slots import SlotConfig
 
 WIDTH = 8

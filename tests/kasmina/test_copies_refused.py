@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings, MorphogeneticModel
 from esper.kasmina.blueprints import REGISTRY, blueprint
-from esper.leyline import StageLengths
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintMismatchError
+from esper.leyline.lifecycle import StageLengths
 from esper.leyline.slots import SlotConfig
 from kasmina.test_copies import TOKENS, WIDTH, Block, Net, grow, keep
 

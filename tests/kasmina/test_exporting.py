@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import esper
-from esper.kasmina import REGISTRY, GrowthSettings, blueprint
-from esper.leyline import StageLengths
+from esper.kasmina.blueprints import REGISTRY, blueprint
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.lifecycle import StageLengths
 from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
 from user_models import CNN, Encoder, made_up, random_images, random_vectors, script
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import GrowthSettings
 from esper.kasmina.seeds import Seed
-from esper.leyline import StageLengths
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import HostError
+from esper.leyline.lifecycle import StageLengths
 from user_models import (
     CNN,
     MLP,

@@ -6,18 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina import (
-    ChainHost,
-    GrowthSettings,
-    MorphogeneticModel,
-    build_cnn_host,
-    build_mlp_host,
-    build_resnet_host,
-    build_transformer_host,
-    check_host,
-)
-from esper.leyline import SlotConfig, StageLengths
+from esper.kasmina.checks import check_host
+from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.slots import SlotConfig
 
 
 def cnn():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import REGISTRY
-from esper.leyline import SeedStage, StageLengths
+from esper.kasmina.blueprints import REGISTRY
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.stages import SeedStage
 from kasmina.gardens import grow_cnn, images, loss_of, noisy_host, output
 
 STEPS, CLIP = 5, 0.05

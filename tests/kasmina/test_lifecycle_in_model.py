@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from esper.leyline import SeedStage, StageLengths
 from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.lifecycle import ramp_alpha
+from esper.leyline.lifecycle import StageLengths, ramp_alpha
+from esper.leyline.stages import SeedStage
 from kasmina.gardens import (
     cnn_host,
     grow_cnn,

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.kasmina import REGISTRY, GrowthSettings, MorphogeneticModel, blueprint, build_cnn_host
-from esper.leyline import SeedStage, SlotConfig, StageLengths
+from esper.kasmina.blueprints import REGISTRY, blueprint
+from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import (
     BlueprintError,
     BlueprintMismatchError,
@@ -25,6 +27,9 @@ from esper.leyline.errors import (
     SlotOccupiedError,
     UnknownNameError,
 )
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
 from kasmina.gardens import (
     cnn_host,
     grow_cnn,

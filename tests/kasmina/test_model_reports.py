@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 
-from esper.kasmina import REGISTRY
-from esper.leyline import SeedStage, StageLengths
+from esper.kasmina.blueprints import REGISTRY
 from esper.leyline.errors import EsperError, IllegalActionError
 from esper.leyline.factored_actions import look_up
 from esper.leyline.legality import refuse
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.stages import SeedStage
 from kasmina.gardens import grow_cnn, images, loss_of, measure, output, put_on_probation, train
 
 INPUTS = images()

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import build_transformer_host
 from esper.kasmina.copies import copy_module
+from esper.kasmina.hosts import build_transformer_host
 from esper.kasmina.natives import insert_copies
 from esper.kasmina.order import runs_in_order
 from esper.leyline.errors import HostError

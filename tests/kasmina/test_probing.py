@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import MorphogeneticModel
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places, undisturbed
-from esper.leyline import SlotConfig
 from esper.leyline.errors import HostError, UnknownNameError
+from esper.leyline.slots import SlotConfig
 from user_models import CNN, MLP, Encoder, Twice, random_images, random_vectors
 
 TOKENS = torch.randn(4, 5, 8)

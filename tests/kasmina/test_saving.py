@@ -7,8 +7,8 @@ import torch
 from torch.optim import lr_scheduler
 
 import esper
-from esper.kasmina import GrowthSettings
-from esper.leyline import StageLengths
+from esper.kasmina.settings import GrowthSettings
+from esper.leyline.lifecycle import StageLengths
 from user_models import (
     CNN,
     PLANT_FIRST,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import REGISTRY, blueprint
+from esper.kasmina.blueprints import REGISTRY, blueprint
 from esper.leyline.errors import OptimizerError, SaveError, UnknownNameError
 from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
 

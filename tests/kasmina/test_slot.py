@@ -3,16 +3,19 @@
 import pytest
 import torch
 
-from esper.kasmina import REGISTRY, SeedSlot
-from esper.leyline import Measurement, SeedStage, SeedState
-from esper.leyline.lifecycle import germinate
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.inheritance import Inheritance
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.gates import Measurement
+from esper.leyline.lifecycle import SeedState, germinate
+from esper.leyline.stages import SeedStage
 
 SHAPE = (4, 5, 5)
 
 
 def planted(stage, alpha=0.0, *, blend="linear", scale=1.0):
     """A slot whose seed has an effect, in the given stage."""
-    slot = SeedSlot("r0c0", "image", SHAPE, torch.empty(0))
+    slot = SeedSlot("r0c0", "image", SHAPE, torch.empty(0), Inheritance())
     seed = REGISTRY.get("image", "conv_light").build_seed(SHAPE, scale=scale, gated=blend == "gated")
     state = germinate("conv_light", blend)
     slot.plant(seed, SeedState(stage, 1, 2, alpha, state.blueprint_id, state.blend_id))
@@ -25,7 +28,7 @@ def features():
 
 
 def test_an_empty_slot_returns_its_very_input(features):
-    assert SeedSlot("r0c0", "image", SHAPE, torch.empty(0))(features) is features
+    assert SeedSlot("r0c0", "image", SHAPE, torch.empty(0), Inheritance())(features) is features
 
 
 @pytest.mark.parametrize("stage", [SeedStage.GERMINATED, SeedStage.TRAINING])
@@ -96,7 +99,7 @@ def test_uprooting_leaves_the_fossils(features):
 
 
 def test_a_report_of_an_empty_slot_measures_nothing():
-    report = SeedSlot("r0c0", "image", SHAPE, torch.empty(0)).report(100)
+    report = SeedSlot("r0c0", "image", SHAPE, torch.empty(0), Inheritance()).report(100)
     assert (report.stage, report.blueprint_id, report.fossil_count) == (SeedStage.DORMANT, None, 0)
     assert report.metrics.counterfactual_contribution is None
     assert report.metrics.seed_gradient_norm_ratio is None

@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "a network that nobody decides about pays for every measurement",
         "runtime/clock.py",
-        "run.pays_for_measuring = not run.is_static or",
-        "run.pays_for_measuring = True or",
+        "reserve + fixed, run.epoch + 1 >= self.task.epochs",
+        "reserve + fixed, True",
         "runtime/test_clock.py::test_a_static_network_pays_for_its_last_measurement_only",
     ),
     Fault(

@@ -97,7 +97,7 @@ FAULTS = [
     Fault(
         "a standard deviation for a standard error",
         "runtime/counterfactuals.py",
-        "gains.std(1) / count**0.5",
+        "gains.std(1) / len(split) ** 0.5",
         "gains.std(1)",
         "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
     ),
@@ -307,8 +307,8 @@ FAULTS = [
     Fault(
         "deciding is free",
         "episodes.py",
-        'ledger.charge("policy", 1, flops)',
-        'ledger.charge("policy", 1, 0)',
+        'ledger.settle([("policy", 1, flops)]',
+        'ledger.settle([("policy", 1, 0)]',
         "trials/test_comparing.py::test_the_decisions_of_a_trained_policy_are_paid_for",
     ),
     Fault(

@@ -6,8 +6,8 @@ FAULTS = [
     Fault(
         "a measurement of the epoch before is read again",
         "runtime/executors.py",
-        "        self._measured = set()\n        self._join(runs)",
-        "        self._join(runs)",
+        "        self._measured = set()\n        for device, stream",
+        "        for device, stream",
         "runtime/test_lanes.py::test_a_host_is_measured_once_in_an_epoch_and_again_when_asked_again",
     ),
     Fault(

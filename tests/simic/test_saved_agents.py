@@ -10,13 +10,13 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 import esper
 from esper.leyline.errors import SaveError
-from esper.simic.checkpoints import load_policy
+from esper.leyline.factored_actions import DEFAULT_SPACE
+from esper.simic.checkpoints import load_fitting
 from esper.simic.config import PPOConfig
 from esper.simic.training import train_ppo
 from esper.tamiyo.heads import HeadSpec
 from esper.telemetry import runfolder
 from esper.trials.arms import Entry, run_entries
-from esper.trials.running import load_fitting
 from simic.growths import POINTS, grow
 from simic.test_any_env import any_env
 from simic.tiny_runs import tiny
@@ -69,8 +69,8 @@ def test_a_policy_that_learn_taught_plays_as_an_arm(grown):
     policies = []
 
     def build(facts):
-        policy, reads_telemetry = load_fitting(path, facts.space)
-        policies.append(reads_telemetry)
+        policy = load_fitting(path, facts.space)
+        policies.append(policy.reads_telemetry)
         return policy
 
     (run,) = run_entries(task, [Entry("learned", 3, build)])
@@ -80,7 +80,7 @@ def test_a_policy_that_learn_taught_plays_as_an_arm(grown):
 def test_a_policy_for_something_else_is_not_taken_for_one_of_growth(tmp_path):
     esper.learn(any_env(BOX, Discrete(2)), 24, SMALL).save(tmp_path / "other.safetensors")
     with pytest.raises(SaveError, match=r"other\.safetensors"):
-        load_policy(tmp_path / "other.safetensors")
+        load_fitting(tmp_path / "other.safetensors", DEFAULT_SPACE)
 
 
 def test_a_checkpoint_without_its_learner_says_so():

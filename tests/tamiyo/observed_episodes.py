@@ -7,9 +7,11 @@ import numpy as np
 import torch
 
 from esper.episodes import epoch_signals as read_signals
-from esper.kasmina import build_cnn_host, build_transformer_host
-from esper.leyline import SeedMetrics, SeedStage, SeedStateReport, SlotConfig
+from esper.kasmina.hosts import build_cnn_host, build_transformer_host
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from esper.episodes import Episodes
-from esper.kasmina import MorphogeneticModel, build_cnn_host
-from esper.leyline import SeedStage
+from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import MeasurementError
 from esper.leyline.factored_actions import OP_GERMINATE
+from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
 from esper.tamiyo.masks import build_slot_states

@@ -2,7 +2,6 @@
 
 import pytest
 
-from esper.leyline import SlotConfig
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import (
     DEFAULT_SPACE,
@@ -15,6 +14,7 @@ from esper.leyline.factored_actions import (
     OP_WAIT,
     ActionSpace,
 )
+from esper.leyline.slots import SlotConfig
 from esper.tamiyo.heads import Head, HeadSpec
 
 

@@ -8,9 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina import MorphogeneticModel, build_cnn_host, build_mlp_host
-from esper.leyline import FactoredAction, SeedStage, SlotConfig, is_legal
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.kasmina.hosts import build_cnn_host, build_mlp_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    FactoredAction,
+)
+from esper.leyline.legality import is_legal
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
 from esper.tamiyo import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks
 from esper.tamiyo.masks import masks_for
 

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import FactoredAction, SeedStage, SlotConfig, is_legal
 from esper.leyline.errors import MaskError
-from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT, ActionSpace
-from esper.leyline.legality import GrowthView
+from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT, ActionSpace, FactoredAction
+from esper.leyline.legality import GrowthView, is_legal
 from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import SeedStage
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import masks_for
 from esper.tamiyo.network import RecurrentActorCritic

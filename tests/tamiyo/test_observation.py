@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.leyline import SeedStage, SlotConfig
 from esper.leyline.errors import SettingError
-from esper.leyline.stages import LIVE_STAGES
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.tamiyo import SignalTracker
 from esper.tamiyo.observation import (
     BASE_FEATURES,

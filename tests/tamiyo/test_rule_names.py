@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import esper
-from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import OP_GERMINATE
+from esper.leyline.stages import SeedStage
 from esper.tamiyo import Heuristic, RulePolicy
 from esper.tamiyo.masks import only_waiting
 from esper.tamiyo.rules import Greedy, Random, Schedule, is_rule, make_policy, read_rule

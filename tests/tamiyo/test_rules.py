@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.episodes import facts_of as known_facts
-from esper.kasmina import MorphogeneticModel, build_cnn_host
 from esper.kasmina.blueprints import BlueprintCost
-from esper.leyline import SeedMetrics, SeedStage, SeedStateReport
+from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.stages import SeedStage
 from esper.tamiyo import Heuristic, HostFacts, RulePolicy, compute_action_masks
 from esper.tamiyo.masks import build_slot_states
 from esper.tamiyo.rules import RULES, Never, Random, Schedule, Sham, make_policy, script_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import SlotConfig
 from esper.leyline.errors import SettingError
+from esper.leyline.slots import SlotConfig
 from esper.tamiyo import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 

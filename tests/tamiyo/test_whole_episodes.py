@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from esper.garden import Garden
-from esper.kasmina import GrowthSettings, MorphogeneticModel, build_cnn_host, build_mlp_host, build_transformer_host
-from esper.leyline import StageLengths
+from esper.kasmina.hosts import build_cnn_host, build_mlp_host, build_transformer_host
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.settings import GrowthSettings
+from esper.leyline.lifecycle import StageLengths
 from esper.tamiyo import Heuristic, RulePolicy
 from esper.tamiyo.rules import Sham, script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged

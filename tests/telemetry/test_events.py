@@ -1,7 +1,7 @@
 """Event records: plain data there and back, one line for people, nothing unknown."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -18,6 +18,7 @@ from esper.telemetry.events import (
     FossilJudged,
     GateJudged,
     GrowthHint,
+    GrowthReported,
     HostEpoch,
     HostRolledBack,
     LedgerClosed,
@@ -30,14 +31,34 @@ from esper.telemetry.events import (
     to_record,
 )
 
+PART = {"slot": "r0c0", "module": "layer3", "blueprint": "norm", "stage": "fossil", "params": 48, "flops": 100}
+PART |= {"without": 1.5, "gain": 0.5, "standard_error": 0.125}
+REPORTED = GrowthReported(
+    0,
+    3,
+    "loss",
+    64,
+    1.0,
+    2.0,
+    1.0,
+    0.25,
+    [PART],
+    150,
+    100,
+    1100,
+    1000,
+    {"training": 9000},
+    {"training": 65.0, "score": 2.0},
+)
 EVENTS = [
+    REPORTED,
     ArmFinished("never", 1, 20, 100, 150, 0.5, 0.25, 1.5, 10**9, 3.0, 1, 2, 3),
     HostEpoch(0, 3, None, 1234, held_out_score=0.5),
     ActionTaken(0, 3, "GERMINATE", "r0c0", "norm", "linear"),
     ActionTaken(0, 3, "CULL", "r0c0", None, None),
     ActionRefused(0, 3, "CULL", "r0c0", "too young"),
     StageChanged(0, 3, "r0c0", "DORMANT", "GERMINATED", "norm", 0.0),
-    StageChanged(0, 3, "r0c0", "RESETTING", "DORMANT", None, 0.0),
+    StageChanged(0, 3, "r0c0", "RESETTING", "DORMANT", None, 0.0, module="layer3"),
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     FossilJudged(0, 3, "r0c0", "norm", -0.25, 0.125, False),
     FossilJudged(0, 3, "r0c0", "norm", None, None, True),
@@ -76,8 +97,8 @@ def test_a_record_names_its_type_and_all_its_fields(event):
 
 @every_event
 def test_an_event_reads_as_one_line_with_its_numbers(event):
-    text = str(event)
-    assert "\n" not in text
+    text, *more = str(event).splitlines()
+    assert bool(more) == isinstance(event, GrowthReported)
     when = {
         ArmFinished: "seed 1",
         RoundFinished: "round 2",
@@ -105,7 +126,34 @@ def test_a_record_of_another_shape_is_refused(record):
         from_record(record)
 
 
+@pytest.mark.parametrize("event", [e for e in EVENTS if hasattr(e, "slot")], ids=lambda event: type(event).__name__)
+def test_an_event_in_a_slot_names_the_module_beside_its_id(event):
+    assert "r0c0 (layer3)" in str(replace(event, module="layer3"))
+
+
+def test_a_report_says_in_words_what_helps_and_what_it_costs():
+    first, caution, part, size, cost = str(REPORTED).splitlines()
+    assert "held-out loss 1.0000 on 64 examples" in first
+    assert "2.0000, a gain of +1.0000 ± 0.2500" in first
+    assert "by itself" in caution
+    assert (
+        part.strip() == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, 10.0% of the host's FLOPs"
+    )
+    assert "150, 1.50 x the host's" in size
+    assert "1.1e+03, 1.10 x the host's" in size
+    assert "training 1:05, measuring and deciding 0:02" in cost
+
+
+@pytest.mark.parametrize(
+    ("gain", "word"), [(0.5, "helps"), (-0.5, "hurts"), (0.2, "may be chance"), (0.0, "may be chance")]
+)
+def test_a_part_within_two_standard_errors_of_nothing_may_be_chance(gain, word):
+    told = str(replace(REPORTED, parts=[{**PART, "gain": gain}], host_flops=None))
+    assert f"fossil: {word}, " in told
+    assert "FLOPs" not in told
+
+
 def test_reading_a_record_leaves_it_as_it_was():
-    record = to_record(EVENTS[1])
+    record = to_record(EVENTS[2])
     from_record(record)
     assert record["type"] == "HostEpoch"

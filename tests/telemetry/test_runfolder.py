@@ -56,7 +56,7 @@ def test_the_lock_goes_with_the_process_that_held_it(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match=r".* --out"):
+    with pytest.raises(SaveError, match=r".*--out"):
         runfolder.only_writer(tmp_path / "file" / "run").__enter__()
     with pytest.raises(SaveError, match="File exists"):
         runfolder.only_writer(tmp_path / "file").__enter__()

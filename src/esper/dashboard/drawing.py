@@ -134,13 +134,13 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
     shown = Text(printable(stage), STYLES.get(stage, "dim"))
     if seed is None:
         return slot, shown, "", "", "", "never planted", "", fossils
-    blueprint = seed.blueprint or "-"
+    place, blueprint = f"{slot} {(seed.module or '')[-14:]}".strip(), seed.blueprint or "-"
     if seed.fate:
         told = f"{seed.fate.lower()} at epoch {seed.end}"
         told += "" if seed.removed is None else f", removed at {seed.removed}"
-        return slot, shown, blueprint, "", "", told, "", fossils
+        return place, shown, blueprint, "", "", told, "", fossils
     gain = tell_gain(seed.contribution, seed.standard_error)
-    return slot, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
+    return place, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
 
 
 def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], height: int) -> Table:
@@ -158,10 +158,12 @@ def draw_episode(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host's accuracy, its twin's, and its loss, epoch by epoch."""
     if moment.episode is None or not moment.episode.epochs.rows:
         return "epoch by epoch", _none("epoch is measured")
+    has_scores = moment.episode.epochs.last("score") is not None
+    measure, name = ("score", "score") if has_scores else ("loss", "held_out_loss")
     curves = (
         ("accuracy grown", "accuracy", "{:.2%}".format, GREEN),
         ("accuracy twin", "twin_accuracy", "{:.2%}".format, GREY),
-        ("held-out loss", "held_out_loss", "{:.4f}".format, AMBER),
+        (f"held-out {measure}", name, "{:.4f}".format, AMBER),
         ("training loss", "train_loss", "{:.4f}".format, AMBER),
     )
     return f"host {moment.episode.host}, epoch by epoch", draw_curves(moment.episode.epochs, curves, height)

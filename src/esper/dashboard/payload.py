@@ -17,7 +17,7 @@ POINTS = 400
 MOST_SPANS = 400
 MOST_ROWS = 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
-CONTROL, _REST = "never", ("results", "ledgers", "anomalies")
+CONTROL, _REST = "never", ("results", "ledgers", "anomalies", "worth")
 _TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", "decay")
 """Settings of a task that a host feels even if nothing grows."""
 
@@ -118,7 +118,7 @@ def curves(view: RunView) -> dict[str, list[float | None]]:
     if view.kind == "ppo":
         return view.rounds.thinned(POINTS)
     rows: dict[float, dict[str, list[float]]] = {}
-    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "params")):
+    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "score", "params")):
         for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
             if isfinite(value):
                 rows.setdefault(epoch, {}).setdefault(name, []).append(value)

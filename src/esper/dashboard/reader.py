@@ -13,13 +13,16 @@ from typing import Any, BinaryIO
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
 from esper.leyline.files import open_plain
-from esper.telemetry.runfolder import CHECKSUM, CONFIG, event_files, is_being_written
+from esper.telemetry.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
 
 LONGEST_LINE = 2**18
 """A longer line is no event of ours."""
 _LARGEST_CONFIG, _TAIL, _HEAD = 2**20, 4096, 2**20
-_OLDER = re.compile(rb'(?m)^\{"type": "(GrownEpoch|EpochMeasured|ContributionMeasured|HostEpoch", "round)"')
-"""Records of epochs as they were before one numbering: folding them would show nonsense."""
+_OLDER = re.compile(
+    rb'(?m)^\{"type": "(GrownEpoch"|EpochMeasured"|ContributionMeasured"|HostEpoch", "round"'
+    rb'|StageChanged"(?!.*"module"))'
+)
+"""Records as they were before one numbering, or before slots had names: folding them would show nonsense."""
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
@@ -75,7 +78,9 @@ class RunReader:
         if is_being_written(self.folder):
             return "running"
         done, total = self.progress()
-        if self.view.kind == "run":
+        if self.view.config.get("command") == GARDEN:
+            done, total = (1, 1) if self.view.ledgers else (done, total)  # harvested
+        elif self.view.kind == "run":
             done, total = len(self.view.results), _whole(self.view.config.get("hosts"))
         return "finished" if 0 < total <= done else "stopped"
 
@@ -109,7 +114,7 @@ class RunReader:
                 config = json.loads(file.read(_LARGEST_CONFIG), parse_constant=lambda name: None)
             if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
                 raise ValueError("it names no task")
-            if (command := config.get("command", "ppo")) not in ("ppo", "run", "grow"):
+            if (command := config.get("command", "ppo")) not in ("ppo", "run", "grow", GARDEN):
                 raise ValueError(f"it is of `esper {command}`, which no page shows")
         except FileNotFoundError:
             raise SaveError(f"{self.folder} is not a run folder: it has no {CONFIG}. Name a run's --out.") from None
@@ -126,7 +131,8 @@ class RunReader:
 
 
 def _blank(config: dict[str, Any]) -> RunView:
-    return RunView(config.get("command", "ppo"), config)
+    command = config.get("command", "ppo")
+    return RunView("run" if command == GARDEN else command, config)
 
 
 def open_run(folder: Path) -> RunReader:
@@ -265,7 +271,8 @@ def _best_grown(view: RunView) -> tuple[float | None, int | None]:
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
     if not found:
         last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
-        found = [(accuracy, int(params)) for accuracy, params in last if accuracy is not None and params is not None]
+        known = [(accuracy, int(params)) for accuracy, params in last if params is not None]
+        found = [pair for pair in known if pair[0] is not None] or known[:1]  # one's own loop may have no accuracy
     return max(found, default=(None, None))
 
 

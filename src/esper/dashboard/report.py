@@ -14,6 +14,7 @@ from esper.dashboard.payload import arms_of, curves, encode, episode_data, heade
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.leyline.errors import SaveError
 from esper.leyline.files import write_durably
+from esper.telemetry.runfolder import GARDEN
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8
@@ -64,6 +65,8 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
         "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
     )
     settings = {name: value for name, value in config.items() if name != "command"}
+    if config.get("command") == GARDEN:
+        return json.dumps(plain(settings), indent=1), "Run your own training loop again. This is what esper.grow knew:"
     command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
     text = json.dumps(plain(settings), indent=1)
     return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"

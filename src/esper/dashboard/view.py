@@ -64,6 +64,8 @@ class SeedSpan:
     """One seed in a slot, from planting to its end. Epochs count those trained so far, as in events."""
 
     slot: str
+    module: str | None
+    """the host's name of the place"""
     blueprint: str | None
     stages: list[tuple[str, int]] = field(default_factory=list)
     """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
@@ -92,7 +94,7 @@ class Episode:
     rank: int = 0
     """whose file tells of it"""
     epochs: Series = field(default_factory=Series)
-    """epoch, train_loss, held_out_loss, accuracy, twin_accuracy, params, flops, steps, share, reward, part.NAME"""
+    """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps, share, reward, part.*"""
     spans: list[SeedSpan] = field(default_factory=list)
     actions: int = 0
     """those that were refused included"""
@@ -149,7 +151,8 @@ class RunView:
     results: list[dict[str, Any]] = field(default_factory=list)
     ledgers: list[dict[str, Any]] = field(default_factory=list)
     anomalies: list[dict[str, Any]] = field(default_factory=list)
-    """records of ArmFinished, LedgerClosed and AnomalyFound"""
+    worth: list[dict[str, Any]] = field(default_factory=list)
+    """records of ArmFinished, LedgerClosed, AnomalyFound and GrowthReported"""
     events: int = 0
     unknown: int = 0
     """records folded, and those of them that were not understood"""
@@ -215,8 +218,8 @@ class RunView:
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))
         try:
-            text = str(from_record(dict(record)))
-        except (EsperError, ArithmeticError):
+            text = str(from_record(dict(record))).partition("\n")[0]
+        except (EsperError, ArithmeticError, LookupError, TypeError, ValueError):
             text = f"{record.get('op', '')} {record.get('slot_id', '')}".strip() or "not put into words"
         host = host if isinstance(host, int) else None
         return LogLine(number, printable(kind), lived, host, printable(text[:_LONGEST_TEXT]))
@@ -233,7 +236,8 @@ _MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
     measured = {name: record[name] for name in _MEASURED}
-    episode.epochs.append(epoch=epoch, accuracy=record["held_out_accuracy"], **measured, **parts)
+    held_out = {name: record[f"held_out_{name}"] for name in ("accuracy", "score")}
+    episode.epochs.append(epoch=epoch, **held_out, **measured, **parts)
     if epoch > 1 and episode.acted != epoch - 1:
         view.chosen[episode.rank]["WAIT"] += 1
 
@@ -253,15 +257,16 @@ def _stage(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
         return
     is_end = stage in ("FOSSILIZED", "CULLED")
     if span is None or stage == "GERMINATED" or (span.end is not None and not is_end):
-        span = _plant(episode, slot, record["blueprint"])
+        span = _plant(episode, record)
     span.stages.append((stage, epoch))
     span.alpha = record["alpha"]
     if is_end:  # a rollback culls what had been fossilized since the state that it goes back to
         span.end, span.fate = epoch, stage
 
 
-def _plant(episode: Episode, slot: str, blueprint: str | None) -> SeedSpan:
-    episode.spans.append(SeedSpan(slot, blueprint, verdicts=episode.unborn.pop(slot, [])))
+def _plant(episode: Episode, record: Record) -> SeedSpan:
+    slot = record["slot"]
+    episode.spans.append(SeedSpan(slot, record["module"], record["blueprint"], verdicts=episode.unborn.pop(slot, [])))
     return episode.spans[-1]
 
 
@@ -275,7 +280,7 @@ def _gate(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     span = episode.alive(record["slot"])
     if span is None:
-        span = _plant(episode, record["slot"], record["blueprint"])
+        span = _plant(episode, record)
         span.stages.append((record["stage"], epoch))
     gain, error = finite(record["contribution"]), finite(record["standard_error"])
     span.readings.append(epoch=epoch, alpha=record["alpha"], contribution=gain, standard_error=error)
@@ -334,6 +339,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "GateJudged": _gate,
     "SeedMeasured": _seed,
     "FossilJudged": _fossil,
+    "GrowthReported": lambda view, episode, record, epoch: view.worth.append(dict(record)),
     "HostRolledBack": lambda view, episode, record, epoch: episode.rollbacks.append(
         {"epoch": epoch, "reason": record["reason"]}
     ),

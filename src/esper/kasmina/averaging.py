@@ -51,5 +51,4 @@ class Average:
         return {name: self._values[p].contiguous() for name, p in self.model.named_parameters() if p in self._values}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take averages back that `tensors` gave."""
         self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters() if name in tensors}

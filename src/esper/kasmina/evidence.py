@@ -1,8 +1,8 @@
 """Turning losses and gradients into evidence. Reads tensors, returns records; decides nothing."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -67,16 +67,6 @@ def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size
     return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5) if is_known else None
 
 
-@contextmanager
-def watched(sites: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
-    """Collects what each site puts out, slot included, while the context lasts."""
-    seen: list[list[Tensor]] = [[] for _ in sites]
-    with ExitStack() as stack:
-        for site, own in zip(sites, seen, strict=True):
-            stack.enter_context(site.register_forward_hook(partial(_keep, own)))
-        yield seen
-
-
 def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """Note an output; the network goes on with a copy, which a layer that works in place may spoil."""
     if torch.is_grad_enabled() and not output.requires_grad:
@@ -97,7 +87,10 @@ def score_sites(
     `losses` runs the network and returns one loss per example, with the features in their graph. `add_up` makes sums
     over all processes.
     """
-    with torch.enable_grad(), watched(sites) as seen:
+    seen: list[list[Tensor]] = [[] for _ in sites]
+    with torch.enable_grad(), ExitStack() as stack:
+        for site, own in zip(sites, seen, strict=True):
+            stack.enter_context(site.register_forward_hook(partial(_keep, own)))  # behind its slot
         values = losses()
         if not values.requires_grad or not all(seen):
             raise MeasurementError(

@@ -33,10 +33,8 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     if slots is not None and slots.modules:
         return slots
     if not isinstance(host, SegmentedHost):
-        raise HostError(
-            f"{type(host).__name__} does not say where its slots are. Name them: "
-            "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
-        )
+        ways = "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
+        raise HostError(f"{type(host).__name__} does not say where its slots are. Name them: {ways}")
     own = host.slot_config()
     return own if slots is None else own.choose(slots.slot_ids)
 
@@ -54,8 +52,7 @@ def build_slots(
         device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
         for slot_id, (kind, shape, dtype, inheritance) in example.items():
             like = torch.empty(0, device=device, dtype=getattr(torch, dtype))
-            slots[slot_id] = SeedSlot(slot_id, kind, shape, like)
-            slots[slot_id].inheritance = inheritance
+            slots[slot_id] = SeedSlot(slot_id, kind, shape, like, inheritance)
         return slots
     if example is None:
         if not isinstance(host, SegmentedHost):
@@ -71,8 +68,7 @@ def build_slots(
         problem = "it does not run on the example batch" if place is None else place.problem
         if place is None or place.kind is None or place.like is None or problem is not None:
             raise HostError(f"slot {slot_id} cannot sit on {name!r}: {problem}. Choose another module for it.")
-        slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like)
-        slots[slot_id].inheritance = Inheritance(place.copy_problem)
+        slots[slot_id] = SeedSlot(slot_id, place.kind, place.shape, place.like, Inheritance(place.copy_problem))
     wanted = {COPY, COPY_ZERO} & set(blueprints or ())
     copied = {s: config.modules[s] for s, slot in slots.items() if slot.inheritance == Inheritance(None)}
     if wanted and copied:

@@ -70,8 +70,7 @@ class ChainHost(nn.Module):
         return self._finish(features, self._index(slot_id))
 
     def _enter(self, inputs: Tensor) -> Tensor:
-        features: Tensor = self.blocks[0](inputs if self.stem is None else self.stem(inputs))
-        return features
+        return self.blocks[0](inputs if self.stem is None else self.stem(inputs))
 
     def _finish(self, features: Tensor, start: int) -> Tensor:
         return self.head(self.sites[-1](self._advance(features, start, len(self.blocks) - 1)))
@@ -89,9 +88,7 @@ def build_cnn_host(
     *, blocks: int = 3, base_channels: int = 8, in_channels: int = 3, image_size: int = 32, classes: int = 10
 ) -> ChainHost:
     """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear head."""
-    _require_positive(
-        blocks=blocks, base_channels=base_channels, in_channels=in_channels, image_size=image_size, classes=classes
-    )
+    _require_positive(**locals())
     widths = [base_channels * 2**index for index in range(blocks)]
     layers, size = [], image_size
     for inputs, outputs in pairwise([in_channels, *widths]):
@@ -125,14 +122,12 @@ def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[n
 def build_resnet_host(
     *, width: int = 16, blocks: int = 2, stages: int = 3, in_channels: int = 3, classes: int = 10
 ) -> ChainHost:
-    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block.
-
-    A copy fits behind every block that keeps its shape: all but the first of a later stage.
-    """
-    _require_positive(width=width, blocks=blocks, stages=stages, in_channels=in_channels, classes=classes)
+    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block."""
+    _require_positive(**locals())
     layers = []
     for stage in range(stages):
         own = width * 2**stage
+        # a copy fits behind every block that keeps its shape: all but the first of a later stage
         layers.append(BasicBlock(own // 2, own, stride=2) if stage else BasicBlock(own, own))
         layers += [BasicBlock(own, own) for _ in range(blocks - 1)]
     stem = nn.Sequential(*_conv_bn(in_channels, width, 3), nn.ReLU())
@@ -148,8 +143,6 @@ def build_mlp_host(*, inputs: int, widths: Sequence[int] = (32, 32), classes: in
 
 
 class TokenEmbedding(nn.Module):
-    """Token plus position."""
-
     def __init__(self, vocabulary: int, width: int, context: int):
         super().__init__()
         self.context = context
@@ -180,7 +173,7 @@ def build_transformer_host(
     *, vocabulary: int, width: int = 64, layers: int = 4, heads: int = 4, context: int = 64, slots: int = 2
 ) -> ChainHost:
     """A small GPT; its layers form `slots` groups with a slot after each group."""
-    _require_positive(vocabulary=vocabulary, width=width, layers=layers, heads=heads, context=context, slots=slots)
+    _require_positive(**locals())
     if width % heads:
         raise SettingError(f"width {width} is not divisible by {heads} heads; choose a multiple.")
     if slots > layers:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Copy, copy_module, shared_names, silence
 from esper.kasmina.order import runs_in_order
-from esper.kasmina.probing import Example, batch_size, call_with, refuse_copy, source_name, undisturbed
+from esper.kasmina.probing import Call, Example, batch_size, record_calls, refuse_copy, source_name, undisturbed
 
 
 @dataclass(frozen=True)
@@ -38,48 +37,29 @@ class Inheritance:
 
 Run = Callable[[nn.Module], Tensor]
 Zeroed = dict[str, float]
-Call = tuple[tuple[Any, ...], dict[str, Any], Tensor]
-"""Positional and keyword arguments, output."""
 
 
 def study_copies(
     host: nn.Module, modules: Mapping[str, str], example: Example, names: Collection[str], sites: Collection[str] = ()
 ) -> dict[str, Inheritance]:
-    """What the module of each slot (slot id -> name) hands down; `names` are the blueprints asked for.
-
-    `sites` are all modules that carry a slot: none of them may be inside one that is copied.
-    """
+    """What the module of each slot (slot id -> name) hands down to `names`, blueprints; `sites` carry slots too."""
     sources = {slot_id: source_name(host, name) for slot_id, name in modules.items()}
-    calls = _record_calls(host, example, {*modules.values(), *sources.values()})
+    calls = record_calls(host, example, {*modules.values(), *sources.values()})
     count, known = max(batch_size(example), 1), dict[Any, Zeroed]()
     found: dict[str, Inheritance] = {}
     with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
         for slot_id, name in modules.items():
-            given, features = calls[sources[slot_id]][0][0], calls[name][2]
+            call = calls[name][-1]
             inner = next((other for other in (*modules.values(), *sites) if other.startswith(f"{name}.")), None)
-            problem = refuse_copy(host, sources[slot_id], given, features)
+            problem = refuse_copy(host, sources[slot_id], calls[sources[slot_id]], call[2])
             problem = problem or (inner and f"{inner} inside it carries a slot of its own")
-            handed = Inheritance(problem) if problem else _study(host, sources[slot_id], calls[name], count)
+            handed = Inheritance(problem) if problem else _study(host, sources[slot_id], call, count)
             if COPY_ZERO in names and handed.problem is None:
-                handed = _study_zero(host, sources[slot_id], calls[name], handed, known)
+                handed = _study_zero(host, sources[slot_id], call, handed, known)
             found[slot_id] = handed
     copied = {slot_id: modules[slot_id] for slot_id, handed in found.items() if handed.problem is None}
     reasons = runs_in_order(host, example, list(copied.values()))
     return found | {s: replace(found[s], is_native=reasons[name] is None) for s, name in copied.items()}
-
-
-def _record_calls(host: nn.Module, example: Example, names: Collection[str]) -> dict[str, Call]:
-    calls: dict[str, Call] = {}
-
-    def note(name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        calls[name] = (args or (next(iter(kwargs.values()), None),), kwargs, output)
-
-    with ExitStack() as stack, undisturbed(host):
-        for name in names:
-            module = host.get_submodule(name)
-            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
-        call_with(host, example)
-    return calls
 
 
 def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:

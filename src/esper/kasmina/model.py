@@ -338,7 +338,6 @@ class MorphogeneticModel(nn.Module):
         return list(map(self.slots.__getitem__, self.slot_config.slot_ids))  # type: ignore[arg-type]
 
     def get_slot_reports(self) -> dict[str, SeedStateReport]:
-        """Every slot, in order."""
         host_params = self.host_params + self.fossilized_params
         return {slot.slot_id: slot.report(host_params) for slot in self._ordered()}
 

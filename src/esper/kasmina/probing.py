@@ -17,6 +17,8 @@ from esper.leyline.errors import HostError, UnknownNameError
 _WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 """One batch as the model takes it: a tensor, positional arguments, or keyword arguments."""
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+"""Positional and keyword arguments, output."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,26 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> dict[str, list[Call]]:
+    """All calls of these modules when the model runs on `example`, in the order in which they end."""
+    calls: dict[str, list[Call]] = {}
+
+    def note(name: str, _: nn.Module, *call: Any) -> None:
+        calls.setdefault(name, []).append(call)
+
+    with ExitStack() as stack, undisturbed(model):
+        for name in names:
+            module = model.get_submodule(name)
+            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
+        call_with(model, example)
+    return calls
+
+
 def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None) -> list[Place]:
     """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
-    seen: dict[str, list[Any]] = {}
-    given: dict[str, Any] = {}
     modules = {name: module for name, module in model.named_modules() if name}
-
-    def note(name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        seen.setdefault(name, []).append(output)
-        given[name] = next(iter((*args, *kwargs.values())), None)
-
     try:
-        with ExitStack() as stack, undisturbed(model):
-            for name, module in modules.items():
-                stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
-            call_with(model, example)
+        calls = record_calls(model, example, modules)
     except Exception as problem:
         raise HostError(
             f"the example batch does not run through {type(model).__name__}: {problem}. "
@@ -90,9 +97,10 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
         ) from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     places = []
-    for name, outputs in seen.items():
-        place, source = _judge(name, modules[name], outputs, tokens_first, kinds or {}), source_name(model, name)
-        reason = refuse_copy(model, source, given.get(source), outputs[0]) if place.problem is None else None
+    for name, own in calls.items():
+        outputs, source = [output for *_, output in own], source_name(model, name)
+        place = _judge(name, modules[name], outputs, tokens_first, kinds or {})
+        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if place.problem is None else None
         places.append(replace(place, copy_problem=reason))
     return places
 
@@ -109,13 +117,14 @@ def source_name(model: nn.Module, name: str) -> str:
     return name if said is None else said(name)
 
 
-def refuse_copy(model: nn.Module, name: str, given: Any, output: Tensor) -> str | None:
-    """Why a module cannot be copied and run on its own output; None if nothing speaks against it."""
-    module = model.get_submodule(name)
+def refuse_copy(model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor) -> str | None:
+    """Why a module cannot be copied and run on its own output; None if nothing in it or in its calls speaks against."""
+    args, kwargs, _ = calls[-1] if calls else ((), {}, None)
+    given = next(iter((*args, *kwargs.values())), None)
     shape = tuple(given.shape[1:]) if isinstance(given, Tensor) else type(given).__name__
     if shape != tuple(output.shape[1:]):
         return f"its input has shape {shape} and its output {tuple(output.shape[1:])}"
-    return refuse_parts(module)
+    return refuse_parts(model.get_submodule(name))
 
 
 def refuse_parts(module: nn.Module) -> str | None:

@@ -50,7 +50,6 @@ def ask_first(work: Callable[[], T]) -> T:
 
 
 def add_up(values: Tensor) -> Tensor:
-    """The sum over all processes."""
     if count() > 1:
         distributed.all_reduce(values := values.clone())
     return values

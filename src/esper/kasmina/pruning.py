@@ -15,8 +15,6 @@ from esper.leyline.gates import Measurement
 
 @dataclass(frozen=True)
 class FossilVerdict:
-    """What was found about one fossil."""
-
     slot_id: str
     blueprint_id: str
     contribution: Measurement | None

@@ -15,12 +15,10 @@ def mix_seed(*parts: int) -> int:
 
 @contextmanager
 def own_randomness(*parts: int, devices: Sequence[int] = ()) -> Iterator[None]:
-    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA devices.
-
-    `torch.manual_seed` would seed every CUDA device in the process and leave it so; this touches only what it restores.
-    """
+    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA devices."""
     seed = mix_seed(*parts)
     with torch.random.fork_rng(devices=list(devices)):
+        # `torch.manual_seed` would seed every CUDA device in the process and leave it so
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)

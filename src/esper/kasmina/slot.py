@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import AnySeed, BlueprintCost, channels_of
+from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.inheritance import Inheritance
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
@@ -29,7 +29,7 @@ class SeedSlot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, slot_id: str, kind: str, feature_shape: tuple[int, ...], like: Tensor):
+    def __init__(self, slot_id: str, kind: str, feature_shape: Shape, like: Tensor, inheritance: Inheritance):
         super().__init__()
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
@@ -38,7 +38,7 @@ class SeedSlot(nn.Module):
         """how many of them, from the first on, did not grow: they were built in before the first step"""
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
-        self.inheritance = Inheritance("its host was wrapped without an example")
+        self.inheritance = inheritance
         """what copies of the module here can be"""
         self.prices: dict[tuple[str, bool], BlueprintCost] = {}
         """by blueprint and whether it is gated"""
@@ -113,12 +113,13 @@ class SeedSlot(nn.Module):
         self.fossil_names.append(str(self.state.blueprint_id))
         return seed
 
-    def readings(self) -> tuple[float | None, ...]:
+    def readings(self) -> tuple[float | None, float | None, float | None]:
         """What was last read off the live seed's gradients, and the greedy score."""
         return self.gradient_ratio, self.gradient_norm, self.greedy_score
 
     def report(self, host_param_count: int) -> SeedStateReport:
-        state, contribution = self.state, self.state.contribution
+        state, gain = self.state, self.state.contribution
+        paired: tuple[float | None, float | None] = (None, None) if gain is None else (gain.mean, gain.standard_error)
         return SeedStateReport(
             slot_id=self.slot_id,
             stage=state.stage,
@@ -130,15 +131,7 @@ class SeedSlot(nn.Module):
             fossil_count=len(self.fossils),
             kind=self.kind,
             feature_shape=self.feature_shape,
-            metrics=SeedMetrics(
-                counterfactual_contribution=None if contribution is None else contribution.mean,
-                counterfactual_standard_error=None if contribution is None else contribution.standard_error,
-                seed_gradient_norm_ratio=self.gradient_ratio,
-                seed_gradient_norm=self.gradient_norm,
-                greedy_score=self.greedy_score,
-                seed_param_count=seed_size(self.seed),
-                host_param_count=host_param_count,
-            ),
+            metrics=SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count),
             gates=state.gates,
         )
 

@@ -115,14 +115,12 @@ class OptimizerLink:
                 link.optimizer.state.update(type(link.optimizer)([parameter], **options).state)
 
     def _choose(self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, Group]) -> Group:
-        """Who trains a parameter without original: whoever trains most of that rank in the slot's module, or anywhere.
-
-        Muon takes matrices only. What trains vectors takes parameters of any rank.
-        """
+        """Who trains a parameter without original: who trains most of its rank in the slot's module, or anywhere."""
         groups = [group for link in self.all for group in link.optimizer.param_groups]
         trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
         alike = [p for p in trained if p.dim() == parameter.dim()]
         inside = {*map(id, self.sources[slot_id].parameters())}
+        # Muon takes matrices only; what trains vectors takes parameters of any rank
         for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
             sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
             if any(sizes):

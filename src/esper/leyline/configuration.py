@@ -67,7 +67,6 @@ class Configuration(BaseModel):
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:

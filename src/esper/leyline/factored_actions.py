@@ -26,18 +26,8 @@ class BlendAction(IntEnum):
 class BlueprintAction(IntEnum):
     """The built-in blueprints, numbered. NOOP means "none" and is never legal to germinate."""
 
-    NOOP = 0
-    CONV_LIGHT = 1
-    ATTENTION = 2
-    NORM = 3
-    DEPTHWISE = 4
-    BOTTLENECK = 5
-    CONV_SMALL = 6
-    CONV_HEAVY = 7
-    INVERTED_BOTTLENECK = 8
-    LORA = 9
-    MLP_SMALL = 10
-    MLP = 11
+    NOOP, CONV_LIGHT, ATTENTION, NORM, DEPTHWISE, BOTTLENECK = range(6)
+    CONV_SMALL, CONV_HEAVY, INVERTED_BOTTLENECK, LORA, MLP_SMALL, MLP = range(6, 12)
 
     def to_blueprint_id(self) -> str | None:
         return None if self is BlueprintAction.NOOP else self.name.lower()

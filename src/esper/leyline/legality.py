@@ -57,7 +57,6 @@ def refusal(action: FactoredAction, view: GrowthView) -> IllegalActionError | No
 
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
-    """Whether `action` may be applied now."""
     return refusal(action, view) is None
 
 
@@ -80,10 +79,8 @@ def _has_room(cost: int | None, view: GrowthView) -> bool:
 def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
     slot = report.slot_id
     if report.stage is not SeedStage.DORMANT:
-        return errors.SlotOccupiedError(
-            f"slot {slot} is {report.stage.name}. A seed can be germinated only where the slot is DORMANT; "
-            "wait until it is, or choose another slot."
-        )
+        rule = "A seed can be germinated only where the slot is DORMANT; wait until it is, or choose another slot."
+        return errors.SlotOccupiedError(f"slot {slot} is {report.stage.name}. {rule}")
     if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
         return errors.SeedLimitError(
             f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}; cull one or raise max_seeds."
@@ -98,11 +95,9 @@ def _refuse_germinate(
         return problem
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
     if cost is None:
-        fitting = sorted({b for s, b, _ in view.costs if s == slot})
-        return errors.BlueprintMismatchError(
-            f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of shape "
-            f"{report.feature_shape}. Fitting here: {', '.join(fitting) or 'none'}."
-        )
+        fitting = ", ".join(sorted({b for s, b, _ in view.costs if s == slot})) or "none"
+        place = f"slot {slot} with {report.kind} features of shape {report.feature_shape}"
+        return errors.BlueprintMismatchError(f"blueprint {blueprint!r} does not fit {place}. Fitting here: {fitting}.")
     if not _has_room(cost, view):
         return errors.BudgetExceededError(
             f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but {view.params_used:,} of "

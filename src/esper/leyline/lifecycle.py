@@ -79,16 +79,13 @@ class SeedState:
         return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
 
     def judged(self, evidence: GateEvidence) -> Self:
-        """The same state with this gate's newest evidence."""
         others = tuple(gate for gate in self.gates if gate.name != evidence.name)
         return replace(self, gates=(*others, evidence))
 
     def measured(self, contribution: Measurement) -> Self:
-        """The same state with a fresh paired counterfactual."""
         return replace(self, contribution=contribution).judged(counterfactual_gate(contribution))
 
     def incubated(self, gain: Measurement) -> Self:
-        """The same state with a fresh held-out comparison of its incubation."""
         return replace(self, shadow_gain=gain)
 
 

@@ -23,7 +23,6 @@ def slot_position(slot_id: str) -> tuple[int, int]:
 
 
 def is_slot_id(text: str) -> bool:
-    """Whether a text is written like a slot id."""
     return _SLOT_ID.fullmatch(text) is not None
 
 

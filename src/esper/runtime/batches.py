@@ -91,10 +91,7 @@ class EpochPlan:
 
 
 class SharedBatchIterator:
-    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...].
-
-    A host whose epoch has fewer steps than others' is left out of the later ones.
-    """
+    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
 
     def __init__(self, plans: Sequence[EpochPlan]):
         self.plans = plans
@@ -102,6 +99,7 @@ class SharedBatchIterator:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = self.plans[0]
         for start in range(0, max(plan.examples for plan in self.plans), first.size):
+            # a host whose epoch has fewer steps than others' is left out of the later ones
             parts = [plan.placed[:, start : start + first.size] for plan in self.plans if start < plan.examples]
             drawn = torch.cat(parts, 1)
             inputs, targets = first.split.gather(drawn[0], drawn[1:])

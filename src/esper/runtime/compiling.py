@@ -29,8 +29,10 @@ def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -
 
 
 def compile_blocks(network: MorphogeneticModel) -> None:
-    """Let all blocks of a network run compiled from now on; a deep copy of one does not until it is asked for too."""
-    for block in _blocks(network):
+    """Let all blocks of a network, seeds' bodies too, run compiled; a deep copy does not until it is asked for too."""
+    slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
+    bodies = [getattr(seed, "body", None) for slot in slots for seed in (*slot.fossils, slot.seed)]
+    for block in (*_parts(network.host), *(body for body in bodies if isinstance(body, nn.Module))):
         if block._compiled_call_impl is None:
             block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
 
@@ -54,15 +56,8 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
                 state[key] = value.contiguous(memory_format=torch.channels_last)
 
 
-def _blocks(network: MorphogeneticModel) -> Iterator[nn.Module]:
-    """The largest parts of the host that hold no slot, and the bodies of its seeds: a copy's is a block again."""
-    yield from _parts(network.host)
-    slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
-    bodies = [getattr(seed, "body", None) for slot in slots for seed in (*slot.fossils, slot.seed)]
-    yield from (body for body in bodies if isinstance(body, nn.Module))
-
-
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest parts of a host that hold no slot."""
     if has_slots(module) or type(module).forward is nn.Module.forward:  # a slot may change; a list is never called
         for child in module.children():
             yield from _parts(child)

@@ -41,30 +41,35 @@ def measured_slots(run: HostRun) -> list[SeedSlot]:
 
 
 def measure(run: HostRun, split: Split) -> Tensor:
-    """[loss, accuracy, mean and standard error of each slot's gain ...], on the device, in float64.
-
-    First the contributions of measured slots, then what incubated seeds would gain at full strength.
-    """
+    """[loss, accuracy, mean and standard error of each measured and each incubated slot's gain ...], in float64."""
     slots, incubated = measured_slots(run), incubated_slots(run)
-    count = len(split)
-    losses, correct = [], []
+    scored = _score_passes(run, split, slots, incubated)
+    losses, result = scored[:, 0], torch.stack([row.mean() for row in scored[0]])
+    if slots or incubated:
+        gains = losses[1:] - losses[:1]  # without the seed minus with it ...
+        gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
+        evidence = torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)
+        result = torch.cat([result, evidence.flatten()])
+    return result
+
+
+def score_examples(run: HostRun, split: Split) -> Tensor:
+    """Loss and correctness of every example, [2, examples], of the network as it is; what is switched off stays so."""
+    return _score_passes(run, split, [], [])[0]
+
+
+def _score_passes(run: HostRun, split: Split, slots: list[SeedSlot], incubated: list[SeedSlot]) -> Tensor:
+    """Loss and correctness of every example in each of `_passes`: [passes, 2, examples]."""
     was_training = run.model.training
     run.model.eval()
+    parts = []
     with torch.no_grad():
-        for rows in torch.arange(count, device=run.device).split(_CHUNK):
+        for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
-            scored = [run.task.score(outputs.float(), targets) for outputs in _passes(run, slots, incubated, inputs)]
-            losses.append(torch.stack([loss for loss, _ in scored]))
-            correct.append(scored[0][1])
-        together = torch.cat(losses, 1).double()  # [1 + slots, examples]
-        result = torch.stack([together[0].mean(), torch.cat(correct).double().mean()])
-        if slots or incubated:
-            gains = together[1:] - together[:1]  # without the seed minus with it ...
-            gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
-            evidence = torch.stack([gains.mean(1), gains.std(1) / count**0.5], 1)
-            result = torch.cat([result, evidence.flatten()])
+            outputs = _passes(run, slots, incubated, inputs)
+            parts.append(torch.stack([torch.stack(run.task.score(each.float(), targets)) for each in outputs]))
     run.model.train(was_training)
-    return result
+    return torch.cat(parts, -1).double()
 
 
 def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
@@ -85,21 +90,6 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
     for slot in incubated:
         with run.model.at_full_strength(slot.slot_id):
             yield run.model(inputs)
-
-
-def score_examples(run: HostRun, split: Split) -> Tensor:
-    """Loss and correctness of every example, [2, examples], of the network as it is; what is switched off stays so."""
-    was_training = run.model.training
-    run.model.eval()
-    with torch.no_grad():
-        scored = []
-        for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
-            inputs, targets = split.gather(rows)
-            with run.autocast():
-                outputs = run.model(inputs)
-            scored.append(torch.stack(run.task.score(outputs.float(), targets)))
-    run.model.train(was_training)
-    return torch.cat(scored, 1).double()
 
 
 def greedy_scores(run: HostRun) -> Tensor:

@@ -17,12 +17,10 @@ def split_names(names: Sequence[str]) -> list[str]:
 
 
 def refuse_idle(hosts: int, names: Sequence[str]) -> None:
-    """More devices than hosts would leave some of them idle."""
     if hosts < len(devices := split_names(names)):
-        raise SettingError(
-            f"hosts is {hosts}, but devices are {', '.join(devices)}: {len(devices) - hosts} would stay idle. "
-            f"Raise hosts to {len(devices)} or more, or name fewer devices."
-        )
+        way_out = f"Raise hosts to {len(devices)} or more, or name fewer devices."
+        idle = f"{len(devices) - hosts} would stay idle"
+        raise SettingError(f"hosts is {hosts}, but devices are {', '.join(devices)}: {idle}. {way_out}")
 
 
 def parse_devices(names: Sequence[str]) -> list[torch.device]:

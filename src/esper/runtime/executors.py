@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import chain, zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +18,14 @@ from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
 
 
-class Executor(Protocol):
-    """Trains and measures hosts; results stay on the devices until the caller reads them."""
-
-    def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
-        """One epoch of every host; returns the greedy scores of its slots, read off before the first step.
-
-        `then_measure` promises that the next call measures these very hosts on their validation splits.
-        """
-
-    def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]: ...
-
-    def begin_episode(self, run: HostRun) -> None:
-        """A host is newborn, in the tensors of the one before."""
-
-
 class EagerExecutor:
     """Step by step in Python, one gather for all hosts of a device. Every other executor must equal it bit for bit."""
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
+        """One epoch of every host; returns the greedy scores of its slots, of before the first step, on the device.
+
+        `then_measure` promises that the next call measures these very hosts on their validation splits.
+        """
         for run in runs:
             run.begin_epoch()
         scores = [greedy_scores(run) for run in runs]
@@ -51,7 +40,7 @@ class EagerExecutor:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
 
     def begin_episode(self, run: HostRun) -> None:
-        """Nothing is remembered."""
+        """A host is newborn, in the tensors of the one before."""
 
 
 _LANES = 16
@@ -138,7 +127,6 @@ class _DeviceGraphs:
 
     @property
     def taken(self) -> int:
-        """Bytes of all pools."""
         return sum(lane.taken for lane in self._lanes)
 
     def lane(self, run: HostRun) -> _Lane:
@@ -237,7 +225,8 @@ class GraphedExecutor:
             stream.wait_stream(torch.cuda.current_stream(device))
         self._replay([[call] for call, run in zip(calls, runs, strict=True) if run not in self._measured])
         self._measured = set()
-        self._join(runs)
+        for device, stream in self._streams(runs):  # so do those wait who get the memory of a result that is dropped
+            torch.cuda.current_stream(device).wait_stream(stream)
         results = [call.result for call in calls]
         calls.clear()
         self._tidy()
@@ -270,17 +259,14 @@ class GraphedExecutor:
         return graphs[name]
 
     def _warm_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> None:
-        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was.
-
-        Not on the host's lane: what every lane's stream once needed for this would stay reserved for it.
-        """
+        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
         parts = {(name, run.device, run.amp, part) for part in _parts(run)}
         if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
             return
         self._warmed |= parts
         snapshot = run.snapshot() if name == "train" else None
         sums, cursor, taken = run.sums.clone(), run.plan.cursor.clone(), run.taken.clone()
-        call()
+        call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
             run.sums.copy_(sums)
@@ -289,11 +275,6 @@ class GraphedExecutor:
 
     def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
         return {(run.device, self._lane(run).stream) for run in runs}
-
-    def _join(self, runs: Sequence[HostRun]) -> None:
-        """What comes next waits for these hosts; so do those who get the memory of a result that is dropped here."""
-        for device, stream in self._streams(runs):
-            torch.cuda.current_stream(device).wait_stream(stream)
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():
@@ -343,7 +324,7 @@ def refuse_impossible(executor: str, amp: str, devices: Sequence[str], task: Tas
 
 def choose_executor(
     name: str, amp: str, devices: Sequence[torch.device], task: Task, graph_memory: float | None = None
-) -> Executor:
+) -> EagerExecutor | GraphedExecutor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
     refuse_impossible(name, amp, [str(device) for device in devices], task)
     on_gpu = all(device.type == "cuda" for device in devices)

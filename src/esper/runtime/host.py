@@ -141,19 +141,15 @@ class HostRun:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
         self.step += 1
-        if self.task.clock == "compute":
-            self._follow_plan()
-        devices = [self.device.index or 0] if self.device.type == "cuda" else []
+        is_cuda = self.device.type == "cuda"
+        if self.task.clock == "compute":  # on a GPU the rate is looked up there, so that a captured step finds it
+            self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_cuda else self.rates[self.step - 1])
+            self.taken += 1
+        devices = [self.device.index or 0] if is_cuda else []
         # a host with dropout draws from numbers of its own, so that it does not matter who trains beside it
         own = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
         with own if self.is_random else nullcontext():
             self._learn(inputs, targets)
-
-    def _follow_plan(self) -> None:
-        """This step's rate; where rates are tensors it is looked up on the device, so that a captured step finds it."""
-        is_placed = self.device.type == "cuda"
-        self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_placed else self.rates[self.step - 1])
-        self.taken += 1
 
     def _set_rate(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
@@ -209,22 +205,14 @@ class HostRun:
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
         tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
-        return {
-            "tensors": tensors,
-            **self.plain_state(),
-            "stream": self.plan.stream.state(),
-            "ledger": self.ledger.copy(),
-        }
+        rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
+        return {"tensors": tensors, **self.plain_state(), **rest}
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""
-        return {
-            "slots": [
-                ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings()) for s in self.slots
-            ],
-            "counters": (self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned),
-            "scaler": self.scaler.state_dict(),
-        }
+        slots = [([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings()) for s in self.slots]
+        counters = self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned
+        return {"slots": slots, "counters": counters, "scaler": self.scaler.state_dict()}
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""

@@ -35,30 +35,20 @@ Charge = tuple[str, int, int]
 
 @dataclass
 class Ledger:
-    """Running totals of one host."""
-
     phases: dict[str, PhaseCost] = field(default_factory=lambda: dict.fromkeys(PHASES, PhaseCost()))
     peak_params: int = 0
 
     def copy(self) -> Self:
         return replace(self, phases=dict(self.phases))
 
-    def charge(self, phase: str, examples: int, flops_per_example: int) -> None:
-        cost = self.phases[phase]
-        flops = cost.flops + examples * flops_per_example
-        self.phases[phase] = replace(cost, examples=cost.examples + examples, flops=flops)
-
-    def spend(self, phase: str, seconds: float) -> None:
-        self.phases[phase] = replace(self.phases[phase], seconds=self.phases[phase].seconds + seconds)
-
     def settle(self, charges: Sequence[Charge], seconds: float) -> None:
         """Charge a span that was timed as a whole: its phases share the seconds by FLOPs, else by examples."""
         weights = [examples * flops for _, examples, flops in charges]
         if not any(weights):
             weights = [examples for _, examples, _ in charges]
-        for (phase, examples, flops), weight in zip(charges, weights, strict=True):
-            self.charge(phase, examples, flops)
-            self.spend(phase, seconds * weight / max(sum(weights), 1))
+        for (phase, examples, each), weight in zip(charges, weights, strict=True):
+            cost, share = self.phases[phase], seconds * weight / max(sum(weights), 1)
+            self.phases[phase] = PhaseCost(cost.examples + examples, cost.flops + examples * each, cost.seconds + share)
 
     def counts(self) -> dict[str, int]:
         """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""
@@ -122,19 +112,15 @@ def _count(run: Callable[[], object], learns: bool = False) -> int:
     return int(counter.get_total_flops())
 
 
-def _seed_flops(slot: SeedSlot, name: str, seed: nn.Module | None) -> int:
-    return slot.prices[name, has_gate(seed)].flops
-
-
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
-    return _seed_flops(slot, str(slot.state.blueprint_id), slot.seed)
+    return slot.prices[str(slot.state.blueprint_id), has_gate(slot.seed)].flops
 
 
 def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
     """Forward FLOPs of a slot's fossils that are on, and of its live seed if it is in the output and `live` asks."""
     fossils = enumerate(zip(slot.fossil_names, slot.fossils, strict=True))
-    flops = sum(_seed_flops(slot, *fossil) for number, fossil in fossils if number not in slot.left_out)
+    flops = sum(slot.prices[name, has_gate(f)].flops for number, (name, f) in fossils if number not in slot.left_out)
     return flops + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
 
 

@@ -33,8 +33,6 @@ from esper.runtime.tasks import Task, check_fit
 
 @dataclass(frozen=True)
 class Rollback:
-    """The governor rolled a host back."""
-
     host: int
     reason: str
     changes: tuple[SlotChange, ...]
@@ -158,13 +156,10 @@ class Population:
         assert next(found, None) is None
 
     def prune(self, host: int) -> list[FossilVerdict]:
-        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay.
-
-        A host under suspicion is judged when it has recovered. The reading becomes that of the network that is left.
-        """
+        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""
         run, governor = self.runs[host], self.governors[host]
         is_due = run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
-        if not is_due or governor.bad_checks:
+        if not is_due or governor.bad_checks:  # a host under suspicion is judged when it has recovered
             return []
         run.is_pruned = True
         if not find_judged(run.model):
@@ -194,7 +189,6 @@ class Population:
         return changes
 
     def tick(self) -> list[list[SlotChange]]:
-        """Stages and ramps of every host take their step."""
         return [run.model.tick() for run in self.runs]
 
     def take_compiled(self) -> tuple[int, float]:
@@ -208,7 +202,6 @@ class Population:
         return run.epoch / self.task.epochs if self.clock is None else run.ledger.flops / self.clock.budget
 
     def readings(self) -> list[EpochReading | None]:
-        """Each host's last epoch; None where there has been none yet."""
         return [run.reading for run in self.runs]
 
     def reports(self) -> list[dict[str, SeedStateReport]]:
@@ -219,7 +212,6 @@ class Population:
         return [run.model.view() for run in self.runs]
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Every host and what its governor expects of it."""
         return [{**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
@@ -247,7 +239,6 @@ class Population:
 
     @torch.no_grad()
     def _score(self, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
-        """Accuracy and loss on a whole split."""
         scored = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)

@@ -66,7 +66,6 @@ class TensorSplit:
         return torch.where(offsets[2, :, None, None, None] == 1, cropped.flip(-1), cropped)
 
     def first(self, count: int) -> "TensorSplit":
-        """The same split with its first examples only."""
         return replace(self, inputs=self.inputs[:count], targets=self.targets[:count])
 
     def example(self) -> Tensor:
@@ -142,7 +141,6 @@ class Splits:
 
 
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
-    """Refuse to go on in a run folder that was begun on another corpus."""
     if saved != own:
         raise SaveError(
             f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out, or go back."

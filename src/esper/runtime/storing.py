@@ -42,7 +42,7 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
             "ledger": asdict(run.ledger),
             "position": stream.pop("position"),
             "governor": [spell(value) for value in governor.state()],
-            "scaler": None if run.scaler is None else run.scaler.state_dict(),
+            "scaler": run.scaler.state_dict(),
         }
         files["stream"] = partial(save_file, stream)
         facts.append(host)
@@ -85,8 +85,7 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     run.epoch, run.is_pruned = facts["epoch"], facts["is_pruned"]
     run.reading = facts["reading"] and read_reading(facts["reading"])
     run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
-    if run.scaler is not None:
-        run.scaler.load_state_dict(facts["scaler"])
+    run.scaler.load_state_dict(facts["scaler"])
     run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
 
 

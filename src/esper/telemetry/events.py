@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import UnionType
 from typing import Any, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -14,7 +14,7 @@ ACTION_TAKEN = "ACTION_TAKEN"
 """Type of the record that every decision leaves at debug; from raw indices and tables, so that nothing is built."""
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Event:
     """Something that happened; `line` tells it where no method does. Every kind of event is a frozen dataclass."""
@@ -33,6 +33,18 @@ class HostEvent(Event):
 
     host: int
     epoch: int
+
+
+class SlotEvent(HostEvent):
+    """Something that happened in one slot of a host."""
+
+    module: str | None = field(default=None, kw_only=True)
+    """the host's own name of the module that the slot sits on"""
+
+    @property
+    def place(self) -> str:
+        slot: str = self.slot  # type: ignore[attr-defined]  # every kind has it, each in its own place
+        return slot if self.module is None else f"{slot} ({self.module})"
 
 
 class HostEpoch(HostEvent):
@@ -66,7 +78,7 @@ class HostEpoch(HostEvent):
         return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 
-class SeedMeasured(HostEvent):
+class SeedMeasured(SlotEvent):
     """A live seed after an epoch; its contribution is None, not measured, before probation."""
 
     slot: str
@@ -80,10 +92,10 @@ class SeedMeasured(HostEvent):
 
     def __str__(self) -> str:
         gain = tell_gain(self.contribution, self.standard_error)
-        return f"epoch {self.epoch}: {self.slot} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
+        return f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
 
 
-class ActionTaken(HostEvent):
+class ActionTaken(SlotEvent):
     """What the policy chose; WAIT is not recorded here."""
 
     op: str
@@ -93,19 +105,19 @@ class ActionTaken(HostEvent):
 
     def __str__(self) -> str:
         what = f" {self.blueprint} ({self.blend})" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.op}{what} in {self.slot}"
+        return f"epoch {self.epoch}: {self.op}{what} in {self.place}"
 
 
-class ActionRefused(HostEvent):
+class ActionRefused(SlotEvent):
     """An action that was not possible and was executed as WAIT."""
 
     op: str
     slot: str
     reason: str
-    line = "epoch {0.epoch}: {0.op} in {0.slot} refused: {0.reason}"
+    line = "epoch {0.epoch}: {0.op} in {0.place} refused: {0.reason}"
 
 
-class StageChanged(HostEvent):
+class StageChanged(SlotEvent):
     """A slot moved along its lifecycle."""
 
     slot: str
@@ -116,10 +128,10 @@ class StageChanged(HostEvent):
 
     def __str__(self) -> str:
         seed = f" {self.blueprint}" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.slot}{seed} {self.before} -> {self.after}"
+        return f"epoch {self.epoch}: {self.place}{seed} {self.before} -> {self.after}"
 
 
-class GateJudged(HostEvent):
+class GateJudged(SlotEvent):
     """A gate gave a verdict that ended a stage."""
 
     slot: str
@@ -128,10 +140,10 @@ class GateJudged(HostEvent):
     needed: str
     verdict: str
     reason: str
-    line = "epoch {0.epoch}: {0.slot} {0.gate} {0.verdict} ({0.reason})"
+    line = "epoch {0.epoch}: {0.place} {0.gate} {0.verdict} ({0.reason})"
 
 
-class FossilJudged(HostEvent):
+class FossilJudged(SlotEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
 
     slot: str
@@ -142,7 +154,7 @@ class FossilJudged(HostEvent):
 
     def __str__(self) -> str:
         fate, gain = "kept" if self.is_kept else "removed", tell_gain(self.contribution, self.standard_error)
-        return f"epoch {self.epoch}: fossil {self.slot} {self.blueprint} {fate}, {gain}"
+        return f"epoch {self.epoch}: fossil {self.place} {self.blueprint} {fate}, {gain}"
 
 
 class HostRolledBack(HostEvent):
@@ -157,6 +169,48 @@ class GrowthHint(HostEvent):
 
     text: str
     line = "epoch {0.epoch}: hint: {0.text}"
+
+
+class GrowthReported(HostEvent):
+    """What all that grew in a network is worth on held-out examples, and what it costs; the one event of several lines.
+
+    `parts` are fossils and live seeds in the output, each with slot, module, blueprint, stage, params, flops, without
+    (the mean with it switched off), gain and standard_error. A gain is by how much the whole is better. `measure` is
+    loss or score. FLOPs are of one example forward, None if unknown; `spent` FLOPs and seconds are by phase, so far.
+    """
+
+    measure: str
+    examples: int
+    whole: float
+    without_all: float
+    gain: float
+    standard_error: float
+    parts: list[dict[str, Any]]
+    params: int
+    host_params: int
+    flops: int | None
+    host_flops: int | None
+    spent: dict[str, int]
+    seconds: dict[str, float]
+
+    def __str__(self) -> str:
+        gain = f"without all that grew {self.without_all:.4f}, a gain of {tell_gain(self.gain, self.standard_error)}"
+        told = f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on {self.examples:,} examples, {gain}"
+        size = f"parameters: {self.params:,}, {self.params / max(self.host_params, 1):.2f} x the host's"
+        times = self.seconds.get("training", 0.0), sum(self.seconds.values())
+        cost = f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
+        if self.flops is not None and self.host_flops:
+            size += f"; FLOPs of an example: {self.flops:.3g}, {self.flops / self.host_flops:.2f} x the host's"
+            cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {self.spent.get('training', 0):.3g} of them in training"
+        caution = "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
+        return "\n  ".join([told, *([caution] if self.parts else []), *map(self._tell, self.parts), size, cost])
+
+    def _tell(self, part: dict[str, Any]) -> str:
+        gain, error, flops = part["gain"], part["standard_error"], part["flops"]
+        verdict = "may be chance" if abs(gain) <= 2 * error else "helps" if gain > 0 else "hurts"
+        share = f", {flops / self.host_flops:.1%} of the host's FLOPs" if self.host_flops else ""
+        name = f"{part['slot']} ({part['module']}) {part['blueprint']}, {part['stage']}"
+        return f"{name}: {verdict}, {tell_gain(gain, error)}; {part['params']:,} parameters{share}"
 
 
 class ArmFinished(Event):
@@ -280,7 +334,7 @@ SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, Telemetr
 EVENT_TYPES: dict[str, type[Event]] = {
     name: kind
     for name, kind in list(globals().items())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent)
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent, SlotEvent)
 }
 
 

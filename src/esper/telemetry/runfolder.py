@@ -21,6 +21,8 @@ MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints",
 PLANS, NETWORKS = "plans", "networks"
 """What searches have tried, and each host's network, ready to be rebuilt without esper."""
 FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
+GARDEN = "garden"
+"""What stands in place of a command in the configuration of a training loop of one's own."""
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 CHECKSUM = "sha256"
@@ -40,10 +42,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         make_folder(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
     except Timeout:
-        way_out = "Wait for it, stop it, or choose another --out."
+        way_out = "Wait for it, stop it, or choose another folder (--out)."
         raise SaveError(f"another process is writing to {folder}. {way_out}") from None
     except OSError as problem:
-        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another --out.") from problem
+        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another folder (--out).") from problem
     try:
         yield
     finally:
@@ -100,7 +102,8 @@ def is_begun_with(folder: Path, values: Mapping[str, Any]) -> bool:
 def require_fresh(folder: Path) -> None:
     """A folder with anything in it is not begun anew."""
     if any(path.name != LOCK for path in folder.iterdir()):
-        raise SaveError(f"the run folder {folder} is not empty. Use --resume, or choose another --out.")
+        way_out = "Use --resume (in your own loop: esper.load a save of this run), or choose another folder (--out)."
+        raise SaveError(f"the run folder {folder} is not empty. {way_out}")
 
 
 @contextmanager

@@ -72,6 +72,8 @@
   };
   const verdictOf = (judged) => VERDICTS[judged.verdict] ?? `– ${judged.verdict}`;
   const startOf = (span) => span.stages[0]?.[1] ?? 0;
+  const placeOf = ({ slot, module }) => (module ? `${slot} (${module})` : slot);
+  const endOf = (name, letters) => (name.length > letters ? `…${name.slice(1 - letters)}` : name);
 
   const isRemoved = (span) => isKnown(span.removed);
   const wordOf = (span) => (FATES[span.fate]?.word ?? "alive") + (isRemoved(span) ? `, removed at epoch ${span.removed}` : "");
@@ -218,6 +220,7 @@
       { ...base, title: "Held-out accuracy", format: percent, series: grownAndTwin(e) },
       { ...base, title: "Loss", series: [
         { label: "held-out", y: e.held_out_loss, tone: "--kept" }, { label: "training", y: e.train_loss, tone: "--muted", dash: DASHES[1] }] },
+      { ...base, title: "Held-out score", series: [{ label: "mean, higher is better", y: e.score, tone: "--kept" }] },
       { ...base, title: "Parameters", format: whole, ticks: short, series: [{ label: "host and seeds", y: e.params }] },
       { ...base, title: "FLOPs since birth", format: short, series: [{ label: "all phases", y: e.flops }] },
       { ...base, title: "Steps of each epoch or decision", format: whole, series: [{ label: "steps", y: e.steps }] },
@@ -230,9 +233,9 @@
 
   // Between two seeds of a slot its line has a gap (null); a reading that was thinned out does not break it (undefined).
   function slotLines(episode, column, hasErrors) {
-    const told = episode.spans.filter(({ readings }) => readings.epoch?.length).map(({ slot, readings, ...span }) => {
+    const told = episode.spans.filter(({ readings }) => readings.epoch?.length).map(({ readings, ...span }) => {
       const isTold = readings.epoch[0] <= startOf(span), fromBirth = (first, later) => (isTold ? later : [first, ...later]);
-      return { slot, epochs: fromBirth(startOf(span), readings.epoch), errors: fromBirth(0, readings.standard_error),
+      return { slot: placeOf(span), epochs: fromBirth(startOf(span), readings.epoch), errors: fromBirth(0, readings.standard_error),
         values: fromBirth(null, readings[column]) };
     });
     const x = [...new Set(told.flatMap(({ epochs }) => epochs))].sort((a, b) => a - b);
@@ -311,9 +314,13 @@
     measure() {
       this.u = fontScale();
       this.width = this.frame.clientWidth;
-      this.left = 46 * this.u;
+      this.names = Object.fromEntries(this.episode.spans.map(({ slot, module }) => [slot, module ?? ""]));
+      const longest = Math.max(...Object.values(this.names).map((name) => name.length));
+      this.letters = Math.max(7, Math.min(18, longest, Math.floor(this.width / this.u / 30)));
+      this.left = (6.2 * this.letters + 3) * this.u;
       this.right = this.width - 54 * this.u;
-      this.top = Math.min(230, Math.max(112, this.width / this.u / 5)) * this.u;
+      const hasStrip = this.episode.epochs.accuracy?.some(isKnown);
+      this.top = (hasStrip ? Math.min(230, Math.max(112, this.width / this.u / 5)) : 20) * this.u;
       this.last = Math.max(this.length ?? 0, this.now, 1);
       this.tops = {};
       let y = this.top;
@@ -361,7 +368,7 @@
         const y = this.tops[slot] + 26 * this.u;
         const fossils = this.kept(slot).slice(0, MOST_STRATA);
         return [
-          this.text(0, y + 4 * this.u, slot, "lane"), svg("path", { d: `M${this.left} ${y}H${this.right}`, class: "rule" }),
+          this.text(0, y + 4 * this.u, slot, "lane"), this.text(0, y + 17 * this.u, endOf(this.names[slot] ?? "", this.letters), "tick"), svg("path", { d: `M${this.left} ${y}H${this.right}`, class: "rule" }),
           ...fossils.map((span, index) => svg("rect", { class: "stratum", x: this.x(span.end),
             y: y + (10 + STRATUM * index) * this.u, width: Math.max(1, this.x(span.removed ?? this.now) - this.x(span.end)), height: 3 * this.u })),
           fossils.length ? this.text(this.x(this.now) + 6 * this.u, y + 17 * this.u, `${this.kept(slot).filter((span) => !isRemoved(span)).length} kept`, "tick") : "",
@@ -408,7 +415,7 @@
     nameOf(span) {
       const judged = span.verdicts.at(-1);
       const last = judged ? ` ${judged.gate} ${judged.verdict}: ${judged.reason}.` : "";
-      return `${span.blueprint ?? "seed"} in ${span.slot}, ${fateOf(span, this.now)}, contribution ${gain(span.contribution, span.standard_error)}.${last}`;
+      return `${span.blueprint ?? "seed"} in ${placeOf(span)}, ${fateOf(span, this.now)}, contribution ${gain(span.contribution, span.standard_error)}.${last}`;
     }
 
     parts(span) {
@@ -485,7 +492,7 @@
 
   function showEvidence(panel, span, now) {
     panel.replaceChildren(
-      el("h3", {}, `${span.blueprint ?? "seed"} in ${span.slot}`),
+      el("h3", {}, `${span.blueprint ?? "seed"} in ${placeOf(span)}`),
       el("p", {}, fateOf(span, now)),
       facts([["contribution", gain(span.contribution, span.standard_error)], ["alpha", number(span.alpha)],
         ["parameters", whole(span.params)], ["age", plural(span.age, "epoch")]]),
@@ -495,7 +502,7 @@
   }
 
   const seedsTable = (episode) => table(`Seeds of host ${episode.host}`, ["seed", "slot", "planted", "end", "fate", "contribution", "parameters"],
-    episode.spans.map((span) => [span.blueprint ?? "seed", span.slot, startOf(span), span.end ?? "–", wordOf(span),
+    episode.spans.map((span) => [span.blueprint ?? "seed", placeOf(span), startOf(span), span.end ?? "–", wordOf(span),
       gain(span.contribution, span.standard_error), whole(span.params)]), [2, 3, 6]);
 
   function episodeWords(episode) {
@@ -515,8 +522,9 @@
   const resultsTable = (results) => table("Results on test examples", ["policy", "seed", "test accuracy", "held-out accuracy", "parameters", "kept", "culled", "FLOPs", "seconds"],
     results.map((r) => [r.arm, r.seed, percent(r.test_accuracy), percent(r.validation_accuracy), whole(r.final_params), r.fossilized, r.culled, short(r.flops), number(r.seconds)]), [1, 2, 3, 4, 5, 6, 7, 8]);
 
+  const isNewest = (ledger, index, all) => !all.slice(index + 1).some(({ host, seed }) => host === ledger.host && seed === ledger.seed); // who harvests again closes again
   const ledgerTable = (ledgers) => table("Ledger: what each episode cost", ["host", "phase", "FLOPs", "examples", "seconds"],
-    ledgers.flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
+    ledgers.filter(isNewest).flatMap((l) => Object.keys(l.flops ?? {}).map((phase) => [l.host, phase, short(l.flops[phase]), whole(l.examples?.[phase]), number(l.seconds?.[phase])])), [2, 3, 4]);
 
   const interval = ({ low, high }, form) => (isKnown(low) ? ` (${form(low)} to ${form(high)})` : "");
   const standingsTable = (rows) => table("Policies and controls: means and 95 % intervals", ["policy", "task", "epochs", "episodes", "accuracy in %", "over its control", "parameters"],
@@ -528,15 +536,25 @@
     const needs = [...new Set(judged.map(({ gate, needed }) => `${gate} ${GATES[gate] ?? ""}: ${needed}`))].sort();
     return [el("ul", { class: "quiet" }, needs.map((text) => el("li", {}, text))),
       table("Every verdict that was new", ["host", "epoch", "slot", "seed", "gate", "verdict", "measured", "evidence"], judged.map((v) =>
-        [v.host, v.epoch, v.span.slot, v.span.blueprint ?? "seed", v.gate, verdictOf(v), number(v.measured), v.reason]), [1, 6])];
+        [v.host, v.epoch, placeOf(v.span), v.span.blueprint ?? "seed", v.gate, verdictOf(v), number(v.measured), v.reason]), [1, 6])];
   }
 
   const anomalyList = (anomalies) => el("ul", {}, anomalies.map((a) =>
     el("li", {}, `round ${a.round}: ${a.kind} is ${number(a.value)}, limit ${number(a.limit)} ${a.where ?? ""}`)));
 
-  const outcome = (id, { anomalies, results, ledgers }) => [
+  const worthOf = (w) => [
+    el("p", {}, `After epoch ${w.epoch}, held-out ${w.measure} on ${whole(w.examples)} examples: ${number(w.whole)}. Without all that grew: ${number(w.without_all)}, ` +
+      `a gain of ${gain(w.gain, w.standard_error)}. The host has learnt to rely on what grew: by itself, it would have learnt otherwise.`),
+    el("p", {}, `Parameters: ${whole(w.params)}, ${times(w.params / w.host_params)} the host's.` +
+      (w.host_flops ? ` FLOPs of an example: ${short(w.flops)}, ${times(w.flops / w.host_flops)} the host's.` : "")),
+    table("With each part switched off", ["seed", "slot", "stage", `${w.measure} without it`, "gain of having it", "parameters", "FLOPs"], w.parts.map((part) =>
+      [part.blueprint ?? "seed", placeOf(part), part.stage, number(part.without), gain(part.gain, part.standard_error), whole(part.params), short(part.flops)]), [3, 4, 5, 6]),
+  ];
+
+  const outcome = (id, { anomalies, results, ledgers, worth }) => [
     anomalies.length ? section(`${id}-anomalies`, "Updates that do not look healthy", anomalyList(anomalies)) : "",
     results.length ? section(`${id}-results`, "Results", resultsTable(results)) : "",
+    worth.length ? section(`${id}-worth`, "Was it worth it?", ...worthOf(worth.at(-1))) : "",
     ledgers.length ? section(`${id}-ledger`, "Ledger", ledgerTable(ledgers)) : "",
   ];
 
@@ -626,9 +644,10 @@
       el("th", { scope: "row" }, el("a", { href: `#/run/${address(name)}` }, name)), Array.from({ length: 7 }, () => el("td")));
   }
 
+  const progressOf = ({ done, total, kind }) => (total ? `${done} of ${total} ${kind === "ppo" ? "rounds" : "epochs"}` : done ? plural(done, "epoch") : "–");
+
   function fillRow(row, run) {
-    const total = run.total ? `${run.done} of ${run.total} ${run.kind === "ppo" ? "rounds" : "epochs"}` : "–";
-    const texts = [run.task ?? "–", run.policy ?? "–", total, percent(run.best_accuracy), whole(run.params), ago(run.age_seconds)];
+    const texts = [run.task ?? "–", run.policy ?? "–", progressOf(run), percent(run.best_accuracy), whole(run.params), ago(run.age_seconds)];
     if (row.status !== run.status) row.cells[2].replaceChildren(badge(run.status));
     row.status = run.status;
     texts.forEach((text, index) => { if (row.cells[index + 3].textContent !== text) row.cells[index + 3].textContent = text; });
@@ -694,7 +713,7 @@
     function drawHeader(h) {
       status.replaceChildren(badge(h.status));
       top.replaceChildren(el("p", { class: "quiet" }, subtitle(h)), headline(h));
-      Object.assign(progress, { value: h.done, max: Math.max(1, h.total) });
+      Object.assign(progress, { value: h.done, max: Math.max(1, h.total), hidden: !h.total });
       across.hidden = rounds.hidden = h.kind !== "ppo";
       round.max = h.round;
       if (document.activeElement !== round) round.value = at.round ?? h.round;
@@ -739,6 +758,7 @@
     return [
       overlay("run", "Held-out accuracy, mean over hosts", "accuracy", percent, "epoch"),
       overlay("run", "Held-out loss, mean over hosts", "held_out_loss", number, "epoch"),
+      overlay("run", "Held-out score, mean over hosts", "score", number, "epoch"),
       overlay("run", "Parameters, mean over hosts", "params", whole, "epoch", short),
       overlay("ppo", "Accuracy at the end of the episode", "accuracy", percent, "round"),
       overlay("ppo", "Return", "mean_return", number, "round"),
@@ -762,7 +782,7 @@
   }
 
   const runsTable = (headers) => table("All runs", ["run", "status", "task", "policy", "progress", "best held-out accuracy", "parameters"],
-    headers.map((h) => [h.name, h.status, h.task, h.policy, `${h.done} of ${h.total}`, percent(h.best_accuracy), whole(h.params)]), [4, 5, 6]);
+    headers.map((h) => [h.name, h.status, h.task, h.policy, progressOf(h), percent(h.best_accuracy), whole(h.params)]), [4, 5, 6]);
 
   // ---- the report ----
   function reportPage(main, report) {

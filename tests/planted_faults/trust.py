@@ -1,0 +1,34 @@
+"""Faults in what keeps other people's folders from doing harm."""
+
+from planted_faults import Fault
+
+FAULTS = [
+    Fault(
+        "a save for another seed is taken",
+        "telemetry/store.py",
+        'if body.get("of", "") != self.of:',
+        "if False:",
+        "faults/test_damage.py::test_damage_is_told_or_what_is_damaged_is_made_again[twins-swap_two]",
+    ),
+    Fault(
+        "a link in place of a folder is followed",
+        "telemetry/runfolder.py",
+        "else stat.S_ISDIR(found.st_mode)",
+        "else True",
+        "faults/test_folders.py::test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched",
+    ),
+    Fault(
+        "a network is exported whatever became of it",
+        "leyline/files.py",
+        "if found != digests[name]:",
+        "if not found:",
+        "faults/test_exports.py::test_a_damaged_network_is_not_exported",
+    ),
+    Fault(
+        "rows of a resumed comparison come as they are found",
+        "trials/comparing.py",
+        "for arm in dict.fromkeys(arms):  # in this order",
+        "for arm in ():  # in this order",
+        "faults/test_damage.py::test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one",
+    ),
+]
