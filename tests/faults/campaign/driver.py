@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -91,6 +92,7 @@ def play(groups, seed=0, scale=1.0, only=None, workers=2, say=print):
     try:
         Workers(cases, seed, place, workers, told, say).run()
     finally:
+        _unmount(place)
         shutil.rmtree(place, ignore_errors=True)
     for group in groups:
         if group.sweep and scale >= 1 and only is None and not (told[group.key].is_over or told[group.key].skipped):
@@ -186,6 +188,13 @@ class Workers:
         else:
             told.cases += 1
             told.verdicts.update(result["verdicts"])
+
+
+def _unmount(place):
+    """What a case that was killed left mounted."""
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for path in (path for path in mounted if Path(path).is_relative_to(place)):
+        subprocess.run(["umount", "-l", path], check=False)
 
 
 def _filled(indices):

@@ -1,5 +1,5 @@
 """All parts of the campaign, in the order of the table."""
 
-from faults.campaign import kills, power
+from faults.campaign import damages, disks, kills, power, settings
 
-GROUPS = [*power.GROUPS, *kills.GROUPS]
+GROUPS = [*power.GROUPS, *kills.GROUPS, *damages.GROUPS, *settings.GROUPS, *disks.GROUPS]

@@ -56,10 +56,15 @@ def _finished(kind, seed):
     out = place() / f"{kind}-{seed}"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            main(command(kind, out, "--seed", str(seed)))
+            main([str(part) for part in command(kind, out, "--seed", str(seed))])
         except SystemExit as leaving:
             assert not leaving.code, said.getvalue()
     return out
+
+
+def policy():
+    """A checkpoint that `esper ppo` left."""
+    return sorted((finished("ppo") / runfolder.CHECKPOINTS).iterdir())[-1]
 
 
 def prepare():
