@@ -1,13 +1,12 @@
 """`make faults`: all parts, a part of them, or one case again."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
 import torch
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def main():
@@ -21,6 +20,7 @@ def main():
     parser.add_argument("--page", action="store_true", help="write counts and table where the project keeps them")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["FAULTS_SCALE"] = str(asked.scale)  # for cases whose length follows it
     from faults.campaign import driver, parts, table, world
 
     began = time.monotonic()
