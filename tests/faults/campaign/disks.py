@@ -15,11 +15,12 @@ import esper
 from esper.dashboard.report import write_report
 from esper.kasmina.harvesting import export_network
 from esper.leyline.errors import SaveError
-from faults.campaign import world
+from faults.campaign import kills, world
 from faults.campaign.driver import CLEAR, SAME, Group, Over, Skipped
 from faults.campaign.power import Export, garden_subject
 from faults.commands import DONE, Bad, no_waiting, run
 from faults.damage import tree
+from simic.tiny_runs import Ticks
 from user_models import CNN, script
 
 CALLS = ("open", "fsync", "replace", "unlink", "mkdir", "rmdir", "fchmod", "truncate", "listdir", "fdopen")
@@ -44,7 +45,8 @@ class Failing:
 
     def _call(self, owner, name, *args, **options):
         what = f"/proc/self/fd/{args[0]}" if isinstance(args[0], int) else args[0]
-        is_counted = os.path.realpath(what).startswith(self.place)  # Esper's own files are on a disk that is well
+        is_own = os.path.realpath(what).startswith(self.place)  # Esper's own files are on a disk that is well
+        is_counted = is_own and not (owner is io and isinstance(args[0], int))  # that is what os.fdopen calls
         self.count += is_counted
         if is_counted and (self.count == self.nth or (self.forever and self.count > self.nth)):
             self.failures.append(name)
@@ -90,6 +92,32 @@ def failing_command(kind, forever, stride=1):
         if not (calls := (place / "failures").read_text()):
             raise Over
         return _resumed(kind, out, ended, place, f"{os.strerror(error)} in {calls}")
+
+    return play
+
+
+def full_memory(kind, stride):
+    """The Nth thing that is done finds no memory: one line, and a folder that is resumed to the same end."""
+
+    def play(draw, number, place):
+        out = place / "run"
+        text = "[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        problem = draw.choice([MemoryError(), RuntimeError(text)])
+
+        def install():
+            note = os.open(place / "failures", os.O_CREAT | os.O_WRONLY)
+
+            def act():
+                os.write(note, b"x")
+                raise problem
+
+            kills.install(kind, Ticks(1 + stride * (number - 1), act))
+
+        (place / "failures").touch()
+        ended = run(place / "process", world.command(kind, out), prepare=install)
+        if not (place / "failures").read_text():
+            raise Over
+        return _resumed(kind, out, ended, place, f"{problem!r}")
 
     return play
 
@@ -208,13 +236,15 @@ def an_export(place):
 
 
 IN_PROCESS = {"garden.save": a_garden, "esper report": a_report, "garden.export": an_export}
+COMMANDS = world.SHORT.items()
 GROUPS = [
-    *(Group("disk", f"esper {kind}, one call fails", failing_command(kind, False), 600, True) for kind in world.KINDS),
+    *(Group("disk", f"esper {name}, one call fails", failing_command(kind, False), 600, True) for name, kind in COMMANDS),
     *(
-        Group("disk", f"esper {kind}, all calls from one on fail", failing_command(kind, True, 5), 120, True)
-        for kind in world.KINDS
+        Group("disk", f"esper {name}, all calls from one on fail", failing_command(kind, True, 5), 120, True)
+        for name, kind in COMMANDS
     ),
     *(Group("disk", f"{name}, a call fails", failing_call(make), 200, True) for name, make in IN_PROCESS.items()),
-    *(Group("disk", f"esper {kind}, files may not grow", small_files(kind), 120, True) for kind in world.KINDS),
-    *(Group("disk", f"esper {kind}, full file system", full_disk(kind), 150, True) for kind in world.KINDS),
+    *(Group("disk", f"esper {name}, files may not grow", small_files(kind), 120, True) for name, kind in COMMANDS),
+    *(Group("disk", f"esper {name}, full file system", full_disk(kind), 150, True) for name, kind in COMMANDS),
+    *(Group("disk", f"esper {name}, memory runs out", full_memory(kind, 8), 100, True) for name, kind in COMMANDS),
 ]

@@ -7,6 +7,7 @@ can be played again alone. A worker that dies or hangs is a case that failed; an
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -228,11 +229,17 @@ def _one(group, number, seed, place):
         result = {"over": True}
     except BaseException as problem:
         where = traceback.extract_tb(problem.__traceback__)[-1]
-        text = f"{type(problem).__name__}: {problem} ({Path(where.filename).name}:{where.lineno})"
-        result = {"bad": text[:4000]}
+        result = {"bad": f"{brief(f'{type(problem).__name__}: {problem}')} ({Path(where.filename).name}:{where.lineno})"}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return {**result, "seconds": round(time.monotonic() - began, 3)}
+
+
+def brief(text):
+    """Of a traceback inside a text the last place in the package and what was raised; of anything long both ends."""
+    if frames := re.findall(r'File "[^"]*src/(esper/[^"]*)", line (\d+), in (\w+)', text):
+        text = f"{text[:200].splitlines()[0]} ... {':'.join(frames[-1])}: {text.strip().splitlines()[-1]}"
+    return text if len(text) < 900 else f"{text[:500]} ... {text[-300:]}"
 
 
 def _wake(*_):

@@ -18,7 +18,7 @@ MOST_MOMENTS = {"ppo": 260, "run": 500, "compare": 160, "garden": 60}
 """more or less what there are; a moment that never comes is no kill"""
 
 
-def _install(kind, ticks):
+def install(kind, ticks):
     """Moments of a command: file operations, epochs, updates."""
     no_waiting()
     if kind == "ppo":
@@ -32,7 +32,7 @@ def _killed(kind, place, arguments, draw):
     if draw.random() < 0.6:
         moment = draw.randint(1, MOST_MOMENTS[kind])
         ticks = Ticks(moment, kill_self)
-        code, _, said = Forked(place / "process", arguments, lambda: _install(kind, ticks)).wait()
+        code, _, said = Forked(place / "process", arguments, lambda: install(kind, ticks)).wait()
     else:
         process = Forked(place / "process", arguments, no_waiting)
         time.sleep(draw.uniform(0.0, 0.5))

@@ -14,7 +14,7 @@ PARTS = {
     "kills": ("kill -9", 200),
     "damage": ("damage", 1000),
     "settings": ("settings", 1000),
-    "disk": ("failing disks", 500),
+    "disk": ("failing disk and memory", 500),
     "soak": ("rounds in one process", 1000),
     "page": ("the page", 0),
 }
