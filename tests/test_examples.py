@@ -19,10 +19,12 @@ SETTINGS = {
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],
     "trainer_callback.py": ["--epochs", "4", "--texts", "64"],
+    "accelerate_loop.py": ["--epochs", "4"],
     "lightning_callback.py": ["--epochs", "5"],
     "deepen_gpt.py": ["--gflops", "6", "--seeds", "1"],
 }
-NEEDS = {"gpt2.py": "transformers", "trainer_callback.py": "accelerate", "lightning_callback.py": "lightning"}
+NEEDS = {"gpt2.py": "transformers", "lightning_callback.py": "lightning"}
+NEEDS |= dict.fromkeys(("trainer_callback.py", "accelerate_loop.py"), "accelerate")
 
 
 def test_every_example_is_listed_here():
@@ -35,7 +37,7 @@ def test_example_is_short(name):
     assert len((ROOT / "examples" / name).read_text().splitlines()) < most
 
 
-LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py")
+LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py", "lightning_callback.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS])

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.leyline.lifecycle import StageLengths
+from esper.runtime import compiling
 from user_models import (
     CULL_FIRST,
     KEEP_FIRST,
@@ -284,3 +285,64 @@ def test_a_compiled_network_follows_the_ramp_of_a_copy_without_being_built_again
             assert torch.allclose(outputs[-1], garden.model(features), atol=1e-6)
     assert len(builds) == 1
     assert not torch.equal(outputs[0], outputs[-1])
+
+
+# -- more structures than torch compiles -------------------------------------------------------------------------------
+
+
+def grow_often(start, structures):
+    """Train and grow once per structure; for each, how many graphs were built, and how often one ran."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    inputs, builds, runs = torch.randn(16, 6), [], []
+
+    def backend(graph, example):
+        builds.append(graph)
+        return lambda *args: (runs.append(graph), graph.forward(*args))[1]
+
+    policy = "schedule:epochs=" + "+".join(map(str, range(structures)))
+    settings = esper.GrowthSettings(lengths=StageLengths(ramp=0), scale_at_birth=0.5)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    garden = esper.grow(
+        net, slots=["0"], example=inputs, blueprints=["lora"], budget=90.0, policy=policy, settings=settings
+    )
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
+    garden.attach(optimizer)
+    call, found = start(garden, backend), []
+    for _ in range(structures):
+        before = len(builds), len(runs)
+        output = call(inputs)
+        found.append((len(builds) - before[0], len(runs) - before[1]))
+        assert torch.allclose(output, copy.deepcopy(garden.model)(inputs), atol=1e-6)  # which is not compiled
+        optimizer.zero_grad()
+        output.square().mean().backward()
+        optimizer.step()
+        garden.step(lambda: losses_of(garden.model, inputs))
+    assert garden.model.fossilized_seeds == structures
+    return found
+
+
+@pytest.mark.parametrize(("limit", "structures"), [(2, 4), pytest.param(8, 10, marks=pytest.mark.slow)])
+def test_a_compiled_model_is_still_compiled_after_more_structures_than_torch_compiles(limit, structures):
+    """One graph for every structure, and it is what runs."""
+    import torch._dynamo
+
+    def start(garden, backend):
+        return torch.compile(garden.model, backend=backend)
+
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        assert grow_often(start, structures) == [(1, 1)] * structures
+
+
+def test_blocks_are_compiled_once_however_many_structures_there_are(monkeypatch):
+    """The head and the first seed are built; every further seed runs what was built for the first."""
+    monkeypatch.setattr(compiling, "_compiled", {})
+
+    def start(garden, backend):
+        monkeypatch.setattr(compiling, "BACKEND", backend)
+        garden.compile()
+        return garden.model
+
+    built, runs = zip(*grow_often(start, 10), strict=True)
+    assert built == (1, 1, *[0] * 8)
+    assert runs == tuple(range(1, 11))

@@ -47,52 +47,52 @@ def test_accelerate_keeps_two_processes_equal(attaches, tmp_path):
     assert len(set(ended[0].value[0])) == 7
 
 
-def test_the_trainer_keeps_two_processes_equal(tmp_path):
+def test_the_trainer_keeps_two_processes_equal_and_resumes_them(tmp_path):
     transformers = pytest.importorskip("transformers")
+    from esper.integrations.transformers import join
+
     sizes = {"n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     texts = torch.randint(16, (48, 8), generator=torch.Generator().manual_seed(1))
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=16, **sizes))
+    settings = {"save_strategy": "epoch", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
 
-    class Growth(transformers.TrainerCallback):
-        def __init__(self, garden, rank):
-            self.garden, self.rank, self.found = garden, rank, []
+    class Note(transformers.TrainerCallback):
+        def on_save(self, args, state, control, model, **kwargs):
+            self.found[state.global_step] = digest(model)
 
-        def evaluate(self):
-            rows = texts[self.rank :: 2]
-            logits = self.garden.model(input_ids=rows).logits[:, :-1].transpose(1, 2)
-            return nn.functional.cross_entropy(logits, rows[:, 1:], reduction="none").mean(1)
-
-        def on_epoch_end(self, args, state, control, **kwargs):
-            self.garden.step(self.evaluate)
-            self.found.append(digest(self.garden.model))
-
-    def live(rank):
+    def train(rank, note, **options):
+        torch.manual_seed(rank)  # rank 0's weights are everybody's
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=16, **sizes))
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "out"), num_train_epochs=3, per_device_train_batch_size=8, use_cpu=True, **settings
+        )
         garden = esper.grow(
             model, slots="transformer.h.*", example={"input_ids": texts[:2]}, policy=script({0: PLANT_FIRST})
         )
-        optimizer = torch.optim.AdamW(garden.parameters(), lr=2e-3)
-        garden.attach(optimizer)  # before the process group is joined
-        callback = Growth(garden, rank)
-        quiet = {"logging_strategy": "no", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
-        arguments = transformers.TrainingArguments(
-            str(tmp_path / "out"),
-            num_train_epochs=4,
-            per_device_train_batch_size=8,
-            remove_unused_columns=False,
-            use_cpu=True,
-            **quiet,
-        )
+
+        def evaluate():
+            rows = texts[rank::2]
+            logits = garden.model(input_ids=rows).logits[:, :-1].transpose(1, 2)
+            return nn.functional.cross_entropy(logits, rows[:, 1:], reduction="none").mean(1)
+
         rows = [{"input_ids": row, "labels": row} for row in texts]
-        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-        transformers.Trainer(
-            garden.model, arguments, train_dataset=rows, callbacks=[callback], optimizers=(optimizer, scheduler)
-        ).train()
-        return callback.found, garden.model.total_params, arguments.world_size
+        trainer = transformers.Trainer(garden.model, arguments, train_dataset=rows, callbacks=[note])
+        join(trainer, garden, evaluate)
+        trainer.train(**options)
+        return garden.model.total_params - garden.model.host_params, arguments.world_size
+
+    def live(rank):
+        whole, resumed = Note(), Note()
+        whole.found, resumed.found = {}, {}
+        grown, processes = train(rank, whole)
+        train(rank, resumed, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-6"))
+        return whole.found, resumed.found, grown, processes
 
     ended = run_ranks(tmp_path, 2, live)
     assert_ended_well(ended)
     assert ended[0].value == ended[1].value
-    found, size, processes = ended[0].value
+    whole, resumed, grown, processes = ended[0].value
     assert processes == 2
-    assert len(set(found)) == 4
-    assert size > sum(p.numel() for p in model.parameters())
+    assert grown > 0
+    assert [*whole] == [3, 6, 9]
+    assert len(set(whole.values())) == 3
+    assert resumed == {9: whole[9]}

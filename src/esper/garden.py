@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import reporting, telling
+from esper import keeping, reporting, telling
 from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
@@ -23,20 +23,21 @@ from esper.kasmina.harvesting import export_network, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.pruning import prune
-from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_optimizer, save_network
+from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SaveError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.recording import Recorder
-from esper.runtime.ledger import Ledger, PhaseCost, count_flops
+from esper.runtime.compiling import compile_blocks, forget_compiled, structure_of
+from esper.runtime.ledger import Ledger, count_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed, from_record, to_record
+from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed
 
 Evaluate = Callable[[], Tensor]
 """Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
@@ -130,8 +131,8 @@ class Garden:
         self.average: Average | None = None
         self._stepped: torch.utils.hooks.RemovableHandle | None = None
         self._follower = processes.Follower(model)
-        self._is_split = False
-        """whether every process measures examples of its own"""
+        self._is_split = self._has_blocks = self._is_passed_by = False
+        """whether every process measures examples of its own; blocks are compiled; you train a compiled copy"""
         self._evaluate: Evaluate | None = None
         """what the last step measured with"""
         self.run: str | None = None
@@ -151,9 +152,7 @@ class Garden:
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         self._resumed = time.perf_counter()
-        if self.pending_optimizer is not None:
-            restore_optimizer(self.model, link, self.pending_optimizer)
-            self.pending_optimizer = None
+        keeping.settle_optimizer(self)
         if self._stepped is not None:
             self._stepped.remove()
         self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
@@ -166,6 +165,11 @@ class Garden:
         elif decay != self.average.decay:
             raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
         return self.average
+
+    def compile(self) -> None:
+        """Run the blocks of the model compiled from now on, and seeds as they come: `torch.compile`, part by part."""
+        self._has_blocks = True
+        compile_blocks(self.model)
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
@@ -219,19 +223,26 @@ class Garden:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
         if not processes.is_first():
             return Path(folder)
-        extra = {
-            "epoch": self.epoch,
-            "is_pruned": self.is_pruned,
-            "policy": self.policy_name,
-            "memory": self.memory,
-            "higher_is_better": self.higher_is_better,
-            "history": [to_record(event) for event in self.history],
-            "flops": self.flops,
-            "ledger": asdict(self.ledger),
-            "decay": self.average and self.average.decay,
-            "run": self.run,
-        }
-        return save_network(self.model, Path(folder), extra, None if self.average is None else self.average.tensors())
+        averages = None if self.average is None else self.average.tensors()
+        return save_network(self.model, Path(folder), keeping.describe(self), averages)
+
+    def restore(self, folder: str | Path) -> None:
+        """Become what `save` wrote, in place: the model, optimiser and average that you hold stay the same objects.
+
+        Settings and limits stay those of this garden. The scheduler is yours to restore unless it was attached.
+        """
+
+        def check(extra: dict[str, Any]) -> None:
+            keeping.check(extra)
+            if extra["policy"] != self.policy_name:
+                raise SaveError(f"{folder} was grown by {extra['policy']}; this garden's policy is {self.policy_name}.")
+
+        optimizer, average, extra = restore_network(self.model, Path(folder), check)
+        keeping.take(self, extra, average, optimizer)
+        self._settle([])
+        if (recorder := self._recorder) is not None:  # its folder holds this history, no more
+            self.run = recorder.run
+            self.record(recorder.folder, track=recorder.track)
 
     def record(self, folder: str | Path | None, *, track: Sequence[TrackerName] = ()) -> None:
         """Write a run folder, with all that has happened so far, for `esper watch`, `serve` and `report`; None ends it.
@@ -266,8 +277,17 @@ class Garden:
         refuse_wrapped(self.model)
         processes.share(self.model.buffers())
         processes.require_equal(self.model)
+        before = structure_of(self.model)
         yield
+        self._settle(before)
+
+    def _settle(self, before: list[object]) -> None:
+        """Let what is new be followed, and run compiled if the rest does."""
         self._follower.follow()
+        if self._has_blocks:
+            compile_blocks(self.model)
+        if self._is_passed_by and structure_of(self.model) != before:
+            forget_compiled()
 
     def _after_step(self, *_: Any) -> None:
         if self.average is not None:
@@ -364,22 +384,12 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     """
 
     def check(extra: dict[str, Any]) -> None:
-        [from_record(record) for record in extra["history"]]
-        _ledger_from(extra["ledger"])
+        keeping.check(extra)
         if policy is None and not is_rule(extra["policy"]):
             raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
 
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
-    garden.ledger = _ledger_from(extra["ledger"])
-    garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
-    garden.history = [from_record(record) for record in extra["history"]]
-    garden.pending_optimizer, garden.run = optimizer, extra["run"]
-    if average is not None:
-        garden.ema(extra["decay"]).restore(average)
+    keeping.take(garden, extra, average, optimizer)
     return garden
-
-
-def _ledger_from(saved: dict[str, Any]) -> Ledger:
-    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

@@ -28,6 +28,7 @@ class Recorder:
 
     def __init__(self, garden: "Garden", folder: Path, track: Sequence[TrackerName]):
         require_trackers(track)
+        self.folder, self.track = folder, track
         with ExitStack() as held:
             held.enter_context(runfolder.only_writer(folder))
             is_known = _is_of(folder, garden.run)

@@ -104,7 +104,8 @@ def charge_epoch(
     everyones = processes.gather(lambda: garden.model.examples)
     examples = {phase: sum(own[phase] for own in everyones) for phase in garden.model.examples}
     if link.steps and not examples["training"]:
-        garden.flops = None  # the loop calls a compiled copy or the host itself: nobody knows how many examples
+        # the loop calls a compiled copy or the host itself: nobody knows how many examples
+        garden.flops, garden._is_passed_by = None, True
     whole = 0 if garden.flops is None else network_flops(garden.model, HostFlops(garden.flops))
     seeds = {s: 0 if garden.flops is None else incubation_flops(garden.model.slot(s)) for s in incubated}
     trained = [

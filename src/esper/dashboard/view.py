@@ -5,11 +5,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
-from esper.telemetry.events import ACTION_TAKEN, finite, from_record, is_sound
+from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
@@ -181,7 +182,7 @@ class RunView:
         """Take in one record; one that is not understood is only counted."""
         kind = record.get("type")
         try:
-            if not is_sound(record) and kind not in _DEBUG_KINDS:
+            if not is_sound(record):
                 raise ValueError(kind)
             if of_host := OF_HOST.get(kind):
                 of_host(self, self._episode(record, rank), record, record["epoch"])
@@ -228,6 +229,27 @@ class RunView:
 def printable(text: str) -> str:
     """Text from a file or a folder's name, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _options(annotation: Any) -> set[type]:
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = {get_origin(option) or option for option in options}
+    return kinds | {int} if float in kinds else kinds
+
+
+_FIELDS = {
+    name: {"type": {str}} | {field: _options(hint) for field, hint in get_type_hints(event).items()}
+    for name, event in EVENT_TYPES.items()
+}
+
+
+def is_sound(record: Record) -> bool:
+    """Whether a record has the fields of its type, each with a value that may be there."""
+    kind = record.get("type")
+    fields = _FIELDS.get(str(kind))
+    if fields is None or record.keys() != fields.keys():
+        return kind in _DEBUG_KINDS
+    return all(type(value) in fields[name] for name, value in record.items())
 
 
 _MEASURED = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")

@@ -55,15 +55,46 @@ def load_network(
 
     Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
     """
+    facts, paths, average = _read(folder)
+    rebuilt = rebuild_network(host, facts, paths, folder / MANIFEST, lambda: check(facts["extra"]))
+    return rebuilt, average, facts["extra"]
+
+
+def restore_network(
+    model: MorphogeneticModel, folder: Path, check: Callable[[Plain], None]
+) -> tuple[OptimizerSnapshot | None, Tensors | None, Plain]:
+    """Turn a network into the one that `save_network` wrote, in place; its settings and limits stay its own.
+
+    Refused with all as it was if the save does not fit. Whoever calls puts the snapshot into an attached optimiser.
+    """
+    facts, paths, average = _read(folder)
+    with fitting(folder / MANIFEST):
+        saved, own = facts["network"], describe_network(model)[0]["network"]
+        for key in ("modules", "blueprints"):
+            if saved[key] != own[key]:
+                raise SaveError(
+                    f"{folder} has the {key} {saved[key]}, this garden {own[key]}. Grow with those of the save."
+                )
+        _refuse_other_host(facts["host"], _describe_tensors(model.host))
+        check(facts["extra"])
+        snapshot = _snapshot_from(facts, paths)
+        if model.link is not None and snapshot is None:
+            raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
+        if model.link is not None:
+            model.link.release(model.slots.parameters())
+        model.read_gradients()  # those since the last step are of a network that goes
+        _fill(model, saved, paths)
+        return snapshot, average, facts["extra"]
+
+
+def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
     store = _store(folder)
     save = store.newest()
     if save is None:
         raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
     paths = {role: store.path(save, role) for role in save.files}
     with fitting(store.manifest):
-        extra = save.facts["extra"]
-        average = load_file(paths["average"]) if "average" in paths else None
-    return rebuild_network(host, save.facts, paths, store.manifest, lambda: check(extra)), average, extra
+        return save.facts, paths, load_file(paths["average"]) if "average" in paths else None
 
 
 def _store(folder: Path) -> Store:
@@ -121,9 +152,17 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
         budget=network["budget"],
         settings=TypeAdapter(GrowthSettings).validate_python(network["settings"]),
     )
+    _fill(model, network, paths)
+    return model, _snapshot_from(facts, paths)
+
+
+def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) -> None:
+    """Build what had grown in place of what the slots hold, and read all weights."""
     with torch.random.fork_rng(devices=[]):
-        for slot_id, saved in slots.items():
+        for slot_id, saved in network["slots"].items():
             slot = model.slot(slot_id)
+            slot.seed, slot.fossils, slot.fossil_names = None, nn.ModuleList(), []
+            slot.gradient_norm, slot.greedy_score, slot.copied_params = None, None, -1
             for blueprint, gated in saved["fossils"]:
                 slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
                 slot.fossil_names.append(blueprint)
@@ -134,9 +173,10 @@ def _rebuild_from(host: nn.Module, facts: Plain, paths: Mapping[str, Path]) -> R
             slot.gradient_ratio = saved["gradient_ratio"]
     load_model(model, str(paths["model"]))
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
-    if facts["optimizer"] is None:
-        return model, None
-    return model, OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
+
+
+def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot | None:
+    return facts["optimizer"] and OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
@@ -193,6 +233,7 @@ def _snapshot_one(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[
         "scheduler": schedule and {key: value for key, value in schedule.items() if _is_plain(value)},
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
+        "steps": link.steps,
     }
 
 
@@ -213,6 +254,8 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
 
 def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors) -> None:
     parameters, optimizer = dict(model.named_parameters()), link.optimizer
+    for parameter in parameters.values():
+        optimizer.state.pop(parameter, None)  # what was saved before its first step has none
     for name, scalars in facts["scalars"].items():
         own = {key.rpartition("|")[2]: v for key, v in tensors.items() if key.rpartition("|")[0] == name}
         moved = {key: v.to(parameters[name].device) if v.dim() else v.clone() for key, v in own.items()}
@@ -224,10 +267,12 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict(dict(facts["scheduler"]))
-    link.peak_rate, link.was_high = facts["peak_rate"], facts["was_high"]
+    link.peak_rate, link.was_high, link.steps = facts["peak_rate"], facts["was_high"], facts["steps"]
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)

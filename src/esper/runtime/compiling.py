@@ -1,5 +1,6 @@
 """Blocks through torch.compile: every shape of block once, whichever host, copy or structure it is part of."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -35,6 +36,18 @@ def compile_blocks(network: MorphogeneticModel) -> None:
     for block in (*_parts(network.host), *(body for body in bodies if isinstance(body, nn.Module))):
         if block._compiled_call_impl is None:
             block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
+
+
+def structure_of(network: MorphogeneticModel) -> list[object]:
+    """What a compiled network was compiled for; another structure is another graph."""
+    slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
+    return [part for slot in slots for part in (slot.seed, *slot.fossils, slot.is_in_output)]
+
+
+def forget_compiled() -> None:
+    """Have torch compile anew: it counts structures, and after eight of them would run all others uncompiled."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def compiled_so_far() -> tuple[int, float]:

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from types import UnionType
-from typing import Any, dataclass_transform, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, dataclass_transform
 
 from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
@@ -338,26 +337,6 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }
 
 
-def _options(annotation: Any) -> set[type]:
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = {get_origin(option) or option for option in options}
-    return kinds | {int} if float in kinds else kinds
-
-
-_FIELDS = {
-    name: {"type": {str}} | {field: _options(hint) for field, hint in get_type_hints(event).items()}
-    for name, event in EVENT_TYPES.items()
-}
-
-
-def is_sound(record: Mapping[str, Any]) -> bool:
-    """Whether a record has the fields of its type, each with a value that may be there."""
-    fields = _FIELDS.get(str(record.get("type")))
-    if fields is None or record.keys() != fields.keys():
-        return False
-    return all(type(value) in fields[name] for name, value in record.items())
-
-
 def tell_gain(contribution: float | None, error: float | None) -> str:
     """A contribution as people read it."""
     return "not measured" if contribution is None or error is None else f"{contribution:+.4f} ± {error:.4f}"
@@ -375,10 +354,12 @@ def to_record(event: Event) -> dict[str, Any]:
 
 def from_record(record: dict[str, Any]) -> Event:
     """The event a record was made from; a record of another shape is refused."""
-    if not is_sound(record):
-        kind, names = record.get("type"), sorted(name for name in record if name != "type")
-        raise SaveError(f"an event record of type {kind!r} with fields {names} is not one this version knows.")
-    return EVENT_TYPES[record["type"]](**{name: value for name, value in record.items() if name != "type"})
+    values = dict(record)
+    name = values.pop("type", None)
+    cls = EVENT_TYPES.get(str(name))
+    if cls is None or set(values) != {field.name for field in fields(cls)}:
+        raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
+    return cls(**values)
 
 
 def clock(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -165,4 +166,6 @@ class EpochSaves:
         self.sink.rewind(int(save.facts["events"]))
         self.epochs = save.facts["epoch"] + 1
         happened = [[from_record(record) for record in events] for events in save.facts["happened"]]
+        for event in chain.from_iterable(happened):
+            str(event)  # what is of another type cannot be told, and is refused here
         return save.facts["epoch"], happened, save.facts["counts"]

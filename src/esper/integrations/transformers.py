@@ -1,0 +1,90 @@
+"""Growing under transformers' Trainer, or any subclass of it: `join(trainer, garden, evaluate)` before `train`.
+
+A callback alone cannot do it. The Trainer never tells callbacks from which checkpoint it resumes, and it reads the
+optimiser's state, by position, before the first of them is called. So a trainer that joins has four methods replaced.
+"""
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esper.garden import Evaluate, Garden
+from esper.integrations import GARDEN, require
+from esper.leyline.errors import SettingError
+
+require("transformers")
+from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers.utils.generic import can_return_loss, find_labels  # noqa: E402
+
+
+class GrowthCallback(TrainerCallback):
+    """Steps the garden after every epoch, or after every so many optimiser steps, before the Trainer saves."""
+
+    def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
+        self.garden, self.evaluate, self.every = garden, evaluate, every
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every is not None and state.global_step % self.every == 0:
+            self._step(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every is None:
+            self._step(state)
+
+    def _step(self, state: Any) -> None:
+        for event in self.garden.step(self.evaluate):
+            if state.is_world_process_zero:
+                print(event)
+
+
+def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None = None, seed_lr: float = 1.0) -> None:
+    """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the best.
+
+    Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint / "garden", model)`
+    reads it too. Resuming and `load_best_model_at_end` restore structure and weights from there.
+
+    Args:
+        evaluate: losses of held-out examples, as `garden.step` wants them.
+        every: optimiser steps from one `garden.step` to the next; by default it happens after each epoch.
+    """
+    if trainer.model is not garden.model or trainer.model_init is not None:
+        raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
+    if every is not None and every < 1:
+        raise SettingError(f"every must be at least 1 or None for once per epoch, got {every!r}.")
+    _show_host(trainer, garden)
+    create, save = trainer.create_optimizer, trainer._save
+    trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, create)
+    trainer._save = partial(_save, trainer, garden, save)
+    trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
+    trainer._load_best_model = lambda: garden.restore(Path(trainer.state.best_model_checkpoint, GARDEN))
+    trainer.add_callback(GrowthCallback(garden, evaluate, every))
+
+
+def _show_host(trainer: Any, garden: Garden) -> None:
+    """What the Trainer reads off a model's class is said of the host: labels, columns, how the loss is scaled."""
+    host = garden.model.host
+    taken = inspect.signature(host.forward).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+    trainer.model_accepts_loss_kwargs = getattr(host, "accepts_loss_kwargs", takes_any)
+    trainer.label_names = trainer.args.label_names or find_labels(type(host))
+    trainer.can_return_loss = can_return_loss(type(host))
+    trainer._signature_columns = [*taken, "label", "label_ids", *trainer.label_names]
+    vars(garden.model)["_get_name"] = host._get_name  # by its name a model has its labels shifted when smoothed
+
+
+def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: Any, *model: Any) -> Any:
+    """The Trainer's own, attached before its scheduler is made and before its state is read."""
+    optimizer, link = create(*model), garden.model.link
+    if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
+        garden.attach(optimizer, trainer.lr_scheduler, seed_lr=seed_lr)
+    return optimizer
+
+
+def _save(trainer: Trainer, garden: Garden, save: Any, output_dir: Any = None, state_dict: Any = None) -> None:
+    """The garden first: older checkpoints go when the Trainer is done with this one."""
+    folder = str(trainer.args.output_dir if output_dir is None else output_dir)
+    garden.save(Path(folder, GARDEN))
+    state = garden.model.state_dict() if state_dict is None else state_dict
+    names = {(t.data_ptr(), t.shape, t.numel() or name): name for name, t in state.items()}
+    save(folder, {name: state[name] for name in names.values()})  # safetensors refuses tied weights

@@ -1,0 +1,64 @@
+"""What a garden knows beside its network, as plain facts to be saved, and back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from esper.kasmina.saving import OptimizerSnapshot, restore_optimizer
+from esper.runtime.ledger import Ledger, PhaseCost
+from esper.telemetry.events import from_record, to_record
+
+if TYPE_CHECKING:
+    from esper.garden import Garden
+
+
+def describe(garden: "Garden") -> dict[str, Any]:
+    return {
+        "epoch": garden.epoch,
+        "is_pruned": garden.is_pruned,
+        "policy": garden.policy_name,
+        "memory": garden.memory,
+        "higher_is_better": garden.higher_is_better,
+        "history": [to_record(event) for event in garden.history],
+        "flops": garden.flops,
+        "ledger": asdict(garden.ledger),
+        "examples": garden.model.examples,
+        "decay": garden.average and garden.average.decay,
+        "run": garden.run,
+    }
+
+
+def check(extra: dict[str, Any]) -> None:
+    """Fail on facts that `take` could not read, before anything has changed."""
+    [from_record(record) for record in extra["history"]]
+    _ledger_from(extra["ledger"])
+
+
+def take(
+    garden: "Garden", extra: dict[str, Any], average: Mapping[str, Tensor] | None, optimizer: OptimizerSnapshot | None
+) -> None:
+    """Give a garden whose network was rebuilt all else that was saved."""
+    garden.ledger, garden.flops = _ledger_from(extra["ledger"]), extra["flops"]
+    garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
+    garden.history = [from_record(record) for record in extra["history"]]
+    garden.model.examples = dict(extra["examples"])
+    garden.pending_optimizer, garden.run = optimizer, extra["run"]
+    settle_optimizer(garden)
+    if average is not None:
+        garden.ema(extra["decay"]).restore(average)
+    elif garden.average is not None:
+        garden.average.restore({})  # it begins with the weights of the save
+        garden.average.update()
+
+
+def settle_optimizer(garden: "Garden") -> None:
+    """A state that waits for an optimiser goes into the one that is attached."""
+    if garden.pending_optimizer is not None and garden.model.link is not None:
+        restore_optimizer(garden.model, garden.model.link, garden.pending_optimizer)
+        garden.pending_optimizer = None
+
+
+def _ledger_from(saved: dict[str, Any]) -> Ledger:
+    return Ledger({name: PhaseCost(**cost) for name, cost in saved["phases"].items()}, saved["peak_params"])

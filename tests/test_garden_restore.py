@@ -1,0 +1,99 @@
+"""A garden that becomes a saved one in place, and what it refuses."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import esper
+from esper.integrations import require
+from esper.leyline.errors import SaveError, SettingError
+from esper.telemetry.events import to_record
+from user_models import CNN, grow_cnn, losses_of, random_images, script, train_epoch
+
+IMAGES, HELD_OUT = random_images(32), random_images(16, seed=2)
+PLAN = {0: (1, 0, 1, 0), 1: (1, 1, 2, 0), 3: (2, 0, 0, 0)}
+
+
+def play(garden, epochs):
+    for epoch in epochs:
+        train_epoch(garden.model, garden.model.link.optimizer, epoch, IMAGES)
+        garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    return garden
+
+
+def weights_of(garden):
+    return {name: value.clone() for name, value in garden.model.state_dict().items()}
+
+
+def is_same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("here", [0, 1, 5])
+def test_a_restored_garden_goes_on_as_the_saved_one_wherever_it_was(here, tmp_path):
+    garden = play(grow_cnn(PLAN, max_seeds=4, scale=0.5), range(2))
+    garden.save(tmp_path)
+    expected = weights_of(play(garden, range(2, 6)))
+    other = play(grow_cnn(PLAN, host=CNN(), max_seeds=4, scale=0.5), range(here))
+    model = other.model
+    other.restore(tmp_path)
+    assert is_same(weights_of(play(other, range(2, 6))), expected)
+    assert other.model is model
+    assert other.history == garden.history
+
+
+def test_an_average_that_was_not_saved_begins_anew(tmp_path):
+    garden = play(grow_cnn(PLAN), range(1))
+    garden.save(tmp_path)
+    average = garden.ema(0.9)
+    play(garden, range(1, 3))
+    garden.restore(tmp_path)
+    assert average.tensors().keys() == dict(garden.model.named_parameters()).keys()
+    assert all(torch.equal(average.tensors()[name], p) for name, p in garden.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"blueprints": ["norm"], "policy": script({})}, "blueprints"),
+        ({"slots": ["layer1"]}, "modules"),
+        ({"policy": "never"}, "never"),
+        ({"host": CNN(width=5)}, r"head\.weight"),
+    ],
+)
+def test_a_save_that_does_not_fit_is_refused_with_all_as_it_was(options, named, tmp_path):
+    play(grow_cnn(PLAN), range(2)).save(tmp_path)
+    other = play(grow_cnn(**options), range(1))
+    before = weights_of(other)
+    with pytest.raises(SaveError, match=named):
+        other.restore(tmp_path)
+    assert is_same(weights_of(other), before)
+    play(other, range(1, 2))
+
+
+def test_a_save_without_an_optimiser_is_refused_by_a_garden_with_one(tmp_path):
+    grow_cnn(attach=False).save(tmp_path)
+    with pytest.raises(SaveError, match=str(tmp_path)):
+        grow_cnn().restore(tmp_path)
+
+
+def test_a_framework_that_is_missing_is_named_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(SettingError, match="install lightning") as caught:
+        require("lightning")
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, esper.EsperError)
+
+
+def test_the_run_folder_of_a_restored_garden_holds_what_it_remembers(tmp_path):
+    garden = grow_cnn(PLAN)
+    garden.record(tmp_path / "run")
+    play(garden, range(2)).save(tmp_path / "save")
+    play(garden, range(2, 4))
+    garden.restore(tmp_path / "save")
+    play(garden, range(2, 3))
+    told = [json.loads(line) for line in (tmp_path / "run" / "events-0.jsonl").read_text().splitlines()]
+    assert told == [json.loads(json.dumps(to_record(event))) for event in garden.history]
+    assert max(event["epoch"] for event in told) == 3
