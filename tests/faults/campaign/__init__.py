@@ -1,1 +1,1 @@
-"""The long campaign behind `make faults`: thousands of power cuts, kills, damages, absurd settings and failing disks."""
+"""The campaign behind `make faults`: thousands of power cuts, kills, damages, absurd settings, failing disks."""

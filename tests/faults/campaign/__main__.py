@@ -17,7 +17,9 @@ def main():
     parser.add_argument("--case", metavar="PART/GROUP/NUMBER", help="this case again")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to put the counts")
-    parser.add_argument("--page", action="store_true", help="write counts and table where the project keeps them")
+    parser.add_argument(
+        "--page", action="store_true", help="of a whole campaign: write counts and table where the project keeps them"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["FAULTS_SCALE"] = str(asked.scale)  # for cases whose length follows it

@@ -72,7 +72,9 @@ def retype(draw, path, _):
 
 def deepen(draw, path, _):
     """Brackets without end, half a text, no UTF-8."""
-    path.write_bytes(draw.choice([b"[" * 200_000, b'{"a":' * 50_000, b"\xff\xfe{}", b"", b"null", b"1e999", b'"\\ud800"']))
+    path.write_bytes(
+        draw.choice([b"[" * 200_000, b'{"a":' * 50_000, b"\xff\xfe{}", b"", b"null", b"1e999", b'"\\ud800"'])
+    )
 
 
 # -- of what a name stands for -----------------------------------------------------------------------------------------
@@ -206,7 +208,9 @@ def forged(kind):
         path = draw.choice(listed)
 
         def change(body):
-            new = replaced(body, draw.choice(list(leaves(body))), draw.choice([*WRONG, "../../outside/precious", 10**30]))
+            new = replaced(
+                body, draw.choice(list(leaves(body))), draw.choice([*WRONG, "../../outside/precious", 10**30])
+            )
             body.clear()
             body.update(new if isinstance(new, dict) else {"generations": new})
 

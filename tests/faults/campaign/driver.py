@@ -229,7 +229,9 @@ def _one(group, number, seed, place):
         result = {"over": True}
     except BaseException as problem:
         where = traceback.extract_tb(problem.__traceback__)[-1]
-        result = {"bad": f"{brief(f'{type(problem).__name__}: {problem}')} ({Path(where.filename).name}:{where.lineno})"}
+        result = {
+            "bad": f"{brief(f'{type(problem).__name__}: {problem}')} ({Path(where.filename).name}:{where.lineno})"
+        }
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return {**result, "seconds": round(time.monotonic() - began, 3)}

@@ -7,8 +7,8 @@ from collections import Counter
 
 from faults.campaign import world
 from faults.campaign.driver import SAME, Group
-from faults.commands import Bad, no_waiting, run
 from faults.campaign.power import garden_subject
+from faults.commands import Bad, no_waiting, run
 from faults.power_cuts import NOTHING
 from simic.tiny_runs import Forked, Ticks, kill_self
 from trials import grown_runs

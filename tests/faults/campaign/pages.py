@@ -10,13 +10,11 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
-from dashboard.web_runs import append, grow_run, ppo_run, seed_events
+from dashboard.web_runs import grow_run, ppo_run
 from esper.dashboard import server
-from esper.dashboard.report import write_report
 from faults.campaign.damages import CONTENT, Scene
-from faults.campaign.driver import CLEAR, WORKS, Group, Skipped
+from faults.campaign.driver import CLEAR, WORKS, Group
 from faults.commands import Bad
 from simic.tiny_runs import Forked
 
@@ -102,8 +100,35 @@ def many_runs(place, count):
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
-PIECES = ("/", "//", "..", ".", "%2e%2e", "%2f", "%5c", "\\", "%00", "static", "api", "runs", "run-000", "episode", "stream")
-PIECES += ("compare", "secret.txt", "etc/passwd", "?", "run=run-000", "&", "host=0", "round=-1", "host=99999999999", "token=")
+PIECES = (
+    "/",
+    "//",
+    "..",
+    ".",
+    "%2e%2e",
+    "%2f",
+    "%5c",
+    "\\",
+    "%00",
+    "static",
+    "api",
+    "runs",
+    "run-000",
+    "episode",
+    "stream",
+)
+PIECES += (
+    "compare",
+    "secret.txt",
+    "etc/passwd",
+    "?",
+    "run=run-000",
+    "&",
+    "host=0",
+    "round=-1",
+    "host=99999999999",
+    "token=",
+)
 PIECES += ("%c0%ae", "\udcff", "<script>", "{x}", "app.js", "config.json", "~", "%", "a" * 3000)
 SOUND = ("/", "/api/runs", "/api/runs/run-000/episode?host=1", "/static/app.js", "/api/compare?run=ppo&run=run-001")
 
@@ -115,13 +140,28 @@ def drawn_request(draw):
     path = draw.choice(SOUND) if draw.random() < 0.3 else path.encode("utf-8", "surrogateescape").decode("latin-1")
     if kind == 0:
         return draw.randbytes(draw.randint(1, 2000)) + b"\r\n\r\n"
-    method = draw.choice(["GET"] * 6 + ["HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "OPTIONS", "g\x01t", "PRI"])
+    method = draw.choice(
+        ["GET"] * 6 + ["HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "OPTIONS", "g\x01t", "PRI"]
+    )
     lines = [f"{method} {path} HTTP/{draw.choice(['1.1', '1.1', '1.0', '2.0', '9.9'])}"]
-    lines += [f"host: {draw.choice(['127.0.0.1'] * 5 + ['localhost', 'evil.example', '', '[::1', '127.0.0.1:x', 'a b'])}"]
+    lines += [
+        f"host: {draw.choice(['127.0.0.1'] * 5 + ['localhost', 'evil.example', '', '[::1', '127.0.0.1:x', 'a b'])}"
+    ]
     lines += draw.sample(
         [
-            *("range: bytes=0-999999999999", "range: bytes=5-1", "range: bytes=-", "if-none-match: *", "x: " + "y" * 9000),
-            *("content-length: -1", "content-length: 5", "transfer-encoding: chunked", "cookie: a=b; esper-x=" + "z" * 500),
+            *(
+                "range: bytes=0-999999999999",
+                "range: bytes=5-1",
+                "range: bytes=-",
+                "if-none-match: *",
+                "x: " + "y" * 9000,
+            ),
+            *(
+                "content-length: -1",
+                "content-length: 5",
+                "transfer-encoding: chunked",
+                "cookie: a=b; esper-x=" + "z" * 500,
+            ),
             *("upgrade: websocket", "expect: 100-continue", "last-event-id: ☃", "accept-encoding: \x00", "host: twice"),
             *(f"x-{number}: 1" for number in range(3)),
         ],
@@ -153,7 +193,14 @@ def tokens(draw, number, place):
     """Without the token there is nothing, whatever is asked for."""
     found = Counter()
     with served(many_runs(place, 1), place, 1.0, "--token", TOKEN) as (port, _):
-        for path in ("/", "/api/runs", "/api/compare?run=run-000", "/api/runs/run-000/episode", "/static/app.js", "/?token=x"):
+        for path in (
+            "/",
+            "/api/runs",
+            "/api/compare?run=run-000",
+            "/api/runs/run-000/episode",
+            "/static/app.js",
+            "/?token=x",
+        ):
             for header in ("x: 1", "cookie: esper-00000000=x", f"authorization: Bearer {TOKEN}", f"cookie: {TOKEN}"):
                 if status(answer := get(port, path, header)) != 401:
                     raise Bad(f"{path} with {header}: {answer[:200]!r}")
@@ -170,7 +217,13 @@ def tokens(draw, number, place):
 
 def load(draw, number, place):
     """So many at once, over so many runs; every answer comes, and memory does not follow the number of looks."""
-    paths = ("/api/runs", "/api/runs/run-007/episode?host=1", "/", "/static/app.js", "/api/compare?run=run-001&run=run-002")
+    paths = (
+        "/api/runs",
+        "/api/runs/run-007/episode?host=1",
+        "/",
+        "/static/app.js",
+        "/api/compare?run=run-001&run=run-002",
+    )
     found, wrong, lock = Counter(), [], threading.Lock()
     with served(many_runs(place, 150), place) as (port, process):
 
@@ -273,73 +326,10 @@ def _is_file(folder):
     return path.is_file() and not path.is_symlink()
 
 
-BAD_TEXTS = (
-    "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>",
-    "\"><svg onload=window.hacked=1>",
-    "javascript:window.hacked=1",
-    "</script><script>window.hacked=1</script><!--",
-    "{{constructor.constructor('document.title=1')()}}",
-    "\u202egnp.exe\u2028\u2029\ufeff\x07",
-    "x" * 20_000,
-)
-
-
-def hostile_runs(folder):
-    """Runs whose every text is hostile."""
-    for number, text in enumerate(BAD_TEXTS):
-        name = f"run {number} {text[:40].replace('/', '_')}"
-        run = grow_run(folder / name, epochs=3, policy=text, out=text, data_root=text, imports={text: text})
-        append(run, *(event for batch in seed_events(0, 2, text[:99], "CULLED", text) for event in batch))
-        append(run, {"type": "HostRolledBack", "host": 0, "epoch": 2, "reason": text})
-        append(run, {"type": text, "host": text, "epoch": [text]}, {text: text}, {"type": "RoundBegan", "round": text})
-        yield run, name
-
-
-def browser(draw, number, place):
-    """In Chromium: no script of a stranger runs, nobody else is asked, nothing breaks."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        raise Skipped("Playwright is not installed") from None
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise Skipped("Chromium is not installed")
-    runs = list(hostile_runs(place / "runs"))
-    write_report([run for run, _ in runs], place / "report.html")
-    found, wrong = Counter(), []
-    with served(place / "runs", place, 10.0) as (port, _), sync_playwright() as playwright:
-        window = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        address = f"http://127.0.0.1:{port}/"
-        places = ["#/", *(f"#/run/{quote(name, safe='')}" for _, name in runs)]
-        places += ["#/compare?" + "&".join(f"run={quote(name, safe='')}" for _, name in runs[:3])]
-        for where in [*(address + hash_ for hash_ in places), (place / "report.html").as_uri()]:
-            page = window.new_page()
-            page.on("pageerror", lambda error, where=where: wrong.append(f"{where}: {error}"))
-            page.on("dialog", lambda dialog, where=where: wrong.append(f"{where}: a dialog"))
-            page.on("request", lambda request, where=where: _ours(request.url, address, where, wrong))
-            page.goto(where)
-            page.wait_for_selector("main")
-            page.wait_for_timeout(700)
-            if page.evaluate("window.hacked"):
-                wrong.append(f"{where}: a stranger's script was run")
-            page.close()
-            found[WORKS] += 1
-        window.close()
-    if wrong:
-        raise Bad("; ".join(wrong[:5]))
-    return found
-
-
-def _ours(url, address, where, wrong):
-    if not url.startswith((address, "data:", "file:")):
-        wrong.append(f"{where} asks {url}")
-
-
 GROUPS = [
     Group("page", "requests of all kinds", requests, 12),
     Group("page", "no token", tokens),
     Group("page", "many clients", load, 2, seconds=240),
     Group("page", "slow clients and halves of requests", slow_clients, 2),
     Group("page", "damaged folders", damaged_folders, 10),
-    Group("page", "hostile content in a browser", browser, seconds=240),
 ]

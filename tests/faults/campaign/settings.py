@@ -28,16 +28,84 @@ NUMBERS = (
     *(2**31, 2**31 - 1, 2**32, 2**53, 2**63, 2**64, 2**63 - 1, 1.0000000001, 5e-324, 10**400),
 )
 RAW = (
-    *("NaN", "Infinity", "-Infinity", "nan", "inf", "1e999", "0x10", "1_000", "٣", "1e400", "--1", "", " ", "null", "true"),
-    *("[]", "{}", "[null]", "[[1]]", '{"a":1}', "[" * 2000, '"' + "x" * 5000 + '"', "'", '"\\ud800"', "\\", "'; rm -rf /"),
+    *(
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "nan",
+        "inf",
+        "1e999",
+        "0x10",
+        "1_000",
+        "٣",
+        "1e400",
+        "--1",
+        "",
+        " ",
+        "null",
+        "true",
+    ),
+    *(
+        "[]",
+        "{}",
+        "[null]",
+        "[[1]]",
+        '{"a":1}',
+        "[" * 2000,
+        '"' + "x" * 5000 + '"',
+        "'",
+        '"\\ud800"',
+        "\\",
+        "'; rm -rf /",
+    ),
 )
-NAMES = ("digits", "blobs", "code", "cifar10", "cpu", "cuda:7", "cuda:99999999999", "mps", "r0c0", "r999c999", "conv_light")
+NAMES = (
+    "digits",
+    "blobs",
+    "code",
+    "cifar10",
+    "cpu",
+    "cuda:7",
+    "cuda:99999999999",
+    "mps",
+    "r0c0",
+    "r999c999",
+    "conv_light",
+)
 POLICIES = (
-    *("greedy:share=nan", "greedy:share=1e400", "greedy:unknown=1", "schedule:epochs=-1", "schedule:epochs=" + "1," * 3000),
-    *("search:episodes=0", "search:episodes=-5", "search:hosts=1e9", "search:seed=x", "heuristic:", ":", "heuristic::::"),
+    *(
+        "greedy:share=nan",
+        "greedy:share=1e400",
+        "greedy:unknown=1",
+        "schedule:epochs=-1",
+        "schedule:epochs=" + "1," * 3000,
+    ),
+    *(
+        "search:episodes=0",
+        "search:episodes=-5",
+        "search:hosts=1e9",
+        "search:seed=x",
+        "heuristic:",
+        ":",
+        "heuristic::::",
+    ),
     *("random:seed=99999999999999999999", "/dev/zero", "/dev/null", "/proc/self/mem", "/etc", "never", "sham", "copy"),
 )
-PATHS = ("", ".", "..", "/dev/null/x", "/proc/self/x", "/dev/null", "a" * 300, "a/" * 2100, "a\udcff", "~", "-", "--", "a//b/../c")
+PATHS = (
+    "",
+    ".",
+    "..",
+    "/dev/null/x",
+    "/proc/self/x",
+    "/dev/null",
+    "a" * 300,
+    "a/" * 2100,
+    "a\udcff",
+    "~",
+    "-",
+    "--",
+    "a//b/../c",
+)
 
 
 def value_for(draw):
@@ -50,8 +118,12 @@ def value_for(draw):
     if kind == 3:
         return draw.choice([*NAMES, *MARKUP, *POLICIES, *PATHS])
     if kind == 4:
-        return json.dumps([draw.choice([*NUMBERS[:-1], *NAMES, *MARKUP, None, True, []]) for _ in range(draw.randint(0, 4))])
-    return "".join(chr(draw.choice([*range(32, 127), 0x202E, 0x1F600, 27, 10, 0xE9])) for _ in range(draw.randint(1, 40)))
+        return json.dumps(
+            [draw.choice([*NUMBERS[:-1], *NAMES, *MARKUP, None, True, []]) for _ in range(draw.randint(0, 4))]
+        )
+    return "".join(
+        chr(draw.choice([*range(32, 127), 0x202E, 0x1F600, 27, 10, 0xE9])) for _ in range(draw.randint(1, 40))
+    )
 
 
 def by_key(kind):
@@ -76,7 +148,17 @@ def by_option(kind):
         "run": ("--policy", "--hosts", "--preset"),
         "compare": ("--policies", "--static", "--seeds", "--rates", "--final-of", "--pretrain", "--preset"),
     }[kind]
-    shared = ("--task", "--epochs", "--compute", "--slots", "--budget", "--max-seeds", "--seed", "--devices", "--executor")
+    shared = (
+        "--task",
+        "--epochs",
+        "--compute",
+        "--slots",
+        "--budget",
+        "--max-seeds",
+        "--seed",
+        "--devices",
+        "--executor",
+    )
     more = ("--amp", "--compile", "--graph-memory", "--data-root", "--out", "--config-json", "--unknown")
 
     def arguments(draw, number, place):
@@ -95,7 +177,9 @@ def by_file(kind):
     def arguments(draw, number, place):
         path = place / "config.json"
         if number and draw.random() < 0.2:
-            path.write_bytes(draw.choice([b"", b"[]", b"null", b"\xff", b"[" * 10**5, b'{"seed":1e999}', draw.randbytes(99)]))
+            path.write_bytes(
+                draw.choice([b"", b"[]", b"null", b"\xff", b"[" * 10**5, b'{"seed":1e999}', draw.randbytes(99)])
+            )
         else:
             values = json.loads((world.finished(kind) / "config.json").read_text())
             for name in ("sha256", "command", "files", "code"):

@@ -1,4 +1,4 @@
-"""A thousand rounds in one process, a thousand saves, a thousand looks: memory, descriptors and files stay as they are."""
+"""A thousand rounds in one process, a thousand saves: memory, descriptors and files stay as they are."""
 
 import json
 import os

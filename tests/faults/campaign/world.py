@@ -62,7 +62,8 @@ def _finished(kind, seed):
         try:
             main([str(part) for part in command(kind, out, "--seed", str(seed))])
         except SystemExit as leaving:
-            assert not leaving.code, said.getvalue()
+            if leaving.code:
+                raise Bad(said.getvalue()) from leaving
     return out
 
 
@@ -108,7 +109,10 @@ def result_of(kind, folder):
 
 
 def _bytes(tensor):
-    return str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    return (
+        str((tensor.dtype, tuple(tensor.shape))).encode()
+        + tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    )
 
 
 def _without_clock(value):
