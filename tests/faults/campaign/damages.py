@@ -153,6 +153,8 @@ class Scene:
             if names and draw.random() < 0.08:
                 path, how = draw.choice(names), draw.choice([remove, symbolic_link, fifo])
             elif files := self.files():
+                deep = [path for path in files if path.parent != self.folder and path.parent.parent == self.folder]
+                files = deep if deep and draw.random() < 0.4 else files  # what a command reads back is mostly there
                 path, how = draw.choice(files), draw.choice(CONTENT if draw.random() < 0.65 else NAMES)
             else:
                 break

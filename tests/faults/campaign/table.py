@@ -14,7 +14,7 @@ PARTS = {
     "damage": ("damage", 1000),
     "settings": ("settings", 1000),
     "disk": ("failing disk and memory", 500),
-    "soak": ("rounds in one process", 1000),
+    "soak": ("one process for long", 1000),
     "page": ("the page", 0),
 }
 """part -> its name, and how many verdicts a whole campaign has at least"""
