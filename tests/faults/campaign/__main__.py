@@ -33,7 +33,8 @@ def main():
         groups = [group for group in groups if group.part in asked.only or group.key in asked.only]
     world.prepare()
     told = driver.play(groups, asked.seed, asked.scale, asked.case, asked.workers)
-    found = table.counted(told, asked.seed, asked.scale, time.monotonic() - began)
+    scale = 0.0 if asked.case or asked.only else asked.scale  # a part of it is no whole campaign
+    found = table.counted(told, asked.seed, scale, time.monotonic() - began)
     print(table.text(found))
     if asked.json is not None:
         table.write_json(found, asked.json)

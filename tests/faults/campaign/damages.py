@@ -144,7 +144,9 @@ class Scene:
         self.said = []
 
     def files(self):
-        return sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        """Those that can be damaged further."""
+        found = sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return [path for path in found if path.stat().st_size < MOST_BYTES]
 
     def damage(self, draw, number):
         """One to three damages; none in the first case, which must give the same result then."""
