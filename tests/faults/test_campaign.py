@@ -11,6 +11,7 @@ import pytest
 
 from faults.campaign import table
 from faults.campaign.driver import CLEAR, SAME, Group, Over, Skipped, brief, play
+from faults.campaign.soak import require_flat
 from faults.commands import Bad
 
 
@@ -89,6 +90,18 @@ def test_a_traceback_is_told_by_its_last_place_in_the_package():
     frames = 'File "/a/src/esper/cli/app.py", line 3, in main\n  File "/lib/json.py", line 9, in loads'
     text = f"Bad: x\n  {frames}\nValueError: y"
     assert brief(text).endswith("esper/cli/app.py:3:main: ValueError: y")
+
+
+@pytest.mark.parametrize("column", [1, 2, 3])
+def test_what_grows_without_end_is_seen(column):
+    flat = [[number, 100 << 20, 12, 1] for number in range(100)]
+    require_flat(flat, "rounds")
+    growing = [
+        [*row[:column], row[column] + (row[0] << 18 if column == 1 else row[0] // 30), *row[column + 1 :]]
+        for row in flat
+    ]
+    with pytest.raises(Bad, match="rounds"):
+        require_flat(growing, "rounds")
 
 
 @pytest.mark.skipif(not table.RESULTS.exists(), reason="no campaign was counted yet")
