@@ -305,12 +305,13 @@ def damaged_folders(draw, number, place):
     """Real runs, damaged; every answer is one, and JSON where it says so."""
     (place / "secret.txt").write_text(SECRET)
     folder, found = place / "runs", Counter()
+    folder.mkdir()
     for turn in range(6):
         scene = Scene(draw.choice(["run", "ppo"]), place / f"scene-{turn}")
         scene.damage(draw, 1)
         for _ in range(2):
             draw.choice(CONTENT)(draw, scene.folder / "events-0.jsonl", scene) if _is_file(scene.folder) else None
-        shutil.move(scene.folder, folder / f"run-{turn}")
+        scene.folder.rename(folder / f"run-{turn}")
     with served(folder, place) as (port, _):
         for turn in range(6):
             for path in ("/api/runs", f"/api/runs/run-{turn}/episode", f"/api/compare?run=run-{turn}"):

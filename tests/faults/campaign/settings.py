@@ -210,7 +210,7 @@ def by_other_command(draw, number, place):
             ["export", str(world.finished("run")), "--to", text or "/dev/null"],
             ["export", str(world.finished("ppo"))],
             ["data", "fetch", text, "--data-root", str(place)],
-            ["--import", text, "list"],
+            ["--import", text, "runs", str(place)],
             ["demo", "--epochs", value_for(draw) if draw.random() < 0.5 else "7", "--out", "/dev/null/x"],
             ["serve", text, "--port", value_for(draw), "--host", draw.choice(["", "x y", "999.1.1.1", "[/b]"])],
             ["watch", text],
