@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint slow faults clean
 
 demo: .venv/demo.ready
 	$(BIN)/esper demo
@@ -15,6 +15,9 @@ test: lint
 
 slow: .venv/dev.ready
 	$(BIN)/python -m pytest -n 2 -m slow
+
+faults: .venv/dev.ready
+	PYTHONPATH=tests $(BIN)/python -m faults.campaign --page $(FAULTS)
 
 lint: .venv/dev.ready
 	$(BIN)/ruff check .

@@ -140,7 +140,8 @@ class Forked:
     def _live(self, arguments, prepare):
         code = 99
         try:
-            sys.stdout, sys.stderr = open(self.out, "w", buffering=1), open(self.err, "w", buffering=1)  # noqa: SIM115
+            sys.stdout = open(self.out, "w", buffering=1)  # noqa: SIM115
+            sys.stderr = open(self.err, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115  # as the real one
             prepare()
             with limited_threads(1):
                 main(arguments)

@@ -1,0 +1,15 @@
+"""All parts of the campaign, in the order of the table."""
+
+from faults.campaign import browsing, cuts, damages, disks, kills, pages, power, settings, soak
+
+GROUPS = [
+    *power.GROUPS,
+    *cuts.GROUPS,
+    *kills.GROUPS,
+    *damages.GROUPS,
+    *settings.GROUPS,
+    *disks.GROUPS,
+    *soak.GROUPS,
+    *pages.GROUPS,
+    *browsing.GROUPS,
+]
