@@ -156,11 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         app(args=given, obj=given)
-    except EsperError as problem:
-        print(f"esper: {problem}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as problem:
-        if problem.errno != errno.ENAMETOOLONG:
-            raise
-        print(f"esper: the path {str(problem.filename)[:60]}... is too long; choose another.", file=sys.stderr)
+    except (EsperError, OSError, MemoryError) as problem:
+        text = str(problem) or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+            text = f"the path {str(problem.filename)[:60]}... is too long; choose another."
+        # what somebody typed must not command the terminal
+        shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+        print(f"esper: {shown}", file=sys.stderr)
         sys.exit(2)

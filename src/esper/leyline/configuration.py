@@ -28,7 +28,7 @@ class Configuration(BaseModel):
             is_bound = any(hasattr(rule, "le") for rule in type(self).model_fields[name].metadata)
             for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
                 if isinstance(part, int | float) and abs(part) > MOST and not is_bound:
-                    raise ValueError(f"{name} is {part:.3g}; numbers are at most {MOST:,}.")
+                    raise ValueError(f"{name} is {str(part)[:20]}; numbers are at most {MOST:,}.")
                 if isinstance(part, str | Path) and "\0" in str(part):
                     raise ValueError(f"{name} is {str(part)!r}; a text has no zero bytes.")
         return self

@@ -60,6 +60,7 @@ def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
 
 def _beside(path: Path) -> Path:
     """A name next to a path that nobody can guess."""
+    path = path.absolute()  # "." has no name
     return path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
 
 
