@@ -2,8 +2,8 @@
 
     python benchmarks/compiled.py --out benchmarks/results/compiled.json  # --device cuda on a GPU
 
-Arms: eager; blocks (`garden.compile()`); whole (`torch.compile(garden.model)`, which the garden lets torch compile
-anew). Each has a process of its own, and no code compiled before. Seconds are of the processor, compilers included.
+Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile anew). Each has a process of its
+own, and no code compiled before. Seconds are of the processor, compilers included.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch import nn
 import esper
 from esper.kasmina.hosts import build_transformer_host
 
-ARMS = ("eager", "blocks", "whole")
+ARMS = ("eager", "whole")
 
 
 def now() -> float:
@@ -45,8 +45,6 @@ def play(arm: str, structures: int, steps: int, device: str) -> dict[str, object
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-3)
     garden.attach(optimizer)
     call = torch.compile(garden.model) if arm == "whole" else garden.model
-    if arm == "blocks":
-        garden.compile()
 
     def losses(model: nn.Module) -> torch.Tensor:
         return nn.functional.cross_entropy(model(text[:, :-1]).transpose(1, 2), text[:, 1:], reduction="none").mean(1)

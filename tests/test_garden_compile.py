@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime import compiling
 from user_models import (
     CULL_FIRST,
     KEEP_FIRST,
@@ -290,7 +289,7 @@ def test_a_compiled_network_follows_the_ramp_of_a_copy_without_being_built_again
 # -- more structures than torch compiles -------------------------------------------------------------------------------
 
 
-def grow_often(start, structures):
+def grow_often(structures):
     """Train and grow once per structure; for each, how many graphs were built, and how often one ran."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -308,7 +307,7 @@ def grow_often(start, structures):
     )
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
     garden.attach(optimizer)
-    call, found = start(garden, backend), []
+    call, found = torch.compile(garden.model, backend=backend), []
     for _ in range(structures):
         before = len(builds), len(runs)
         output = call(inputs)
@@ -327,22 +326,5 @@ def test_a_compiled_model_is_still_compiled_after_more_structures_than_torch_com
     """One graph for every structure, and it is what runs."""
     import torch._dynamo
 
-    def start(garden, backend):
-        return torch.compile(garden.model, backend=backend)
-
     with torch._dynamo.config.patch(recompile_limit=limit):
-        assert grow_often(start, structures) == [(1, 1)] * structures
-
-
-def test_blocks_are_compiled_once_however_many_structures_there_are(monkeypatch):
-    """The head and the first seed are built; every further seed runs what was built for the first."""
-    monkeypatch.setattr(compiling, "_compiled", {})
-
-    def start(garden, backend):
-        monkeypatch.setattr(compiling, "BACKEND", backend)
-        garden.compile()
-        return garden.model
-
-    built, runs = zip(*grow_often(start, 10), strict=True)
-    assert built == (1, 1, *[0] * 8)
-    assert runs == tuple(range(1, 11))
+        assert grow_often(structures) == [(1, 1)] * structures

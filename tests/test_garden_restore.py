@@ -80,9 +80,9 @@ def test_a_save_without_an_optimiser_is_refused_by_a_garden_with_one(tmp_path):
 
 
 def test_a_framework_that_is_missing_is_named_in_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    with pytest.raises(SettingError, match="install lightning") as caught:
-        require("lightning")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(SettingError, match="install accelerate") as caught:
+        require("accelerate")
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, esper.EsperError)
 

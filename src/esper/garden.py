@@ -31,7 +31,7 @@ from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.recording import Recorder
-from esper.runtime.compiling import compile_blocks, forget_compiled, structure_of
+from esper.runtime.compiling import forget_compiled, structure_of
 from esper.runtime.ledger import Ledger, count_flops
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
@@ -124,8 +124,8 @@ class Garden:
         self.average: Average | None = None
         self._stepped: torch.utils.hooks.RemovableHandle | None = None
         self._follower = processes.Follower(model)
-        self._is_split = self._has_blocks = self._is_passed_by = False
-        """whether every process measures examples of its own; blocks are compiled; you train a compiled copy"""
+        self._is_split = self._is_passed_by = False
+        """whether every process measures examples of its own; you train a compiled copy"""
         self._evaluate: Evaluate | None = None  # what the last step measured with
         self.run: str | None = None  # name of the run that was last recorded, which its folder has too
         self._recorder: Recorder | None = None
@@ -156,11 +156,6 @@ class Garden:
         elif decay != self.average.decay:
             raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
         return self.average
-
-    def compile(self) -> None:
-        """Run the blocks of the model compiled from now on, and seeds as they come: `torch.compile`, part by part."""
-        self._has_blocks = True
-        compile_blocks(self.model)
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
@@ -273,10 +268,8 @@ class Garden:
         self._settle(before)
 
     def _settle(self, before: list[object]) -> None:
-        """Let what is new be followed, and run compiled if the rest does."""
+        """Let what is new be followed, and a compiled copy be compiled anew if the structure changed."""
         self._follower.follow()
-        if self._has_blocks:
-            compile_blocks(self.model)
         if self._is_passed_by and structure_of(self.model) != before:
             forget_compiled()
 
