@@ -10,7 +10,6 @@ _HOMES = {
     "esper.garden": ("Garden", "grow", "inspect", "load"),
     "esper.kasmina.blueprints": ("blueprint",),
     "esper.kasmina.checks": ("check_blueprint", "check_host"),
-    "esper.kasmina.hosts": ("host_family",),
     "esper.kasmina.model": ("MorphogeneticModel",),
     "esper.kasmina.settings": ("GrowthSettings",),
     "esper.leyline.errors": ("EsperError",),
@@ -25,7 +24,7 @@ _HOMES = {
 }
 __all__ = ["EsperError", "__version__"]
 __all__ += ["Garden", "GrowthSettings", "MorphogeneticModel", "StageLengths", "deepen", "grow", "inspect", "load"]
-__all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host", "host_family"]
+__all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host"]
 __all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_datasets"]
 __all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from esper.garden import Garden, grow, inspect, load
     from esper.kasmina.blueprints import blueprint
     from esper.kasmina.checks import check_blueprint, check_host
-    from esper.kasmina.hosts import host_family
     from esper.kasmina.model import MorphogeneticModel
     from esper.kasmina.settings import GrowthSettings
     from esper.leyline.errors import EsperError

@@ -10,7 +10,6 @@ import pytest
 from cli.test_cli import call
 from esper.cli import ppo
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.hosts import HOSTS
 from esper.leyline.own import IMPORTED
 from esper.runtime.tasks import TASKS
 from esper.simic.rewards import FAMILIES, TERMS
@@ -18,7 +17,7 @@ from esper.tamiyo.rules import RULES
 from esper.telemetry import runfolder
 from simic.team_workers import assert_ended_well, esper, run_ranks
 
-KNOWN = (IMPORTED, TASKS, RULES, TERMS, FAMILIES, HOSTS, REGISTRY._known)
+KNOWN = (IMPORTED, TASKS, RULES, TERMS, FAMILIES, REGISTRY._known)
 SPIRALS = '''
 import torch
 from dataclasses import dataclass
@@ -34,10 +33,8 @@ def spirals(count, seed):
     return TensorDataset(torch.stack([angle.cos(), angle.sin()], 1) * turn[:, None], label)
 
 
-@esper.host_family("tower")
-def tower(*, height: int = 1):
-    """Linear layers on top of each other."""
-    return nn.Sequential(nn.Linear(2, 8), *(nn.Linear(8, 8) for _ in range(height)), nn.Linear(8, 2))
+def tower():
+    return nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 2))
 
 
 data = spirals(200, 0), spirals(60, 1)
@@ -108,7 +105,7 @@ def forget(name="my_spirals"):
     """As in a process that has not imported it."""
     del sys.modules[name]
     for known in KNOWN:
-        for key in [key for key in known if key in ("my_spirals.py", "spirals", "wait", "rash", "lost", "tower")]:
+        for key in [key for key in known if key in ("my_spirals.py", "spirals", "wait", "rash", "lost")]:
             del known[key]
     for known, key in ((REGISTRY._known, ("vector", "thin")), (TERMS, "accuracy_itself"), (FAMILIES, "plain")):
         del known[key]
@@ -121,14 +118,13 @@ def test_everything_that_it_enters_is_listed(capsys, file):
     assert {"name": "spirals", "host_parameters": 114, "is_there": True}.items() <= found["tasks"][-1].items()
     assert found["rules"]["wait"] == "Waits for good."
     assert found["blueprints"]["thin"] == "for vector"
-    assert found["hosts"]["tower"] == "Linear layers on top of each other."
     assert found["reward terms"]["accuracy_itself"] == "What the host gets right."
     assert found["reward families"]["plain"] == "2 accuracy_itself"
 
 
 def test_a_policy_is_trained_on_a_task_and_for_a_reward_of_ones_own_and_its_run_needs_the_file(capsys, file, tmp_path):
     out = tmp_path / "run"
-    rewarded = ["--reward-family", "plain", "--set", "task.host=tower:height=2", "--out", str(out)]
+    rewarded = ["--reward-family", "plain", "--out", str(out)]
     assert call(capsys, "--import", str(file), "ppo", *TINY, *rewarded)[0] == 0
     saved = runfolder.read_json(out / runfolder.CONFIG)
     assert list(saved["imports"]) == ["my_spirals.py"]

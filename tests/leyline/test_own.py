@@ -56,7 +56,6 @@ def test_a_rule_does_not_take_the_name_of_a_control_even_if_one_says_so(name):
     [
         lambda: esper.register_task(TASKS["digits"]),
         lambda: esper.rule("heuristic")(build),
-        lambda: esper.host_family("cnn")(build),
         lambda: esper.reward_family("loss", {"rent": 1.0}),
         lambda: esper.reward_term(type("", (), {"__name__": "rent", "__call__": build})()),
     ],

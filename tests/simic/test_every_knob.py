@@ -39,7 +39,6 @@ LEARNS = (WEIGHTS,)
 PLAYS = (WEIGHTS, EVENTS)
 TABLE = {
     "task.name": Knob("digits", PLAYS),
-    "task.host": Knob("mlp:inputs=2:widths=8:classes=2", PLAYS),
     "task.epoch_examples": Knob(96, PLAYS),
     "task.held_out": Knob(100, PLAYS),
     "task.batch": Knob(16, PLAYS),

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 
 import esper
 from esper.leyline.errors import SaveError
-from esper.leyline.factored_actions import DEFAULT_SPACE
 from esper.simic.checkpoints import load_fitting
 from esper.simic.config import PPOConfig
 from esper.simic.training import train_ppo
@@ -21,30 +20,6 @@ from simic.growths import POINTS, grow
 from simic.test_any_env import any_env
 from simic.tiny_runs import tiny
 from simic.worlds import SMALL, bytes_of
-
-BOX = Box(-1, 1, (3,), np.float32)
-SPACES = {
-    "boxes": (BOX, Discrete(3, start=2)),
-    "numbers": (Discrete(4, start=1), MultiDiscrete([2, 3], start=[1, 0])),
-    "tables": (MultiDiscrete([[2, 3]]), MultiBinary(2)),
-    "bits": (MultiBinary((2, 2)), MultiDiscrete([2, 2])),
-}
-
-
-@pytest.mark.parametrize("case", SPACES)
-def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(case, tmp_path):
-    env = any_env(*SPACES[case])
-    agent = esper.learn(env, 48, SMALL, seed=3)
-    agent.save(tmp_path / "agent.safetensors")
-    again = esper.PPOAgent.load(tmp_path / "agent.safetensors")
-    assert (again.config, again.decisions, again.updates) == (agent.config, agent.decisions, agent.updates)
-    assert bytes_of(again.network) == bytes_of(agent.network)
-    obs, _ = env.reset(seed=1)
-    acts = [one.act(obs, deterministic=False)[0] for one in (agent, again)]
-    np.testing.assert_array_equal(*acts)
-    assert env.action_space.contains(acts[1])
-    states = [one.optimizer.state_dict()["state"] for one in (agent, again)]
-    assert all(torch.equal(value, states[1][k][name]) for k, own in states[0].items() for name, value in own.items())
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +52,32 @@ def test_a_policy_that_learn_taught_plays_as_an_arm(grown):
     assert (run.result.epochs, policies) == (4, [True])
 
 
-def test_a_policy_for_something_else_is_not_taken_for_one_of_growth(tmp_path):
-    esper.learn(any_env(BOX, Discrete(2)), 24, SMALL).save(tmp_path / "other.safetensors")
+def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(grown):
+    agent, path = grown
+    again = esper.PPOAgent.load(path)
+    assert (again.config, again.decisions, again.updates) == (agent.config, agent.decisions, agent.updates)
+    assert again.network.spec == agent.network.spec
+    assert bytes_of(again.network) == bytes_of(agent.network)
+    obs = np.random.default_rng(0).normal(size=(5, agent.network.state_dim)).astype(np.float32)
+    acts = [one.act(obs, deterministic=False)[0] for one in (agent, again)]
+    np.testing.assert_array_equal(*acts)
+    states = [one.optimizer.state_dict()["state"] for one in (agent, again)]
+    assert all(torch.equal(value, states[1][k][name]) for k, own in states[0].items() for name, value in own.items())
+
+
+def test_an_agent_of_another_environment_is_not_saved(tmp_path):
+    agent = esper.learn(any_env(Box(-1, 1, (3,), np.float32), Discrete(2)), 24, SMALL)
+    with pytest.raises(SaveError, match=r"other\.safetensors.*state_dict"):
+        agent.save(tmp_path / "other.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_agent_of_growth_with_other_heads_is_not_saved(tmp_path):
+    env = grow(replace(POINTS, epochs=4), 2, tmp_path / "twins")
+    heads = HeadSpec(tuple(replace(head, used_by=None) for head in env.heads.heads), chained=True)
+    agent = esper.learn(env, 14, PPOConfig(horizon=7, hidden_dim=8, head_dim=8, epochs=1), spec=heads)
     with pytest.raises(SaveError, match=r"other\.safetensors"):
-        load_fitting(tmp_path / "other.safetensors", DEFAULT_SPACE)
+        agent.save(tmp_path / "other.safetensors")
 
 
 def test_a_checkpoint_without_its_learner_says_so():

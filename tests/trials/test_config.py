@@ -20,7 +20,6 @@ from trials.test_comparing import configured as comparison
 
 QUIET = Console(quiet=True)
 TASK = {
-    "task.host": "mlp:inputs=2:widths=8:classes=2",
     "task.name": "digits",
     "task.epoch_examples": 64,
     "task.held_out": 100,

@@ -1,4 +1,4 @@
-"""`esper list`: tasks, rules, blueprints, hosts, reward terms and families, built in and your own."""
+"""`esper list`: tasks, rules, blueprints, reward terms and families, built in and your own."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ DataRoot = Annotated[
 
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
-    """List tasks, rules, blueprints, hosts and rewards by name."""
+    """List tasks, rules, blueprints and rewards by name."""
     from esper.runtime.tasks import TASKS
 
     rows, names = [_describe(task, data_root) for task in TASKS.values()], _names()
@@ -43,7 +43,6 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
 def _names() -> dict[str, dict[str, str]]:
     """Everything else that has a name, and a line about each."""
     from esper.kasmina.blueprints import KINDS, REGISTRY
-    from esper.kasmina.hosts import HOSTS
     from esper.simic.rewards import FAMILIES, TERMS
     from esper.tamiyo.rules import RULES
 
@@ -54,7 +53,6 @@ def _names() -> dict[str, dict[str, str]]:
     return {
         "rules": _first_lines(RULES),
         "blueprints": {name: f"for {', '.join(own)}" for name, own in kinds.items()},
-        "hosts": _first_lines(HOSTS),
         "reward terms": _first_lines(TERMS),
         "reward families": {
             family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())

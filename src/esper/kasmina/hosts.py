@@ -1,8 +1,6 @@
 """Built-in hosts: a chain of blocks with a slot after each, and a head. Slots are attached from outside, by `model`."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from inspect import signature
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
@@ -10,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.seeds import CausalAttention
-from esper.leyline.errors import SettingError, UnknownNameError
-from esper.leyline.own import read_settings, registering
+from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 
 
@@ -182,32 +179,6 @@ def build_transformer_host(
     stem = TokenEmbedding(vocabulary, width, context)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
     return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long), stem)
-
-
-HOSTS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": build_cnn_host,
-    "resnet": build_resnet_host,
-    "mlp": build_mlp_host,
-    "transformer": build_transformer_host,
-}
-"""Families of hosts by name, as `task.host` knows them."""
-host_family = registering(HOSTS, "host family")
-"""Decorator: `@host_family("mine")` enters a function that builds a host; its parameters are the family's settings."""
-
-
-def read_host(text: str, like: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """What builds "cnn:blocks=5"; if `like` builds a host of that family, its settings hold for what is not named."""
-    family, *parts = text.split(":")
-    if family not in HOSTS:
-        raise UnknownNameError("host family", family, HOSTS, "One of your own: esper --import FILE.")
-    build = HOSTS[family]
-    known = like.keywords if isinstance(like, partial) and like.func is build else {}
-    settings = {**known, **read_settings(family, parts, build)}
-    try:
-        signature(build).bind(**settings)
-    except TypeError as problem:
-        raise SettingError(f"host {text!r}: {problem}. Write {family}:KEY=VALUE:KEY=VALUE.") from None
-    return partial(build, **settings)
 
 
 def _require_positive(**sizes: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from esper.kasmina.hosts import read_host
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError
 from esper.leyline.own import require_imported
@@ -37,8 +36,6 @@ class TaskConfig(Configuration):
 
     name: str = "digits"
     """what hosts are trained on, see `esper list`"""
-    host: str | None = None
-    """another host, by family: cnn:blocks=3; see `esper list`"""
     epoch_examples: int | None = Field(None, ge=1, le=10**7)
     """least examples per epoch and decision, rounded up to steps of one size"""
     held_out: int | None = Field(None, ge=2)
@@ -78,9 +75,7 @@ class TaskConfig(Configuration):
         if (self.clock or task.clock) == "epochs" and (self.compute or self.decay) is not None:
             given = f"compute is {self.compute} and decay {self.decay}, which are of clock compute"
             raise SettingError(f"clock is epochs, but {given}. Give them without that clock, or leave them out.")
-        changed = {name: value for name, value in self if name not in ("name", "host", "lengths") and value is not None}
-        if self.host is not None:
-            changed["build_host"] = read_host(self.host, task.build_host)
+        changed = {name: value for name, value in self if name not in ("name", "lengths") and value is not None}
         lengths = {name: value for name, value in self.lengths if value is not None}
         return replace(task, **changed, lengths=replace(task.lengths, **lengths))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import SaveError, SettingError
 from esper.leyline.files import write_durably
 from esper.simic.config import PPOSettings
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
@@ -45,16 +45,19 @@ class PPOAgent:
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
         self.layout: Layout | None = None
-        """of a growth policy: what it fits, so that its file works as `--policy FILE`"""
+        """of a growth policy, the only kind that is saved: what it fits"""
         self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with everything that it acts with and goes on learning from."""
+        """Write a growth agent as one safetensors file: everything that it acts with and goes on learning from."""
         from esper.simic.checkpoints import describe_agent
 
+        if self.layout is None:
+            found = f"cannot write {path}: this agent did not learn growth with growth's own heads"
+            raise SaveError(f"{found}, and only those are saved. Keep the weights: agent.network.state_dict().")
         write_durably(Path(path), describe_agent(self, self.layout, self.facts))
 
     @staticmethod

@@ -45,12 +45,12 @@ def learn(
     if total_steps < env.num_envs:
         raise SettingError(f"total_steps is {total_steps}, but {env.num_envs} environments need as many.")
     config = (config or PPOConfig()).annealed_over(total_steps)
-    spec = spec or getattr(env.unwrapped, "heads", None)
-    seen, acts = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
+    own = getattr(env.unwrapped, "heads", None)
+    seen, acts = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec or own)
     with own_randomness(mix_seed(seed, 0)):
         network = RecurrentActorCritic(seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
     agent = PPOAgent(network, config, seed=seed, codecs=(seen, acts))
-    if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None:
+    if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None and acts.spec == own:
         agent.layout = lay_out(config.hidden_dim, config.head_dim)
     player = Player(env, agent, seed)
     steps = total_steps // env.num_envs
@@ -146,25 +146,6 @@ def _sizes(space: gym.Space[Any]) -> list[int] | None:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return [int(size) for size in space.nvec.flatten()]
     return [int(space.n)] if isinstance(space, gym.spaces.Discrete) else None
-
-
-def describe_space(space: gym.Space[Any]) -> dict[str, Any]:
-    """A space as plain data, as far as its codec looks at it."""
-    kind, shape = type(space).__name__, list(cast(tuple[int, ...], space.shape))
-    if (sizes := _sizes(space)) is None:
-        return {"kind": kind, "shape": shape}
-    return {"kind": kind, "shape": shape, "sizes": sizes, "start": np.ravel(getattr(space, "start", 0)).tolist()}
-
-
-def read_space(plain: Mapping[str, Any]) -> gym.Space[Any]:
-    """What `describe_space` described."""
-    shape = tuple(plain["shape"])
-    if plain["kind"] == "Discrete":
-        return gym.spaces.Discrete(plain["sizes"][0], start=plain["start"][0])
-    if plain["kind"] == "MultiDiscrete":
-        sizes, start = (np.reshape(plain[key], shape) for key in ("sizes", "start"))
-        return gym.spaces.MultiDiscrete(sizes, start=start)
-    return gym.spaces.MultiBinary(shape) if plain["kind"] == "MultiBinary" else gym.spaces.Box(-np.inf, np.inf, shape)
 
 
 class ObservationCodec:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
+import gymnasium as gym
+import numpy as np
 import torch
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
@@ -18,10 +20,9 @@ from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
-from esper.simic.any_env import ActionCodec, ObservationCodec, describe_space, read_space
+from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.simic.config import MOST_WIDTH, PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
-from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
@@ -64,21 +65,15 @@ class Layout:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-def describe_agent(agent: PPOAgent, layout: Layout | None, facts: Mapping[str, Any]) -> bytes:
+def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
-    net = agent.network
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout and layout.plain(),
-        "learner": {
-            "config": agent.config.model_dump(mode="json"),
-            "sizes": {"state_dim": net.state_dim, "hidden_dim": net.hidden_dim, "head_dim": net.head_dim},
-            "heads": {"heads": [asdict(head) for head in net.spec.heads], "chained": net.spec.chained},
-            "spaces": agent.codecs and [describe_space(codec.space) for codec in agent.codecs],
-        },
+        "layout": layout.plain(),
+        "learner": {"config": agent.config.model_dump(mode="json")},
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
     }
@@ -104,7 +99,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if found != FORMAT:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
     with fitting(path):
-        TypeAdapter(Layout | None).validate_python(plain["layout"])
+        TypeAdapter(Layout).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
@@ -115,16 +110,14 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     tensors, plain = read_checkpoint(path)
     if (own := plain.get("learner")) is None:
         raise SaveError(f"{path} does not say how its learner is built: an older version wrote it. Use it as --policy.")
+    layout = TypeAdapter(Layout).validate_python(plain["layout"])
+    network = _built(layout.build, tensors, path)
+    seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
+    codecs = ObservationCodec(seen), ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec)
     with fitting(path):
-        spec = TypeAdapter(HeadSpec).validate_python(own["heads"])
-        codecs = None
-        if own["spaces"] is not None:
-            seen, acted = map(read_space, own["spaces"])
-            codecs = ObservationCodec(seen), ActionCodec(acted, spec)
         config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
-        network = _built(lambda: RecurrentActorCritic(spec=spec, **own["sizes"]), tensors, path)
         agent = PPOAgent(network.to(device), config, codecs=codecs)
-    agent.layout = plain["layout"] and TypeAdapter(Layout).validate_python(plain["layout"])
+    agent.layout = layout
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
@@ -132,14 +125,8 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
 def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     """Put a learner back to where it was; returns the caller's facts. What does not fit is refused at once."""
     tensors, plain = read_checkpoint(path)
-    require_layout(_growth_layout(plain, path), layout, path)
+    require_layout(plain["layout"], layout, path)
     return _restore(agent, tensors, plain, path)
-
-
-def _growth_layout(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    if plain["layout"] is None:
-        raise SaveError(f"{path} holds a policy for another environment than growth; give one that learned to grow.")
-    return dict(plain["layout"])
 
 
 def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -193,7 +180,7 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
 def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
     """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    saved = _growth_layout(plain, path)
+    saved = plain["layout"]
     reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
     layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
     require_layout(saved, layout, path)
