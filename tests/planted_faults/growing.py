@@ -362,7 +362,7 @@ FAULTS = [
     ),
     Fault(
         "a copy of a copy copies the host's module",
-        "kasmina/fitting.py",
+        "kasmina/model.py",
         "source = last.body if isinstance(last, Copy) else",
         "source =",
         "kasmina/test_copies.py::test_a_later_copy_copies_the_last_block_that_is_there",

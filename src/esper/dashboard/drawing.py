@@ -17,12 +17,10 @@ from esper.dashboard.view import Episode, LogLine, RunView, Series, printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock, tell_gain
 
-Picture = tuple[str, RenderableType]
-"""A panel's title and what is in it."""
+Picture = tuple[str, RenderableType]  # A panel's title and what is in it.
 Form = Callable[[float], str]
 
-ROUNDS_OF_PACE = 5
-"""Newest rounds whose mean time says how long the rest takes."""
+ROUNDS_OF_PACE = 5  # Newest rounds whose mean time says how long the rest takes.
 GREEN, GREY, AMBER, VIOLET, BLUE = "#5fb49c", "#9fb0c8", "#e0a458", "#c792ea", "#7fc8f8"
 STYLES = {"GERMINATED": BLUE, "TRAINING": BLUE, "BLENDING": AMBER, "PROBATIONARY": VIOLET, "CULLED": "#ef6f6c"}
 SIGNS = {"running": "▶", "finished": "■", "stopped": "▲", "paused": "‖"}

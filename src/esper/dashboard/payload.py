@@ -12,8 +12,7 @@ from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.view import Episode, RunView, Series
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
-POINTS = 400
-"""Rows of a chart; more than a screen can tell apart."""
+POINTS = 400  # Rows of a chart; more than a screen can tell apart.
 MOST_SPANS, MOST_ROWS = 400, 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
 CONTROL, _REST = "never", ("results", "ledgers", "anomalies", "worth")

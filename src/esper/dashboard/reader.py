@@ -15,8 +15,7 @@ from esper.leyline.errors import SaveError
 from esper.leyline.files import open_plain
 from esper.telemetry.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
 
-LONGEST_LINE = 2**18
-"""A longer line is no event of ours."""
+LONGEST_LINE = 2**18  # A longer line is no event of ours.
 _LARGEST_CONFIG, _TAIL, _HEAD = 2**20, 4096, 2**20
 _OLDER = re.compile(
     rb'(?m)^\{"type": "(GrownEpoch"|EpochMeasured"|ContributionMeasured"|HostEpoch", "round"'
@@ -41,8 +40,7 @@ class RunReader:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.problem: str | None = None
-        """why the folder cannot be shown: config.json is damaged, or all of it is older"""
+        self.problem: str | None = None  # why the folder cannot be shown: config.json is damaged, or all of it is older
         self.is_older = False
         self.places: dict[int, Place] = {}
         self.view = _blank(self._config())
@@ -199,11 +197,9 @@ class RunSummary:
     kind: str
     task: str
     policy: str
-    status: str
-    """as `RunReader.status` says"""
+    status: str  # as `RunReader.status` says
     done: int
-    total: int
-    """rounds (ppo) or epochs (run); a total of 0 is not written down"""
+    total: int  # rounds (ppo) or epochs (run); a total of 0 is not written down
     best_accuracy: float | None  # held-out: the best round's mean (ppo), the best host's last (run)
     params: int | None  # of that host (run), mean of the newest episodes (ppo)
     age_seconds: float | None  # since the last event

@@ -17,8 +17,7 @@ from esper.leyline.files import write_durably
 from esper.telemetry.runfolder import GARDEN
 
 STATIC = Path(__file__).parent / "static"
-MOST_EPISODES = 8
-"""Hosts whose timelines are drawn, per run."""
+MOST_EPISODES = 8  # Hosts whose timelines are drawn, per run.
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:

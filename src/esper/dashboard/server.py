@@ -47,8 +47,7 @@ HEADERS = {
 }
 TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
 """Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
-KEPT_SECONDS = 60.0
-"""How long a run stays in memory after somebody looked at it alone."""
+KEPT_SECONDS = 60.0  # How long a run stays in memory after somebody looked at it alone.
 PATIENCE, MOST_CONNECTIONS = 10.0, 1000
 """Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
 MOST_COMPARED = 12

@@ -12,8 +12,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.slots import ordered_slots
 from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
-LOG_LINES = 500
-"""Event lines that a view remembers; older ones are on disk."""
+LOG_LINES = 500  # Event lines that a view remembers; older ones are on disk.
 _LONGEST_TEXT = 400
 _DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
 Record = Mapping[str, Any]
@@ -70,8 +69,7 @@ class SeedSpan:
     stages: list[tuple[str, int]] = field(default_factory=list)
     """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
     end: int | None = None
-    fate: str | None = None
-    """the epoch it was FOSSILIZED or CULLED, and which; None is alive"""
+    fate: str | None = None  # the epoch it was FOSSILIZED or CULLED, and which; None is alive
     removed: int | None = None  # the epoch in which late pruning removed the fossil
     alpha: float = 0.0
     age: int = 0
@@ -142,8 +140,7 @@ class RunView:
     worth: list[dict[str, Any]] = field(default_factory=list)
     """records of ArmFinished, LedgerClosed, AnomalyFound and GrowthReported"""
     events: int = 0
-    unknown: int = 0
-    """records folded, and those of them that were not understood"""
+    unknown: int = 0  # records folded, and those of them that were not understood
     begun: dict[int, int] = field(default_factory=dict)  # rank -> the round that it plays
     chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """rank -> ops chosen in that round so far"""

@@ -17,14 +17,11 @@ from esper.kasmina.copies import Copy, Site
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
 from esper.leyline.own import enter
 
-KINDS = {4: "image", 3: "sequence", 2: "vector"}
-"""Rank of a slot's features, batch included -> kind of blueprint."""
+KINDS = {4: "image", 3: "sequence", 2: "vector"}  # Rank of a slot's features, batch included -> kind of blueprint.
 
-SHAM = "sham"
-"""The blueprint without parameters or effect."""
+SHAM = "sham"  # The blueprint without parameters or effect.
 
-COPY, COPY_ZERO = "copy", "copy_zero"
-"""A copy of the slot's own module; the second is the identity at birth."""
+COPY, COPY_ZERO = "copy", "copy_zero"  # A copy of the slot's own module; the second is the identity at birth.
 
 Shape = tuple[int, ...]
 AnySeed = seeds.Seed | seeds.Sham | Copy
@@ -41,14 +38,10 @@ def channels_of(kind: str, shape: Shape) -> int:
 class BlueprintTraits:
     """What a blueprint is like, as numbers that a policy can read about blueprints it has never met."""
 
-    spatial: float = 0.0
-    """1 if it mixes positions"""
-    attention_like: float = 0.0
-    """1 if its weights depend on its input"""
-    normalising: float = 0.0
-    """1 if it normalises its input"""
-    depth: float = 1.0
-    """layers with weights, one behind the other"""
+    spatial: float = 0.0  # 1 if it mixes positions
+    attention_like: float = 0.0  # 1 if its weights depend on its input
+    normalising: float = 0.0  # 1 if it normalises its input
+    depth: float = 1.0  # layers with weights, one behind the other
 
 
 @dataclass(frozen=True)

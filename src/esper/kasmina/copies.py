@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_REGISTRIES = frozenset(vars(nn.Module()))
-"""what every module has of its own: parameters, children, hooks ..."""
+_REGISTRIES = frozenset(vars(nn.Module()))  # what every module has of its own: parameters, children, hooks ...
 _CACHES = re.compile("cache|past")
 
 
@@ -124,8 +123,7 @@ def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:
 class Site:
     """A place in a network as a blueprint sees it that asks for one: `def mine(channels, site)`."""
 
-    module: nn.Module
-    """what a copy planted here now would copy"""
+    module: nn.Module  # what a copy planted here now would copy
     network: nn.Module
     held: tuple[object, ...] = ()
     zeroed: Mapping[str, float] = field(default_factory=dict)

@@ -18,8 +18,7 @@ from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.gates import GateEvidence, shape_gate
 from esper.leyline.slots import SlotConfig
 
-Prices = dict[tuple[str, str, str], int]
-"""Parameters by slot, blueprint and blend."""
+Prices = dict[tuple[str, str, str], int]  # Parameters by slot, blueprint and blend.
 
 
 class KnownSlots(dict[str, SeedSlot]):

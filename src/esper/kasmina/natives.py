@@ -13,20 +13,17 @@ from torch import nn
 
 _COUNT = re.compile(r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)")
 """fields that say how long a list is"""
-_PER_MEMBER = re.compile(r"layer|block|type")
-"""lists with one entry per member"""
+_PER_MEMBER = re.compile(r"layer|block|type")  # lists with one entry per member
 _NUMBER = re.compile(r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)")
 """attributes that say which member this is"""
 _FLAGS = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 _ABSENT = "nothing"
 
-Layout = Sequence[tuple[int, nn.Module]]
-"""Members in order, each with the place that it, or its original, had before."""
+Layout = Sequence[tuple[int, nn.Module]]  # Members in order, each with the place that it, or its original, had before.
 Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
 Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]
 """Configurations, each with the sets of its fields that may count the members."""
-Differences = set[tuple[str, Any, Any]]
-"""What, in this network, in the one that its configuration builds."""
+Differences = set[tuple[str, Any, Any]]  # What, in this network, in the one that its configuration builds.
 
 
 def locate(host: nn.Module, name: str) -> tuple[str, int]:

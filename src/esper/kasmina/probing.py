@@ -17,8 +17,7 @@ from esper.leyline.errors import HostError, UnknownNameError
 _WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 """One batch as the model takes it: a tensor, positional arguments, or keyword arguments."""
-Call = tuple[tuple[Any, ...], dict[str, Any], Any]
-"""Positional and keyword arguments, output."""
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # Positional and keyword arguments, output.
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,10 @@ class Place:
     name: str
     module: str
     kind: str | None
-    shape: tuple[int, ...]
-    """one example's features"""
-    problem: str | None
-    """why no slot fits here; None if one does"""
-    like: Tensor | None = None
-    """an empty tensor on the device and of the type of the features"""
-    copy_problem: str | None = None
-    """why the module cannot be copied; None if it can, as far as one call shows"""
+    shape: tuple[int, ...]  # one example's features
+    problem: str | None  # why no slot fits here; None if one does
+    like: Tensor | None = None  # an empty tensor on the device and of the type of the features
+    copy_problem: str | None = None  # why the module cannot be copied; None if it can, as far as one call shows
 
     def __str__(self) -> str:
         fit = f"{self.kind} {self.shape}" if self.problem is None else f"no slot: {self.problem}"

@@ -167,8 +167,7 @@ def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
     return torch.full((channels, 1, 1) if channels_first else (channels,), value)
 
 
-CHILD = "grown"
-"""Name of the child that holds a module's fossils in a harvested network."""
+CHILD = "grown"  # Name of the child that holds a module's fossils in a harvested network.
 
 
 class Fossils(nn.Sequential):

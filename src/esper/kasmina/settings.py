@@ -13,18 +13,14 @@ from esper.leyline.lifecycle import SeedState, StageLengths
 class GrowthSettings:
     """How seeds are raised in one network."""
 
-    lengths: StageLengths = field(default_factory=StageLengths)
-    """epochs per stage"""
+    lengths: StageLengths = field(default_factory=StageLengths)  # epochs per stage
     scale_at_birth: float = 0.0
     """strength of a newborn seed's branch; 0 is the identity, 1 a cold start that learned fastest when measured"""
-    blends: tuple[str, ...] = BLEND_IDS
-    """ways to blend that a policy may choose from"""
-    epochs: int | None = None
-    """length of the training, if known: policies then plant nothing too late to pay"""
+    blends: tuple[str, ...] = BLEND_IDS  # ways to blend that a policy may choose from
+    epochs: int | None = None  # length of the training, if known: policies then plant nothing too late to pay
     kinds: Mapping[str, str] = field(default_factory=dict)
     """module name or pattern -> image, sequence or vector, where the rank of the features misleads"""
-    seed: int = 0
-    """seeds the weights of newborn seeds and the shadow pass; the global random state is never used"""
+    seed: int = 0  # seeds the weights of newborn seeds and the shadow pass; the global random state is never used
     prunes: bool = True
     """whether fossils that do not pay are removed once, when the rate has fallen to a tenth of its peak"""
     least_gain: float = 0.0

@@ -37,8 +37,7 @@ OP_NAMES: tuple[str, ...] = tuple(op.name for op in LifecycleOp)
 BLEND_IDS: tuple[str, ...] = tuple(blend.to_algorithm_id() for blend in BlendAction)
 BLUEPRINT_IDS: tuple[str | None, ...] = tuple(blueprint.to_blueprint_id() for blueprint in BlueprintAction)
 OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = (int(op) for op in LifecycleOp)
-Choice = tuple[int, int, int, int]
-"""One decision as indices: op, slot, blueprint, blend."""
+Choice = tuple[int, int, int, int]  # One decision as indices: op, slot, blueprint, blend.
 NUM_OPS = len(OP_NAMES)
 NUM_BLENDS = len(BLEND_IDS)
 NUM_BLUEPRINTS = len(BLUEPRINT_IDS)

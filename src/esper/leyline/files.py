@@ -19,8 +19,7 @@ from esper.leyline.errors import SaveError
 
 Content = bytes | Callable[[Path], None]
 """What a file is to hold, or a function that writes it to the path that it is given."""
-MOST_BYTES = 2**27
-"""A file that is read whole and larger than this is none of ours."""
+MOST_BYTES = 2**27  # A file that is read whole and larger than this is none of ours.
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
 

@@ -9,8 +9,7 @@ from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, ramp_gate, shadow_gate
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
-MIN_CULL_AGE = 1
-"""Epochs a seed must train before it may be culled."""
+MIN_CULL_AGE = 1  # Epochs a seed must train before it may be culled.
 
 _SIGMOID_STEEPNESS = 10.0
 
@@ -23,12 +22,9 @@ class StageLengths:
     """closed-loop incubation before blending; 0 starts to blend at once, which did better in our measurements"""
     ramp: int = 1
     """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch, 0 kept at once, unmeasured"""
-    probation: int = 1
-    """measured epochs at full strength before a seed is kept"""
-    embargo: int = 3
-    """epochs a slot stays closed after a cull"""
-    resetting: int = 1
-    """epochs between embargo and the next chance"""
+    probation: int = 1  # measured epochs at full strength before a seed is kept
+    embargo: int = 3  # epochs a slot stays closed after a cull
+    resetting: int = 1  # epochs between embargo and the next chance
 
     def __post_init__(self) -> None:
         for name, least in (("training", 0), ("ramp", 0), ("probation", 1), ("embargo", 0), ("resetting", 0)):

@@ -17,8 +17,7 @@ from esper.leyline.errors import UnknownNameError
 BACKEND = "inductor"
 _WORTH = 4e9
 """FLOPs of a step's forward pass from which on `auto` compiles: a smaller host waits for launches, not for memory."""
-_compiled: dict[Any, Callable[..., Any]] = {}
-"""By shape of block and call, for all populations of the process."""
+_compiled: dict[Any, Callable[..., Any]] = {}  # By shape of block and call, for all populations of the process.
 
 
 def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -> bool:

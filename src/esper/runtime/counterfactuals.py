@@ -16,8 +16,7 @@ from esper.runtime.host import HostRun
 from esper.runtime.splits import Split
 
 _CHUNK = 2048
-SCORE_EXAMPLES = 32
-"""Examples that the greedy score looks at, once per epoch."""
+SCORE_EXAMPLES = 32  # Examples that the greedy score looks at, once per epoch.
 
 
 @contextmanager

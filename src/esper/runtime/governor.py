@@ -14,8 +14,7 @@ from esper.runtime.host import EpochReading, HostRun
 CLEARLY_BETTER = 2.0
 """Times chance (and four standard errors above it) that accuracy must have reached before guessing is a collapse."""
 GUESSING = 1.1
-EXPLODED = 3.0
-"""Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a row."""
+EXPLODED = 3.0  # Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a row.
 PATIENCE = 3
 
 

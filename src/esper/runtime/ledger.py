@@ -18,8 +18,7 @@ from esper.kasmina.slot import SeedSlot, has_gate
 from esper.runtime.splits import Split
 
 PHASES = ("training", "shadow", "validation", "counterfactual", "score", "policy")
-BACKWARD = 2
-"""A backward pass costs about two forward passes."""
+BACKWARD = 2  # A backward pass costs about two forward passes.
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class PhaseCost:
     seconds: float = 0.0
 
 
-Charge = tuple[str, int, int]
-"""Phase, examples, FLOPs of each."""
+Charge = tuple[str, int, int]  # Phase, examples, FLOPs of each.
 
 
 @dataclass

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError, SaveError
 
-PAD = 4
-"""Pixels by which a training image may shift."""
+PAD = 4  # Pixels by which a training image may shift.
 
 
 def draw_offsets(count: int, generator: torch.Generator) -> Tensor:

@@ -19,8 +19,7 @@ from esper.leyline.own import enter
 from esper.runtime import data
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
 
-Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(outputs, targets) -> loss and correctness of each example"""
+Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (outputs, targets) -> loss and correctness of each example
 Examples = torch.utils.data.Dataset[tuple[Tensor, int]]
 
 
@@ -38,57 +37,40 @@ class Task:
 
     name: str
     summary: str
-    source: str
-    """where the data comes from"""
+    source: str  # where the data comes from
     load: Callable[[Path | None], Splits]
     build_host: Callable[[], nn.Module]
-    chance: float
-    """accuracy of random guessing; the governor knows a collapse by it"""
+    chance: float  # accuracy of random guessing; the governor knows a collapse by it
     score: Score = cross_entropy_scores
-    batch: int = 128
-    """most examples per step; all steps of an epoch have as many"""
-    optimizer: str = "sgd"
-    """sgd (nesterov momentum 0.9) or adamw"""
-    beta2: float = 0.999
-    """decay of AdamW's squared gradients"""
-    lr: float = 0.1
-    """peak rate"""
+    batch: int = 128  # most examples per step; all steps of an epoch have as many
+    optimizer: str = "sgd"  # sgd (nesterov momentum 0.9) or adamw
+    beta2: float = 0.999  # decay of AdamW's squared gradients
+    lr: float = 0.1  # peak rate
     weight_decay: float = 5e-4
-    clip_norm: float = 5.0
-    """largest gradient norm of the host, and of each seed by itself"""
+    clip_norm: float = 5.0  # largest gradient norm of the host, and of each seed by itself
     clock: str = "epochs"
     """what an episode is a length of: epochs (rate constant, then a cosine), or compute (warm-up, constant, decay)"""
-    constant_share: float = 0.5
-    """clock epochs: part of the episode at the peak rate"""
-    compute: float = 1.0
-    """clock compute: FLOPs of an episode, in units of the reference run"""
+    constant_share: float = 0.5  # clock epochs: part of the episode at the peak rate
+    compute: float = 1.0  # clock compute: FLOPs of an episode, in units of the reference run
     reference: tuple[Callable[[], nn.Module], int] | None = None
     """the run that is 1.0 of compute, a network and how many examples it learns from; None is the host, all epochs"""
-    warmup: float = 0.03
-    """clock compute: part of it in which the rate rises"""
-    decay: float = 0.2
-    """clock compute: last part of it, in which the rate falls to zero"""
+    warmup: float = 0.03  # clock compute: part of it in which the rate rises
+    decay: float = 0.2  # clock compute: last part of it, in which the rate falls to zero
     epoch_examples: int | None = None
     """least examples per epoch and decision, rounded up to whole steps; None is one pass over the training split"""
     held_out: int | None = None
     """validation examples to measure on, always the same ones; None is all that were carved off"""
-    epochs: int = 20
-    """epochs in an episode; with clock compute, decisions"""
-    augment: bool = False
-    """shift by up to 4 pixels and mirror, drawn anew for every example"""
+    epochs: int = 20  # epochs in an episode; with clock compute, decisions
+    augment: bool = False  # shift by up to 4 pixels and mirror, drawn anew for every example
     slots: tuple[str, ...] | None = None
     """modules that carry slots, by name or pattern, or ids of the host's own slots; None is all of its own"""
-    blueprints: tuple[str, ...] | None = None
-    """what may be planted; None is every built-in blueprint that fits"""
-    budget: float = 3.0
-    """most parameters, as a multiple of the host's"""
+    blueprints: tuple[str, ...] | None = None  # what may be planted; None is every built-in blueprint that fits
+    budget: float = 3.0  # most parameters, as a multiple of the host's
     max_seeds: int | None = None
-    blends: tuple[str, ...] = BLEND_IDS
-    """ways to blend that a policy may choose from"""
+    blends: tuple[str, ...] = BLEND_IDS  # ways to blend that a policy may choose from
     lengths: StageLengths = field(default_factory=StageLengths)
     scale_at_birth: float = 1.0
-    prunes: bool = True
-    """whether fossils that do not pay are removed when the rate has fallen"""
+    prunes: bool = True  # whether fossils that do not pay are removed when the rate has fallen
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "epochs": 1, "epoch_examples": 1, "held_out": 2}.items():

@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # it is built on the agent
     from esper.simic.any_env import ActionCodec, Mask, ObservationCodec
     from esper.simic.checkpoints import Layout
 
-KL_SLACK = 1.5
-"""An update stops at this multiple of the target divergence."""
+KL_SLACK = 1.5  # An update stops at this multiple of the target divergence.
 
 
 class PPOAgent:
@@ -44,8 +43,7 @@ class PPOAgent:
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
-        self.layout: Layout | None = None
-        """of a growth policy, the only kind that is saved: what it fits"""
+        self.layout: Layout | None = None  # of a growth policy, the only kind that is saved: what it fits
         self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:

@@ -19,12 +19,10 @@ class HeadRecord:
     """One head in one update."""
 
     loss: float
-    entropy: float
-    """mean where the head had a choice, 0 to 1"""
+    entropy: float  # mean where the head had a choice, 0 to 1
     clip_fraction: float
     ratio_max: float
-    steps: int
-    """decisions it took part in; a pass that was cut short may not have come to all of them"""
+    steps: int  # decisions it took part in; a pass that was cut short may not have come to all of them
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class RatioExplosionDiagnostic:
     """The decisions whose probability ratio left its bounds, the worst first."""
 
     worst: tuple[WorstRatio, ...]
-    count: int
-    """entries outside the bounds, all heads and all passes"""
+    count: int  # entries outside the bounds, all heads and all passes
 
     @classmethod
     def of(
@@ -78,30 +75,22 @@ class UpdateRecord:
 
     policy_loss: float
     value_loss: float
-    entropy: float
-    """mean over heads"""
+    entropy: float  # mean over heads
     heads: Mapping[str, HeadRecord]
-    explained_variance: float
-    """before the update; NaN where the returns did not vary"""
+    explained_variance: float  # before the update; NaN where the returns did not vary
     ratio_mean: float
     ratio_std: float
     ratio_max: float
-    ratio_min: float
-    """joint ratio of whole decisions over all passes"""
+    ratio_min: float  # joint ratio of whole decisions over all passes
     first_ratio_gap: Mapping[str, float]
     """largest |ratio - 1| of the first minibatch, per head and joint: what acting and learning disagree by"""
-    first_worst: WorstRatio | None
-    """the decision that they disagree most about; None where they agree to the bit"""
-    approx_kl: float
-    """of the last minibatch looked at"""
+    first_worst: WorstRatio | None  # the decision that they disagree most about; None where they agree to the bit
+    approx_kl: float  # of the last minibatch looked at
     clip_fraction: float
-    early_stop_epoch: int | None
-    """pass that was cut short by the divergence"""
+    early_stop_epoch: int | None  # pass that was cut short by the divergence
     gradient_norm: float
-    steps: int
-    """optimiser steps taken"""
-    skipped_steps: int
-    """steps left out because of gradients that were not finite"""
+    steps: int  # optimiser steps taken
+    skipped_steps: int  # steps left out because of gradients that were not finite
     stale_state_error: float
     """mean squared difference, after the last step, between stored and recomputed state where episodes go on"""
     lr: float
@@ -126,8 +115,7 @@ class AnomalyDetector:
 
     ratio_max: float = 5.0
     kl_max: float = 0.2
-    entropy_floor: float = 0.01
-    """least mean entropy of the first head"""
+    entropy_floor: float = 0.01  # least mean entropy of the first head
     first_ratio_gap: float = 1e-4
     explained_variance: Sequence[tuple[float, float]] = ((0.0, -math.inf), (0.25, -0.5), (0.5, 0.0))
     """(progress from, least value): the value has to know more as training goes on"""
@@ -159,10 +147,8 @@ class AnomalyDetector:
 class MinibatchTrace:
     """What one minibatch left behind here, still on the device; log-ratios and relevance are [heads, R, T]."""
 
-    rows: Tensor
-    """their numbers among those of all processes"""
-    begins: Tensor
-    """the step of its row that each piece begins with"""
+    rows: Tensor  # their numbers among those of all processes
+    begins: Tensor  # the step of its row that each piece begins with
     log_ratios: Tensor
     is_relevant: Tensor
     valid: Tensor
@@ -170,8 +156,7 @@ class MinibatchTrace:
     entropies: Tensor
     value_loss: Tensor
     kl: Tensor
-    gradient_norm: Tensor | None
-    """None: the step was not taken because the divergence was too large"""
+    gradient_norm: Tensor | None  # None: the step was not taken because the divergence was too large
 
 
 def summarise(

@@ -34,8 +34,7 @@ from esper.tamiyo.observation import LARGEST, feature_names, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
-MAX_ROLLBACKS = 3
-"""The governor gives a host up at this many rollbacks in one episode."""
+MAX_ROLLBACKS = 3  # The governor gives a host up at this many rollbacks in one episode.
 LEAST_CHANGE = 0.1
 """Part of the loss of guessing that is the least unit of loss: a twin that learns nothing would make noise count."""
 

@@ -15,12 +15,9 @@ class PolicyLoss:
     """Loss of the policy with what it was made of; tensors [heads, R, T]."""
 
     total: Tensor
-    per_head: Tensor
-    """[heads]"""
-    log_ratios: Tensor
-    """without gradient; 0 where a head is not used"""
-    kl: Tensor
-    """joint divergence over valid steps, by the k3 estimator"""
+    per_head: Tensor  # [heads]
+    log_ratios: Tensor  # without gradient; 0 where a head is not used
+    kl: Tensor  # joint divergence over valid steps, by the k3 estimator
 
 
 @dataclass(frozen=True)
@@ -30,15 +27,11 @@ class HeadSteps:
     Sums are divided by counts, at least 1: those of all processes, where several share a minibatch.
     """
 
-    is_relevant: Tensor
-    """[heads, R, T]: where each took part"""
-    is_open: Tensor
-    """[heads, R, T]: where each had a choice"""
-    relevant: Tensor
-    """[heads]: steps that each took part in"""
+    is_relevant: Tensor  # [heads, R, T]: where each took part
+    is_open: Tensor  # [heads, R, T]: where each had a choice
+    relevant: Tensor  # [heads]: steps that each took part in
     valid: Tensor
-    open: Tensor
-    """[heads]: valid steps at which each had a choice"""
+    open: Tensor  # [heads]: valid steps at which each had a choice
 
     @classmethod
     def of(cls, is_relevant: Tensor, is_open: Tensor, by_row: Tensor) -> Self:

@@ -8,8 +8,7 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
 from esper.leyline.own import enter
 
-BOUND = 5.0
-"""Losses beyond the twin's count up to this many units, so that a broken host cannot drown everything else."""
+BOUND = 5.0  # Losses beyond the twin's count up to this many units, so that a broken host cannot drown everything else.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +23,14 @@ class StepFacts:
     loss_before: float
     twin_loss: float
     twin_loss_before: float
-    loss_unit: float
-    """the task's typical change: how far the twin's held-out loss falls in its episode"""
-    op: int
-    """what was done, after the legality rule"""
-    params_share: float
-    """parameters added, of the host's own"""
-    flops_share: float
-    """forward FLOPs added, of the host's own"""
-    kept_share: float
-    """fossils' part of the parameters added; 0 where there are none"""
+    loss_unit: float  # the task's typical change: how far the twin's held-out loss falls in its episode
+    op: int  # what was done, after the legality rule
+    params_share: float  # parameters added, of the host's own
+    flops_share: float  # forward FLOPs added, of the host's own
+    kept_share: float  # fossils' part of the parameters added; 0 where there are none
     is_last: bool
     is_rolled_back: bool = False
-    is_lost: bool = False
-    """the governor gave the host up"""
+    is_lost: bool = False  # the governor gave the host up
 
 
 def accuracy_beyond_twin(facts: StepFacts) -> float:

@@ -17,8 +17,7 @@ class Rows:
 
     states: Tensor
     choices: PerHead
-    log_probs: Tensor
-    """[R, T, heads]"""
+    log_probs: Tensor  # [R, T, heads]
     values: Tensor
     valid: Tensor
     starts: Tensor

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from esper.leyline.errors import MaskError
 
-_LOWEST = torch.finfo(torch.float32).min
-"""Finite on purpose: an infinity turns the gradient of the entropy into NaN."""
+_LOWEST = torch.finfo(torch.float32).min  # Finite on purpose: an infinity turns the gradient of the entropy into NaN.
 
 
 def at_least_single(values: Tensor) -> Tensor:

@@ -17,10 +17,8 @@ class Head:
 
     name: str
     size: int
-    mask_by: str | None = None
-    """an earlier head whose choice selects the row of this head's mask"""
-    used_by: tuple[int, ...] | None = None
-    """choices of the first head for which this one matters; None = always"""
+    mask_by: str | None = None  # an earlier head whose choice selects the row of this head's mask
+    used_by: tuple[int, ...] | None = None  # choices of the first head for which this one matters; None = always
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from esper.tamiyo.distributions import MaskedCategorical, at_least_single, maske
 from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
 
-Hidden = tuple[Tensor, Tensor]
-"""h and c, each [1, N, H]"""
+Hidden = tuple[Tensor, Tensor]  # h and c, each [1, N, H]
 PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
 
@@ -26,8 +25,7 @@ class Evaluation(NamedTuple):
 
     log_probs: PerHead
     values: Tensor
-    entropy: PerHead
-    """expected over the earlier choices, normalised to 0 .. 1"""
+    entropy: PerHead  # expected over the earlier choices, normalised to 0 .. 1
     hidden: Hidden
 
 

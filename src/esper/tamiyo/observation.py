@@ -15,17 +15,14 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo.policies import Reports
 from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
 
-UNKNOWN = -1.0
-"""Stands for "not measured" in features that are otherwise never negative."""
-LARGEST = 5.0
-"""No feature is further from zero."""
+UNKNOWN = -1.0  # Stands for "not measured" in features that are otherwise never negative.
+LARGEST = 5.0  # No feature is further from zero.
 _LONG, _STEEP, _DEEP = 20.0, 10.0, 3.0
 """Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest built-in blueprint."""
 
 _LIFE = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.PROBATIONARY, SeedStage.FOSSILIZED)
 
-Base = Callable[[TrackedSignals, float], float]
-"""(signals, loss scale) -> feature"""
+Base = Callable[[TrackedSignals, float], float]  # (signals, loss scale) -> feature
 Slot = Callable[[SeedStateReport, float], float]
 
 

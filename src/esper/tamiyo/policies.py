@@ -15,8 +15,7 @@ from esper.tamiyo.masks import Masks
 from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
 Reports = Mapping[str, SeedStateReport]
-Actions = NDArray[np.int64]
-"""[N, 4]: op, slot, blueprint, blend"""
+Actions = NDArray[np.int64]  # [N, 4]: op, slot, blueprint, blend
 WAIT: Choice = (0, 0, 0, 0)
 
 

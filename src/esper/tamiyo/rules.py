@@ -16,8 +16,7 @@ from esper.tamiyo.policies import WAIT, Reports, RulePolicy
 from esper.telemetry.events import ActionTaken, Event, StageChanged
 
 Memory = dict[str, Any]
-Place = tuple[int, int]
-"""slot and blueprint"""
+Place = tuple[int, int]  # slot and blueprint
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,8 @@ class HostFacts:
     costs: Mapping[tuple[str, str, str], int]
     host_params: int
     budget: int | None = None
-    horizon: int | None = None
-    """decisions in this episode, if known"""
-    number: int = 0
-    """tells hosts apart where a rule draws lots"""
+    horizon: int | None = None  # decisions in this episode, if known
+    number: int = 0  # tells hosts apart where a rule draws lots
     prices: Mapping[str, Mapping[tuple[str, bool], BlueprintCost]] = field(default_factory=dict)
     """by slot what its seeds cost, FLOPs included; the bool is whether the blend has a gate"""
 
@@ -161,8 +158,7 @@ class Sham:
     """All the events of growing without its capacity: another arm's events replayed with the sham blueprint."""
 
     facts: HostFacts
-    script: Sequence[tuple[int, int, int]]
-    """(decision, op, slot), as `script_of` makes it from an arm's events"""
+    script: Sequence[tuple[int, int, int]]  # (decision, op, slot), as `script_of` makes it from an arm's events
 
     def __post_init__(self) -> None:
         if "sham" not in (names := self.facts.space.blueprint_ids):
@@ -202,8 +198,7 @@ class Heuristic:
 
     facts: HostFacts
     share: Part = 0.75
-    planting_part: Part = 0.4
-    """part of a known episode in which to plant"""
+    planting_part: Part = 0.4  # part of a known episode in which to plant
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         ids, names = self.facts.space.slots.slot_ids, self.facts.space.blueprint_ids

@@ -11,10 +11,8 @@ from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 
-HISTORY = 5
-"""Held-out readings that are kept."""
-_PROGRESS = 1e-3
-"""Part of the loss scale that counts as getting better."""
+HISTORY = 5  # Held-out readings that are kept.
+_PROGRESS = 1e-3  # Part of the loss scale that counts as getting better.
 _MEASURED = ("train_loss", "held_out_loss", "train_accuracy", "held_out_accuracy")
 
 
@@ -22,18 +20,14 @@ _MEASURED = ("train_loss", "held_out_loss", "train_accuracy", "held_out_accuracy
 class EpochSignals:
     """One epoch of one host, as measured; None is not measured."""
 
-    progress: float
-    """share of the host's episode that is over"""
-    lr_share: float
-    """learning rate over its peak"""
+    progress: float  # share of the host's episode that is over
+    lr_share: float  # learning rate over its peak
     train_loss: float | None
     held_out_loss: float | None
     train_accuracy: float | None
     held_out_accuracy: float | None
-    params_share: float
-    """parameters used, of the budget"""
-    seeds_share: float
-    """seeds used, of max_seeds"""
+    params_share: float  # parameters used, of the budget
+    seeds_share: float  # seeds used, of max_seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +35,11 @@ class TrackedSignals:
     """The last epoch and what came before it."""
 
     last: EpochSignals
-    losses: tuple[float, ...] = ()
-    """held-out losses, oldest first, at most HISTORY"""
+    losses: tuple[float, ...] = ()  # held-out losses, oldest first, at most HISTORY
     accuracies: tuple[float, ...] = ()
     best_loss: float | None = None
     best_accuracy: float | None = None
-    plateau_epochs: int = 0
-    """epochs since the held-out loss last got better"""
+    plateau_epochs: int = 0  # epochs since the held-out loss last got better
 
 
 class SignalTracker:

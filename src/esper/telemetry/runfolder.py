@@ -21,15 +21,12 @@ MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints",
 PLANS, NETWORKS = "plans", "networks"
 """What searches have tried, and each host's network, ready to be rebuilt without esper."""
 FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
-GARDEN = "garden"
-"""What stands in place of a command in the configuration of a training loop of one's own."""
+GARDEN = "garden"  # What stands in place of a command in the configuration of a training loop of one's own.
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
-CHECKSUM = "sha256"
-"""Key of the files above that are plain for people and read back all the same."""
+CHECKSUM = "sha256"  # Key of the files above that are plain for people and read back all the same.
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
-_PATIENCE = 0.2
-"""Seconds that a writer waits: whoever looks at a run touches its lock for an instant."""
+_PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches its lock for an instant.
 
 
 @contextmanager

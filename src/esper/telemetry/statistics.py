@@ -12,8 +12,7 @@ from esper.leyline.errors import SettingError
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
-FEWEST = 5
-"""Values below which no claim is made."""
+FEWEST = 5  # Values below which no claim is made.
 
 
 @dataclass(frozen=True)

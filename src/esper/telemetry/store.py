@@ -23,8 +23,7 @@ from esper.leyline.files import Content
 FORMAT = 2
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 Plain = dict[str, Any]
-Files = Mapping[str, tuple[str, Content]]
-"""role -> the name to have and what to hold"""
+Files = Mapping[str, tuple[str, Content]]  # role -> the name to have and what to hold
 
 
 class DamagedManifestError(SaveError):

@@ -24,8 +24,7 @@ from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
-Planting = tuple[str, str, str]
-"""(slot, blueprint, blend)"""
+Planting = tuple[str, str, str]  # (slot, blueprint, blend)
 
 
 class Stopped(Exception):  # noqa: N818  # nobody made a mistake
@@ -42,10 +41,8 @@ class Entry:
     arm: str
     seed: int
     policy: str | Callable[[HostFacts], Policy]
-    built_in: tuple[Planting, ...] = ()
-    """what is part of the network from its first step on"""
-    weights: Mapping[str, Tensor] | None = None
-    """a trained host to go on from; None is a fresh one"""
+    built_in: tuple[Planting, ...] = ()  # what is part of the network from its first step on
+    weights: Mapping[str, Tensor] | None = None  # a trained host to go on from; None is a fresh one
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class ArmRun:
     events: tuple[Event, ...]
     network: nn.Module
     peak_params: int
-    architecture: tuple[Planting, ...]
-    """fossils, in the order of slots"""
+    architecture: tuple[Planting, ...]  # fossils, in the order of slots
 
 
 @memory_errors()

@@ -34,10 +34,8 @@ from esper.trials.config import CompareConfig
 from esper.trials.searching import Searching, is_search, placements_of, read_search
 
 ORACLE, _KEPT = "oracle", (ARMS, "arm of a comparison")
-_ON_A_GPU = 64
-"""Most hosts side by side; on a CPU it is one arm at a time."""
-METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}
-"""Name and sign: what is ahead has more of it times the sign."""
+_ON_A_GPU = 64  # Most hosts side by side; on a CPU it is one arm at a time.
+METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}  # Name and sign: what is ahead has more of it times the sign.
 _OPPOSITE = {"ahead": "behind", "behind": "ahead"}
 _COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
 
@@ -50,12 +48,10 @@ class Trials:
     rate: float
     rows: tuple[dict[str, Any], ...]
     architectures: tuple[tuple[Planting, ...], ...]
-    events: tuple[tuple[dict[str, Any], ...], ...]
-    """what sham growth replays"""
+    events: tuple[tuple[dict[str, Any], ...], ...]  # what sham growth replays
     episodes: int | None = 0
     """episodes that were played before to find what decides here; None where a checkpoint does not say"""
-    plan: str | None = None
-    """what a search found, as a policy"""
+    plan: str | None = None  # what a search found, as a policy
 
     def column(self, name: str) -> list[float]:
         return [float(row[name]) for row in self.rows]

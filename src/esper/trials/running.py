@@ -24,8 +24,7 @@ from esper.telemetry.store import Store, fitting
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
-KEPT_EPOCHS = 2
-"""Newest epochs whose hosts stay on disk."""
+KEPT_EPOCHS = 2  # Newest epochs whose hosts stay on disk.
 _MEMORY = "memory"
 
 

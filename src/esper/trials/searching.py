@@ -14,8 +14,7 @@ from esper.leyline.own import read_settings
 from esper.runtime.config import MOST_HOSTS
 from esper.tamiyo.rules import HostFacts
 
-Plan = tuple[tuple[int, str], ...]
-"""(decision, slot.blueprint), sorted"""
+Plan = tuple[tuple[int, str], ...]  # (decision, slot.blueprint), sorted
 Play = Callable[[Sequence[tuple[str, int]]], Sequence[float]]
 """(plan as a policy, number of the host) -> validation accuracy of each"""
 

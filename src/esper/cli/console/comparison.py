@@ -9,11 +9,9 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-Row = tuple[str, float, float | None, float | None]
-"""label, mean, lower and upper end; no ends is a single value"""
+Row = tuple[str, float, float | None, float | None]  # label, mean, lower and upper end; no ends is a single value
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
-_LETTERS = 20
-"""of a label that fit left of the bars; of a longer one the end is shown"""
+_LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
 _FINALS = ("final", "final-equal-flops", "final-whole")
 CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""
