@@ -15,6 +15,7 @@ from esper.simic import twins
 from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
+from esper.trials import comparing
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import EpochSaves, build
 from faults.power_cuts import NOTHING, Violation, play
@@ -153,7 +154,9 @@ class Arm(Listed):
         return arms
 
     def save(self, folder, number):
-        self.arm(folder)._arm("never", 1.0).save(vars(Trials("never", 1.0, ({"row": number},), (), ())))
+        self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(
+            vars(Trials("never", 1.0, ({"row": number},), (), ()))
+        )
 
     def load(self, folder):
         arms = self.arm(folder)

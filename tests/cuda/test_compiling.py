@@ -30,8 +30,8 @@ PHOTOS = replace(
     lr=0.02,
     blueprints=("conv_small", "copy"),
 )
-SHAPES = 3 * 2
-"""Stem, block and head, in training and in measuring."""
+SHAPES = 3 * 2 + 1
+"""Stem, block and head, in training and in measuring, and the score of training."""
 
 
 def losses(task, script, compile, hosts=2, **options):

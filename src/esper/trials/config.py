@@ -60,7 +60,7 @@ class CompareConfig(TrialConfig):
     """One comparison."""
 
     policies: tuple[str, ...] = ("never", "sham", "heuristic", "random")
-    """rules (heuristic:share=0.5), search:episodes=9, checkpoints"""
+    """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(10, ge=1, le=MOST_HOSTS)
