@@ -11,7 +11,7 @@ import esper
 from second_cases import SECOND_CASES
 
 torch.set_num_threads(1)
-settings.register_profile("esper", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.register_profile("esper", deadline=None, derandomize=True, database=None, max_examples=25)
 settings.load_profile("esper")
 
 
