@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from esper.episodes import Episodes
@@ -157,7 +158,9 @@ class EpochSaves:
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
                 decider.tracker.load(facts["trackers"][host])
             self.sink.rewind(int(facts["events"]))
-            self.epochs = facts["epoch"] + 1
+            known = facts["epoch"], facts["counts"]
+            epoch, counts = TypeAdapter(tuple[int, list[dict[str, int]]]).validate_python(known)
+            self.epochs = epoch + 1
             happened = [[from_record(record) for record in events] for events in facts["happened"]]
             [str(event) for events in happened for event in events]  # what is of another type cannot be told
-            return facts["epoch"], happened, facts["counts"]
+            return epoch, happened, counts
