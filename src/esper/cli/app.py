@@ -1,6 +1,7 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
 import errno
+import re
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -155,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
+        for odd in [word for word in given if re.search(r"[\x00-\x1f\x7f]", word)]:
+            raise SettingError(f"the argument {odd!r} holds control characters; write it without them.")
         app(args=given, obj=given)
     except (EsperError, OSError, MemoryError) as problem:
         text = str(problem) or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."

@@ -248,7 +248,9 @@ class Comparison:
         store = self._store(*_KEPT, arm, rate)
         if (arm, rate) not in self.done and (save := _newest(store, "its arm is run again")):
             with fitting(store.manifest):
-                self.done[arm, rate] = TypeAdapter(Trials).validate_python(save.facts)
+                trials = TypeAdapter(Trials).validate_python(save.facts)
+                _describe(trials)  # values of another type are refused here
+                self.done[arm, rate] = trials
         return (arm, rate) in self.done
 
 
