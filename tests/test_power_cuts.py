@@ -15,6 +15,7 @@ from esper.simic import twins
 from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
+from esper.telemetry.events import ArmFinished
 from esper.trials import comparing
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import EpochSaves, build
