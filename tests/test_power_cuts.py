@@ -155,7 +155,7 @@ class Arm(Listed):
         return arms
 
     def save(self, folder, number):
-        row = dict.fromkeys(ArmFinished.__dataclass_fields__, 0) | {"row": number}
+        row = dict.fromkeys((*ArmFinished.__dataclass_fields__, *comparing._COSTS), 0) | {"row": number}
         self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(vars(Trials("never", 1.0, (row,), (), ())))
 
     def load(self, folder):
