@@ -3,7 +3,7 @@
     python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
     python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
     python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
-    python benchmarks/throughput.py --device cuda --ceiling --steps 60 --out benchmarks/results/ceiling_h200.json
+    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out benchmarks/results/ceiling_h200.json
 
 The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
 written as JSON.

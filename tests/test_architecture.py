@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import esper
+from second_cases import SECOND_CASES
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
@@ -121,3 +122,10 @@ def test_no_test_expects_three_words_of_an_errors_prose_in_a_row(path):
 def test_the_check_of_prose_sees_every_form_of_a_pattern():
     text = 'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never saved")\nraises(E, match="r0c0")'
     assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [True, True, False]
+
+
+@pytest.mark.parametrize("case", SECOND_CASES)
+def test_a_second_case_names_a_test_that_there_is(case):
+    """Else it would run in `make test` again without a word."""
+    path, _, name = case.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (TESTS / path).read_text()
