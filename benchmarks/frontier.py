@@ -2,7 +2,8 @@
 
     nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
     python benchmarks/frontier.py --stage tune --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage static --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage plans --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage static --seeds 5 --device cuda:0 --workers 4 --minutes 9 --out WORK
     python benchmarks/frontier.py --stage grown --seeds 5 --device cuda:0 --workers 4 --minutes 9 --out WORK
     python benchmarks/frontier.py --stage why large --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
     python benchmarks/frontier.py --stage static grown --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
@@ -12,8 +13,8 @@
 1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
 (`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
 last fifth of the budget falling to zero. A static depth is one trunk with a decay forked off for each compute; grown
-arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--role choose`, which is
-for choosing a plan; `--role judge` is for what is claimed. Seconds are honest where one job has the machine to itself:
+arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--stage plans`, which
+chooses a plan; the others are for what is claimed. Seconds are honest where one job has the machine to itself:
 that is `--stage seconds`. Each job leaves one file in --out, and is not run again. `--list` says what would run and how
 long it may take; with `--minutes` no job is begun that would not end in time.
 """
@@ -40,7 +41,7 @@ from hardware import hardware
 from esper.leyline.files import write_durably
 from esper.runtime.splits import Splits
 
-STAGES = ("tune", "static", "grown", "why", "large", "seconds")
+STAGES = ("tune", "plans", "static", "grown", "why", "large", "seconds")
 LOADING, START = 30.0, 8.0
 """Seconds that a process takes to load and compile, and a job to be built, captured and scored."""
 _loaded: dict[str, Splits] = {}
@@ -51,13 +52,12 @@ def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=[])
     parser.add_argument("--task", nargs="+", choices=("code", "cifar10_resnet"), default=["code"])
-    parser.add_argument("--role", choices=("choose", "judge"), default="judge", help="what the seeds are for")
-    parser.add_argument("--seeds", type=int, help="host seeds; 2 to tune, 1 to time, else 5")
+    parser.add_argument("--seeds", type=int, help="host seeds; 1 to tune or time, 2 to choose a plan, else 5")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first seeds")
     parser.add_argument("--depths", nargs="+", type=int, help="only static networks of so many blocks")
     parser.add_argument("--computes", nargs="+", type=float)
     parser.add_argument("--arms", nargs="+", help="only arms of these names, as --list has them")
-    parser.add_argument("--rate", type=float, default=1.0, help="times the task's learning rate")
+    parser.add_argument("--rates", nargs="+", type=float, help="times the task's learning rate; 1, or four to tune")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float, help="begin no job that would end later")
     parser.add_argument("--device", default="cpu")
@@ -83,12 +83,12 @@ def chosen_jobs(options: argparse.Namespace) -> list[Job]:
     """What was asked for, stage by stage."""
     known, found = setups(options.smoke), list[Job]()
     for stage in options.stage:
-        count = options.seeds or {"tune": 2, "seconds": 1}.get(stage, 5)
+        count = options.seeds or {"tune": 1, "plans": 2, "seconds": 1}.get(stage, 5)
         for name in ["code_large"] if stage == "large" else options.task:
             if name in known:
-                asked = (options.computes, options.depths, options.rate)
+                asked = (options.computes, options.depths, options.rates)
                 seeds = range(options.skip, count)
-                found += jobs_of(known[name], stage, options.role, seeds, *asked, is_smoke=options.smoke)
+                found += jobs_of(known[name], stage, seeds, *asked, is_smoke=options.smoke)
     if not options.arms:
         return found
     if unknown := set(options.arms) - {job.arm.name for job in found}:

@@ -39,6 +39,8 @@ class Setup:
     computes: tuple[float, ...]
     plans: tuple[str, ...]
     """2-4-8@30,70: from 2 to 4 blocks when 30 % of the compute is used, to 8 at 70 %"""
+    others: tuple[str, ...]
+    """plans that were tried once, on the seeds that choose"""
     seconds: float
     """what 1.0 of compute takes a process of four on one H200, roughly"""
     tested: int = 4096
@@ -63,12 +65,15 @@ class Arm:
     kind: str | None = None
     ramp: int = 0
     decay: float = 0.2
+    where: str | None = None
+    """which of the blocks are copied, if not all: first (half), last"""
     factor: float = 1.0
     """of the task's learning rate"""
 
     @property
     def name(self) -> str:
-        extras = [self.kind, self.ramp and f"ramp={self.ramp}", self.decay != 0.2 and f"decay={self.decay:g}"]
+        extras = [self.kind, self.where, self.ramp and f"ramp={self.ramp}"]
+        extras += [self.decay != 0.2 and f"decay={self.decay:g}"]
         return " ".join(filter(None, [self.shape, *extras, self.factor != 1 and f"rate={self.factor:g}"]))
 
     @property
@@ -138,10 +143,11 @@ def _code(width: int, most: int) -> Setup:
     task = replace(task, reference=(partial(build, most), task.reference[1]))
     if most == 8:
         plans, depths = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), (2, 8, 4, 3, 6, 5, 1)
-        return Setup("code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, 49.0)
+        others = ("4-8@30", "4-8@70", "3-6@50", "2-4@50", "2-4-8@20,50", "2-4-8@50,80")
+        return Setup("code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, others, 49.0)
     # four processes share the GPU, as with the small one; its FLOPs are 5.9 times as many
     plans = ("3-6-12@30,70", "2-12@30", "4-12@30")
-    return Setup("code_large", task, build, True, COPY, (12, 6, 4, 8), (0.6,), plans, 250.0)
+    return Setup("code_large", task, build, True, COPY, (12, 6, 4, 8), (0.6,), plans, (), 250.0)
 
 
 def _resnet() -> Setup:
@@ -153,14 +159,14 @@ def _resnet() -> Setup:
     )
     plans = ("2-4-6@30,70", "2-6@30", "2-6@50", "4-6@50")
     return Setup(
-        "cifar10_resnet", task, build_resnet_host, False, COPY_ZERO, (2, 6, 4, 3), (0.35, 0.6, 1.0), plans, 60.0
+        "cifar10_resnet", task, build_resnet_host, False, COPY_ZERO, (2, 6, 4, 3), (0.35, 0.6, 1.0), plans, (), 60.0
     )
 
 
 def _smoke_gpt() -> Setup:
     build = partial(_gpt, 32, 32)
     tiny = replace(get_task("code_tiny"), reference=(partial(build, 4), 60 * 16), held_out=8)
-    return Setup("code", tiny, build, True, COPY, (2, 4), (0.5, 1.0), ("2-4@30", "2-4@50"), 4.0, 64)
+    return Setup("code", tiny, build, True, COPY, (2, 4), (0.5, 1.0), ("2-4@30", "2-4@50"), (), 4.0, 64)
 
 
 def _smoke_resnet() -> Setup:
@@ -174,7 +180,7 @@ def _smoke_resnet() -> Setup:
         batch=16,
         epochs=10,
     )
-    return Setup("cifar10_resnet", task, build, False, COPY_ZERO, (2, 3), (1.0,), ("2-3@30",), 4.0, 64)
+    return Setup("cifar10_resnet", task, build, False, COPY_ZERO, (2, 3), (1.0,), ("2-3@30",), (), 4.0, 64)
 
 
 def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
@@ -201,11 +207,13 @@ def read_plan(shape: str) -> list[tuple[float, int, int]]:
 
 
 def places_of(setup: Setup, arm: Arm, before: int, after: int) -> list[str]:
-    """Slots to plant in, one after the other: every block of the host gets as many."""
-    each, rest = divmod(after - before, arm.start if setup.is_text else 1)
+    """Slots to plant in, one after the other: every block that is copied gets as many."""
+    slots, half = setup.slots(arm.start), arm.start // 2
+    slots = {None: slots, "first": slots[:half], "last": slots[half:]}[arm.where]
+    each, rest = divmod(after - before, len(slots) if setup.is_text else 1)
     if rest:
-        raise ValueError(f"{arm.shape}: {after - before} blocks cannot be shared evenly by {arm.start}")
-    return [slot for _ in range(each) for slot in setup.slots(arm.start)]
+        raise ValueError(f"{arm.shape}: {after - before} blocks cannot be shared evenly by {len(slots)}")
+    return [slot for _ in range(each) for slot in slots]
 
 
 def policy_of(setup: Setup, arm: Arm) -> str:
@@ -228,7 +236,7 @@ def settings_of(setup: Setup, job: Job) -> dict[str, Any]:
         **{key: getattr(job, key) for key in ("setup", "stage", "role", "seed", "is_smoke")},
         "computes": list(job.computes),
         "arm": job.arm.name,
-        **{key: getattr(job.arm, key) for key in ("shape", "kind", "factor", "is_static")},
+        **{key: getattr(job.arm, key) for key in ("shape", "kind", "where", "factor", "is_static")},
         "policy": policy_of(setup, job.arm),
         "warmup": WARMUP,
         "ramp": task.lengths.ramp,
@@ -239,51 +247,69 @@ def settings_of(setup: Setup, job: Job) -> dict[str, Any]:
 def jobs_of(
     setup: Setup,
     stage: str,
-    role: str,
     seeds: range,
     computes: Sequence[float] | None = None,
     depths: Sequence[int] | None = None,
-    factor: float = 1.0,
+    factors: Sequence[float] | None = None,
     *,
     is_smoke: bool = False,
 ) -> list[Job]:
     """The jobs of a stage, seed by seed, the most telling first."""
-    role = "tune" if stage == "tune" else role
+    role = {"tune": "tune", "plans": "choose"}.get(stage, "judge")
     return [
         Job(setup.name, stage, role, arm, FIRST_SEED[role] + seed, own, is_smoke)
         for seed in seeds
-        for arm, own in arms_of(setup, stage, computes, depths, factor)
+        for arm, own in arms_of(setup, stage, computes, depths, factors)
     ]
 
 
 def arms_of(
-    setup: Setup, stage: str, computes: Sequence[float] | None, depths: Sequence[int] | None, factor: float
+    setup: Setup,
+    stage: str,
+    computes: Sequence[float] | None,
+    depths: Sequence[int] | None,
+    factors: Sequence[float] | None,
 ) -> Iterator[tuple[Arm, tuple[float, ...]]]:
     """Arms of a stage, each with the computes of one job."""
+    factors = factors or ((1.0, 0.5, 2.0, 0.25) if stage == "tune" else (1.0,))
+    for factor in factors:
+        for arm, own in _arms_of(setup, stage, computes, depths):
+            yield replace(arm, factor=factor), own
+
+
+def _arms_of(
+    setup: Setup, stage: str, computes: Sequence[float] | None, depths: Sequence[int] | None
+) -> Iterator[tuple[Arm, tuple[float, ...]]]:
     middle = 0.6 if 0.6 in setup.computes else setup.computes[0]
     own, once = tuple(computes or setup.computes), tuple(computes or (middle,))
     chosen = [depth for depth in setup.depths if depths is None or depth in depths]
     if stage == "tune":
-        shapes = [f"static {setup.depths[0]}", f"static {setup.depths[1]}", setup.plans[0]]
-        yield from ((Arm(shape, factor=times), once) for times in (1.0, 0.5, 2.0, 0.25) for shape in shapes)
+        tuned = chosen if depths else setup.depths[:2]
+        yield from ((Arm(shape), once) for shape in (*(f"static {depth}" for depth in tuned), setup.plans[0]))
+    elif stage == "plans":
+        yield from ((arm, (compute,)) for arm in _plans(setup) for compute in once)
     elif stage == "static":
-        yield from ((Arm(f"static {depth}", factor=factor), own) for depth in chosen)
+        yield from ((Arm(f"static {depth}"), own) for depth in chosen)
     elif stage == "grown":
-        own = computes or [compute for compute in setup.computes if compute >= middle]
+        own = tuple(computes or (compute for compute in setup.computes if compute >= middle))
         for compute in sorted(own, key=lambda c: (c != middle, -c)):
-            yield from ((Arm(shape, factor=factor), (compute,)) for shape in (*setup.plans, "heuristic"))
-        for arm in _variants(setup):
-            yield from ((replace(arm, factor=factor), (compute,)) for compute in once)
+            yield from ((Arm(shape), (compute,)) for shape in (*setup.plans, "heuristic"))
+        yield from ((arm, (compute,)) for arm in _variants(setup) for compute in once)
     elif stage == "why":
-        for arm in _doubts(setup, chosen):
-            yield from ((replace(arm, factor=factor), (compute,)) for compute in once)
+        yield from ((arm, (compute,)) for arm in _doubts(setup, chosen) for compute in once)
     elif stage == "large":
         shapes = [setup.plans[0], *(f"static {depth}" for depth in chosen), *setup.plans[1:]]
-        yield from ((Arm(shape, factor=factor), (compute,)) for compute in once for shape in shapes)
+        yield from ((Arm(shape), (compute,)) for compute in once for shape in shapes)
     elif stage == "seconds":
-        shortest = (min(own),)
         shapes = [*(f"static {depth}" for depth in chosen), *setup.plans, "heuristic"]
-        yield from ((Arm(shape, factor=factor), shortest) for shape in shapes)
+        yield from ((Arm(shape), (min(own),)) for shape in shapes)
+
+
+def _plans(setup: Setup) -> Iterator[Arm]:
+    """When to deepen, how often, and which blocks."""
+    yield from (Arm(plan) for plan in (*setup.plans, *setup.others))
+    if setup.is_text and setup.most >= 8:
+        yield from (Arm("4-6@50", where=where) for where in ("first", "last"))
 
 
 def _variants(setup: Setup) -> Iterator[Arm]:

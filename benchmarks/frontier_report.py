@@ -226,8 +226,8 @@ def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     if len({(r["corpus"], r["settings"]["is_smoke"], r["amp"]) for r in records}) > 1:
         raise SystemExit(f"jobs of {name} are of different data, precision or size; use a folder for each.")
     settings = {r["settings"]["arm"]: r["settings"] for r in records if r["settings"]["stage"] != "seconds"}
-    kept = ("shape", "kind", "ramp", "decay", "factor", "is_static", "policy", "lr")
-    settings = {arm: {key: each[key] for key in kept} for arm, each in settings.items()}
+    kept = ("shape", "kind", "where", "ramp", "decay", "factor", "is_static", "policy", "lr")
+    settings = {arm: {key: each.get(key) for key in kept} for arm, each in settings.items()}
     found: dict[str, Any] = {
         **{key: sorted({str(record[key]) for record in records}) for key in ("hardware", "date", "corpus", "amp")},
         "seconds for 1.0, alone": paces(records),

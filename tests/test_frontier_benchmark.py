@@ -158,13 +158,13 @@ def test_no_seed_has_two_uses(bench):
     firsts = sorted(bench.frontier_arms.FIRST_SEED.values())
     assert min(after - before for before, after in pairwise(firsts)) >= 1000
     setup = bench.frontier_arms.setups(False)["code"]
-    (job, *_) = bench.frontier_arms.jobs_of(setup, "tune", "judge", range(1))
+    (job, *_) = bench.frontier_arms.jobs_of(setup, "tune", range(1))
     assert (job.role, job.seed) == ("tune", bench.frontier_arms.FIRST_SEED["tune"])
 
 
 def test_a_trunk_costs_what_is_run_of_it(bench):
     setup = bench.frontier_arms.setups(False)["code"]
-    jobs = bench.frontier_arms.jobs_of(setup, "static", "judge", range(1))
+    jobs = bench.frontier_arms.jobs_of(setup, "static", range(1))
     assert jobs[0].units == pytest.approx(0.8 * 1.0 + 0.2 * (0.3 + 0.45 + 0.6 + 0.8 + 1.0))
     assert {job.arm.name for job in jobs} == {f"static {depth}" for depth in (1, 2, 3, 4, 5, 6, 8)}
 
