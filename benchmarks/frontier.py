@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,6 +58,7 @@ def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--depths", nargs="+", type=int, help="only static networks of so many blocks")
     parser.add_argument("--computes", nargs="+", type=float)
     parser.add_argument("--arms", nargs="+", help="only arms of these names, as --list has them")
+    parser.add_argument("--plans", nargs="+", help="plans in place of the four, as --stage plans --list has them")
     parser.add_argument("--rates", nargs="+", type=float, help="times the task's learning rate; 1, or four to tune")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float, help="begin no job that would end later")
@@ -86,9 +88,10 @@ def chosen_jobs(options: argparse.Namespace) -> list[Job]:
         count = options.seeds or {"tune": 1, "plans": 2, "seconds": 1}.get(stage, 5)
         for name in ["code_large"] if stage == "large" else options.task:
             if name in known:
+                setup = replace(known[name], plans=tuple(options.plans)) if options.plans else known[name]
                 asked = (options.computes, options.depths, options.rates)
                 seeds = range(options.skip, count)
-                found += jobs_of(known[name], stage, seeds, *asked, is_smoke=options.smoke)
+                found += jobs_of(setup, stage, seeds, *asked, is_smoke=options.smoke)
     if not options.arms:
         return found
     if unknown := set(options.arms) - {job.arm.name for job in found}:

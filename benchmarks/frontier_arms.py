@@ -66,7 +66,7 @@ class Arm:
     ramp: int = 0
     decay: float = 0.2
     where: str | None = None
-    """which of the blocks are copied, if not all: first (half), last"""
+    """which of the blocks are copied, if not all: the first half, the last half, or the one at the end"""
     factor: float = 1.0
     """of the task's learning rate"""
 
@@ -85,6 +85,11 @@ class Arm:
         """Blocks at birth; the default rule starts with the task's two."""
         digits = self.shape.removeprefix("static ").removeprefix("direct ").removeprefix("tiled ")
         return 2 if digits == "heuristic" else int(digits.split("-")[0])
+
+    @property
+    def end(self) -> int:
+        """Blocks that a plan comes to."""
+        return int(self.shape.partition("@")[0].split("-")[-1])
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,12 @@ class Job:
         if not self.arm.is_static:
             return sum(self.computes)
         return (1 - self.arm.decay) * max(self.computes) + self.arm.decay * sum(self.computes)
+
+
+def read_arm(text: str) -> Arm:
+    """static 4; 2-8@30; 4-6@50 last."""
+    shape, _, where = text.partition(" ")
+    return Arm(shape, where=where) if "@" in shape and where else Arm(text)
 
 
 def copy_elsewhere(channels: int, site: Site) -> Copy:
@@ -143,7 +154,10 @@ def _code(width: int, most: int) -> Setup:
     task = replace(task, reference=(partial(build, most), task.reference[1]))
     if most == 8:
         plans, depths = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), (2, 8, 4, 3, 6, 5, 1)
-        others = ("4-8@30", "4-8@70", "3-6@50", "2-4@50", "2-4-8@20,50", "2-4-8@50,80")
+        others = ("4-8@30", "4-8@70", "3-6@50", "2-4@50", "2-4-8@20,50", "2-4-8@50,80", "4-6@50 first", "4-6@50 last")
+        others += ("4-6@30 last", "4-6@70 last", "4-6@50 end", "4-5@50 end", "4-8@50 last", "2-4@30", "2-4@50 end")
+        others += ("2-3@50 end", "3-5@50 last", "3-5@50 end", "3-6@30", "3-6@50 end", "2-4@15")
+        others += ("2-4-6@20,50", "3-5@30 last")
         return Setup("code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, others, 49.0)
     # four processes share the GPU, as with the small one; its FLOPs are 5.9 times as many
     plans = ("3-6-12@30,70", "2-12@30", "4-12@30")
@@ -209,7 +223,7 @@ def read_plan(shape: str) -> list[tuple[float, int, int]]:
 def places_of(setup: Setup, arm: Arm, before: int, after: int) -> list[str]:
     """Slots to plant in, one after the other: every block that is copied gets as many."""
     slots, half = setup.slots(arm.start), arm.start // 2
-    slots = {None: slots, "first": slots[:half], "last": slots[half:]}[arm.where]
+    slots = {None: slots, "first": slots[:half], "last": slots[half:], "end": slots[-1:]}[arm.where]
     each, rest = divmod(after - before, len(slots) if setup.is_text else 1)
     if rest:
         raise ValueError(f"{arm.shape}: {after - before} blocks cannot be shared evenly by {len(slots)}")
@@ -285,7 +299,7 @@ def _arms_of(
     chosen = [depth for depth in setup.depths if depths is None or depth in depths]
     if stage == "tune":
         tuned = chosen if depths else setup.depths[:2]
-        yield from ((Arm(shape), once) for shape in (*(f"static {depth}" for depth in tuned), setup.plans[0]))
+        yield from ((read_arm(text), once) for text in (*(f"static {depth}" for depth in tuned), setup.plans[0]))
     elif stage == "plans":
         yield from ((arm, (compute,)) for arm in _plans(setup) for compute in once)
     elif stage == "static":
@@ -293,39 +307,37 @@ def _arms_of(
     elif stage == "grown":
         own = tuple(computes or (compute for compute in setup.computes if compute >= middle))
         for compute in sorted(own, key=lambda c: (c != middle, -c)):
-            yield from ((Arm(shape), (compute,)) for shape in (*setup.plans, "heuristic"))
+            yield from ((read_arm(text), (compute,)) for text in (*setup.plans, "heuristic"))
         yield from ((arm, (compute,)) for arm in _variants(setup) for compute in once)
     elif stage == "why":
         yield from ((arm, (compute,)) for arm in _doubts(setup, chosen) for compute in once)
     elif stage == "large":
         shapes = [setup.plans[0], *(f"static {depth}" for depth in chosen), *setup.plans[1:]]
-        yield from ((Arm(shape), (compute,)) for compute in once for shape in shapes)
+        yield from ((read_arm(text), (compute,)) for compute in once for text in shapes)
     elif stage == "seconds":
         shapes = [*(f"static {depth}" for depth in chosen), *setup.plans, "heuristic"]
-        yield from ((Arm(shape), (min(own),)) for shape in shapes)
+        yield from ((read_arm(text), (min(own),)) for text in shapes)
 
 
 def _plans(setup: Setup) -> Iterator[Arm]:
     """When to deepen, how often, and which blocks."""
-    yield from (Arm(plan) for plan in (*setup.plans, *setup.others))
-    if setup.is_text and setup.most >= 8:
-        yield from (Arm("4-6@50", where=where) for where in ("first", "last"))
+    return map(read_arm, (*setup.plans, *setup.others))
 
 
 def _variants(setup: Setup) -> Iterator[Arm]:
     """Other seeds in place of copies, and copies along a ramp: a slot with one copy to take has time for it."""
     other = COPY_ZERO if setup.kind == COPY else COPY
-    for plan in setup.plans[:2]:
-        yield from (Arm(plan, kind) for kind in (BLOCK_ZERO, other))
-    yield from (Arm(setup.plans[-1], ramp=ramp) for ramp in (1, 3))
+    for plan in map(read_arm, setup.plans[:2]):
+        yield from (replace(plan, kind=kind) for kind in (BLOCK_ZERO, other))
+    yield from (replace(read_arm(setup.plans[-1]), ramp=ramp) for ramp in (1, 3))
 
 
 def _doubts(setup: Setup, depths: Sequence[int]) -> Iterator[Arm]:
     """What could explain the lead away."""
-    one = setup.plans[min(1, len(setup.plans) - 1)]
-    yield Arm(f"tiled {one.split('-')[0]}-{setup.most}")
+    one, last = (read_arm(setup.plans[number]) for number in (min(1, len(setup.plans) - 1), -1))
+    yield Arm(f"tiled {one.start}-{one.end}")
     if setup.is_text:
-        yield from (Arm(plan, ELSEWHERE) for plan in dict.fromkeys((one, setup.plans[-1])))
+        yield from (replace(plan, kind=ELSEWHERE) for plan in dict.fromkeys((one, last)))
     for decay in (0.4, 0.1):
-        yield from (Arm(shape, decay=decay) for shape in (one, *(f"static {depth}" for depth in depths[:4])))
+        yield from (replace(arm, decay=decay) for arm in (one, *(Arm(f"static {depth}") for depth in depths[:4])))
     yield Arm(f"direct {depths[0]}")

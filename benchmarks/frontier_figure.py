@@ -43,7 +43,7 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
     """Depths, plans by the setup's own copies at once, and the default rule: neither a variant nor a doubt."""
     is_plan = "@" in settings["shape"] and settings["ramp"] == 0
     is_known = settings["is_static"] or is_plan or settings["shape"] == "heuristic"
-    return bool(is_known and settings["kind"] is None and settings.get("where") is None and settings["decay"] == 0.2)
+    return bool(is_known and settings["kind"] is None and settings["decay"] == 0.2)
 
 
 def _points(each: Mapping[str, Any], times: float) -> list[Point]:

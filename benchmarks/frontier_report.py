@@ -34,6 +34,7 @@ class Best:
     arm: str
     used: float
     values: Mapping[int, float]
+    rivals: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -58,18 +59,20 @@ def collect(records: Sequence[Mapping[str, Any]], role: str) -> dict[tuple[str, 
 
 
 def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best]:
-    """At each compute the static arm with the lowest mean, by the seeds that all static arms have there."""
+    """At each compute the static arm with the lowest mean, of those with the most seeds. An arm with fewer that lies
+    lower on the seeds it has is a rival: it must be run on the others before anything is claimed."""
     found = []
     for compute in sorted({compute for _, compute in cells}):
-        arms = [arm for arm in static if (arm, compute) in cells]
-        shared = set.intersection(*(set(cells[arm, compute]) for arm in arms)) if arms else set[int]()
-        if not shared:
+        arms = {arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells}
+        most = max(map(len, arms.values()), default=0)
+        means = {arm: statistics.fmean(values.values()) for arm, values in arms.items() if len(values) == most}
+        if not means:
             continue
-        means = {arm: statistics.fmean(cells[arm, compute][seed][metric] for seed in shared) for arm in arms}
-        arm = min(means, key=lambda name: (means[name], name))
-        rows = cells[arm, compute]
-        used = statistics.fmean(row["used"] for row in rows.values())
-        found.append(Best(compute, arm, used, {seed: row[metric] for seed, row in rows.items()}))
+        best = min(means, key=lambda name: (means[name], name))
+        lower = {arm: pair(values, arms[best]) for arm, values in arms.items() if arm not in means}
+        rivals = tuple(arm for arm, against in lower.items() if against is None or against["mean"] < 0)
+        used = statistics.fmean(row["used"] for row in cells[best, compute].values())
+        found.append(Best(compute, best, used, arms[best], rivals))
     return found
 
 
@@ -127,7 +130,8 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
         own = [arm for arm, each in settings.items() if each["decay"] == decay]
         frontier = find_frontier(cells, [arm for arm in own if settings[arm]["is_static"]], metric)
         found["frontier"][f"{decay:g}"] = [
-            {"compute": best.compute, "arm": best.arm, "used": best.used, **describe(list(best.values.values()))}
+            {"compute": best.compute, "arm": best.arm, "used": best.used, "rivals": list(best.rivals)}
+            | describe(list(best.values.values()))
             for best in frontier
         ]
         at = {best.compute: best for best in frontier}
@@ -179,18 +183,15 @@ def regrets(judged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def choose_plan(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) -> str | None:
-    """The plan with the lowest mean over the computes that all plans have, on these seeds."""
-    grown = [arm for arm, each in settings.items() if "@" in each["shape"] and is_plain(each)]
-    plans = [arm for arm in grown if any(arm == name for name, _ in cells)]
-    shared = [{compute for name, compute in cells if name == arm} for arm in plans]
-    computes = set.intersection(*shared) if shared else set[float]()
-    if not computes:
-        return None
-    means = {
-        arm: statistics.fmean(statistics.fmean(values_of(cells[arm, c], metric).values()) for c in computes)
-        for arm in plans
-    }
-    return min(means, key=lambda arm: (means[arm], arm))
+    """The plan with the lowest mean over all these computes and seeds; those that were dropped on the way lack some."""
+    found = {}
+    for arm, each in settings.items():
+        rows = {(c, seed): row[metric] for (name, c), by in cells.items() if name == arm for seed, row in by.items()}
+        if "@" in each["shape"] and is_plain(each) and rows:
+            found[arm] = rows
+    most = max(map(len, found.values()), default=0)
+    means = {arm: statistics.fmean(rows.values()) for arm, rows in found.items() if len(rows) == most}
+    return min(means, key=lambda arm: (means[arm], arm), default=None)
 
 
 def verdict(judged: Mapping[str, Any], chosen: str | None, best: str | None) -> dict[str, Any]:
@@ -261,6 +262,9 @@ def show(title: str, judged: Mapping[str, Any], times: float) -> None:
         if frontier:
             best = ", ".join(f"{each['compute']:g}: {each['arm']} {times * each['mean']:.4f}" for each in frontier)
             print(f"frontier in hindsight, decay {decay}: {best}")
+            for each in frontier:
+                if each["rivals"]:
+                    print(f"  at {each['compute']:g} more seeds are needed of {', '.join(each['rivals'])}")
     for arm, each in sorted(judged["arms"].items(), key=lambda item: (not item[1]["settings"]["is_static"], item[0])):
         for compute, cell in each["computes"].items():
             parts = [f"{arm:34s} {compute:>5s}  {written(cell, times)} ({cell['count']})"]
