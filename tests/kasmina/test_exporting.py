@@ -84,6 +84,29 @@ def own_garden(blueprints):
     return grown(CNN(), ["layer1", "layer2"], IMAGES, [LINEAR], blueprints=blueprints, unfinished=False)
 
 
+def rounds_otherwise(garden):
+    """As a compiled fossil does."""
+    (fossil,) = garden.model.slot("r0c0").fossils
+    fossil._compiled_call_impl = lambda features: fossil._call_impl(features) * (1 + 1e-6)
+
+
+def lies_otherwise(garden):
+    garden.model.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("change", [rounds_otherwise, lies_otherwise])
+def test_fossils_that_run_compiled_or_channels_last_are_exported(change, tmp_path):
+    garden = grown(CNN(width=16), ["layer1"], IMAGES, [LINEAR], blueprints=["conv_heavy"], unfinished=False)
+    change(garden)
+    (folder := tmp_path / "grown").mkdir()
+    garden.export(folder)
+    spec = importlib.util.spec_from_file_location("grown_otherwise", folder / "grown.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected = output(garden.model, IMAGES)
+    assert torch.allclose(output(module.graft(CNN(width=16)), IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
 # -- rebuilding --------------------------------------------------------------------------------------------------------
 
 REBUILD = """

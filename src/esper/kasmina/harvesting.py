@@ -158,12 +158,14 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
 
 
 def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
-    rebuilt.load_state_dict(slot.fossils.state_dict())
+    # a deep copy runs uncompiled; with compiled or channels-last fossils rounding would differ
+    own = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)
+    rebuilt.load_state_dict(own.state_dict())
     rebuilt.to(slot.alpha)
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
     features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
     with torch.no_grad():
-        return torch.equal(rebuilt.grow(features), nn.Sequential(*slot.fossils)(features))
+        return torch.equal(rebuilt.grow(features), nn.Sequential(*own)(features))
 
 
 _GRAFT = """graft_fossils(site, Fossils(*fossils))"""
