@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.runtime.ledger import Ledger
 from esper.telemetry.events import from_record, to_record
+from esper.telemetry.store import require_plain
 
 if TYPE_CHECKING:
     from esper.garden import Garden
@@ -18,7 +19,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "epoch": garden.epoch,
         "is_pruned": garden.is_pruned,
         "policy": garden.policy_name,
-        "memory": garden.memory,
+        "memory": require_plain(garden.memory),
         "higher_is_better": garden.higher_is_better,
         "history": [to_record(event) for event in garden.history],
         "flops": garden.flops,

@@ -255,6 +255,15 @@ def test_what_policies_remember_comes_back(tmp_path):
     assert all(torch.equal(*pair) for pair in zip(own.deciders[1].memory, memories[1], strict=True))
 
 
+def test_a_memory_that_would_come_back_as_another_is_refused(tmp_path):
+    own, _ = saved(tmp_path)
+    live(own)
+    own.deciders[0].memory = [{"epoch": 3, "host": 0, "counts": {0: 1}}]
+    with pytest.raises(SaveError, match="memory"):
+        own.save(0, [[], []], [{}, {}])
+    assert own.store.newest() is None
+
+
 def test_an_epoch_that_is_lived_again_replaces_its_damaged_save(tmp_path, capsys):
     own, config = saved(tmp_path)
     for epoch in (0, 1, 2):

@@ -66,8 +66,7 @@ class Store:
         try:
             facts = json.loads(json.dumps(facts, allow_nan=False))
         except (TypeError, ValueError) as problem:
-            rule = "what a policy remembers must be plain data"
-            raise SaveError(f"the {self.kind} does not fit into JSON ({problem}); {rule}.") from problem
+            raise SaveError(f"the {self.kind} does not fit into JSON ({problem}).") from problem
         listed = self._listed()
         stored = self._write(files, listed) if files else {}
         past = [known for known in listed if known.number <= self._newest]
@@ -183,6 +182,18 @@ def fitting(place: Path) -> Iterator[None]:
     except Exception as problem:  # whatever a forged file brings about
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
         raise SaveError(f"{place} does not fit together ({reason}). Use another save, or start anew.") from problem
+
+
+def require_plain(memory: Any) -> Any:
+    """What a policy remembers; refused where it would come back as something else, and decide otherwise."""
+    try:
+        problem = "" if json.loads(json.dumps(memory)) == memory else "it comes back with other keys or lists"
+    except (TypeError, ValueError) as caught:
+        problem = str(caught)
+    if problem:
+        rule = "Remember text, numbers, None, lists, and dicts whose keys are text"
+        raise SaveError(f"the policy's memory does not fit into JSON ({problem}). {rule}, so that a save holds it.")
+    return memory
 
 
 def digest_json(body: Plain) -> str:

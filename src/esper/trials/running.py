@@ -21,7 +21,7 @@ from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import NETWORKS, POLICY
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store, fitting
+from esper.telemetry.store import Store, fitting, require_plain
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
@@ -129,7 +129,7 @@ class EpochSaves:
             "epoch": epoch,
             "corpus": self.population.corpus,
             "events": self.sink.commit(),
-            "memory": [None if isinstance(d.memory, tuple) else d.memory for d in self.deciders],
+            "memory": [None if isinstance(d.memory, tuple) else require_plain(d.memory) for d in self.deciders],
             "trackers": [decider.tracker.state() for decider in self.deciders],
             "happened": [[to_record(event) for event in events] for events in happened],
             "counts": counts,
