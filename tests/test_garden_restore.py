@@ -9,7 +9,7 @@ import torch
 import esper
 from esper.integrations import require
 from esper.leyline.errors import SaveError, SettingError
-from esper.telemetry.events import to_record
+from esper.telemetry.events import HostEpoch, to_record
 from user_models import CNN, grow_cnn, losses_of, random_images, script, train_epoch
 
 IMAGES, HELD_OUT = random_images(32), random_images(16, seed=2)
@@ -70,6 +70,27 @@ def test_a_save_that_does_not_fit_is_refused_with_all_as_it_was(options, named, 
     with pytest.raises(SaveError, match=named):
         other.restore(tmp_path)
     assert is_same(weights_of(other), before)
+    play(other, range(1, 2))
+
+
+def with_other_optimizer(garden):
+    garden.attach(torch.optim.Adam(garden.parameters(), lr=0.01))
+
+
+@pytest.mark.parametrize("change", [with_other_optimizer, lambda garden: garden.ema(0.9)])
+def test_an_optimiser_or_average_that_does_not_fit_is_refused_with_all_as_it_was(change, tmp_path):
+    saved = grow_cnn(PLAN)
+    saved.ema(0.99)
+    play(saved, range(3)).save(tmp_path)
+    other = grow_cnn(PLAN)
+    change(other)
+    play(other, range(1))
+    before, groups = weights_of(other), [len(g["params"]) for g in other.model.link.optimizer.param_groups]
+    with pytest.raises(esper.EsperError, match=r"SGD|0\.99"):
+        other.restore(tmp_path)
+    assert is_same(weights_of(other), before)
+    assert [len(group["params"]) for group in other.model.link.optimizer.param_groups] == groups
+    assert other.epoch == len([event for event in other.history if isinstance(event, HostEpoch)]) == 1
     play(other, range(1, 2))
 
 

@@ -222,6 +222,8 @@ class Garden:
             keeping.check(extra)
             if extra["policy"] != self.policy_name:
                 raise SaveError(f"{folder} was grown by {extra['policy']}; this garden's policy is {self.policy_name}.")
+            if self.average is not None and extra["decay"] not in (None, own := self.average.decay):
+                raise SaveError(f"{folder} has an average of decay {extra['decay']}, this garden one of {own}.")
 
         optimizer, average, extra = restore_network(self.model, Path(folder), check)
         keeping.take(self, extra, average, optimizer)

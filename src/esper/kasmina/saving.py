@@ -76,7 +76,8 @@ def restore_network(
         snapshot = _snapshot_from(facts, paths)
         if model.link is not None and snapshot is None:
             raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
-        if model.link is not None:
+        if model.link is not None and snapshot is not None:
+            _match(model.link, snapshot)
             model.link.release(model.slots.parameters())
         model.read_gradients()  # those since the last step are of a network that goes
         _fill(model, saved, paths)
@@ -220,6 +221,12 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
 
 def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
     """Put a snapshot into freshly attached optimisers of the same kinds."""
+    for each, facts in _match(link, snapshot):
+        _restore_one(model, each, facts, snapshot.tensors)
+
+
+def _match(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[tuple[OptimizerLink, Plain]]:
+    """Every optimiser with what was saved of it; those of other kinds are refused."""
     saved = [snapshot.facts, *snapshot.facts["others"]]
     kinds = [(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
     own = [(type(each.optimizer).__name__, len(each.optimizer.param_groups), each.slot_groups) for each in link.all]
@@ -227,8 +234,7 @@ def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: 
         texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
         told, got = map(" and ".join, texts)
         raise OptimizerError(f"the save belongs to {told}, got {got}. Build each as before, groups in the same order.")
-    for each, facts in zip(link.all, saved, strict=True):
-        _restore_one(model, each, facts, snapshot.tensors)
+    return list(zip(link.all, saved, strict=True))
 
 
 def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors) -> None:
