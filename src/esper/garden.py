@@ -210,7 +210,7 @@ class Garden:
         if not processes.is_first():
             return Path(folder)
         averages = None if self.average is None else self.average.tensors()
-        return save_network(self.model, Path(folder), keeping.describe(self), averages)
+        return save_network(self.model, Path(folder), keeping.describe(self), averages, self.pending_optimizer)
 
     def restore(self, folder: str | Path) -> None:
         """Become what `save` wrote, in place: the model, optimiser and average that you hold stay the same objects.

@@ -191,6 +191,22 @@ def test_a_garden_without_an_optimizer_can_be_saved(tmp_path):
     assert loaded.pending_optimizer is None
 
 
+def test_a_loaded_garden_that_is_saved_before_an_optimizer_is_attached_keeps_its_state(tmp_path):
+    garden = grow_cnn()
+    optimizer = garden.model.link.optimizer
+    losses_of(garden.model, IMAGES).mean().backward()
+    optimizer.step()
+    garden.save(tmp_path)
+    esper.load(tmp_path, CNN(), policy="never").save(tmp_path)
+    again = esper.load(tmp_path, CNN(), policy="never")
+    own = torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.9)
+    again.attach(own)
+    momenta = [[state["momentum_buffer"] for state in each.state.values()] for each in (optimizer, own)]
+    assert len(momenta[1]) == len(list(again.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*momenta, strict=True))
+    assert own.param_groups[0]["lr"] == 0.05
+
+
 def test_an_incubating_seed_goes_on_incubating(tmp_path):
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(training=3)), "TRAINING")
     garden.shadow(lambda: losses_of(garden.model, IMAGES).mean())

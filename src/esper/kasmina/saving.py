@@ -38,9 +38,16 @@ class OptimizerSnapshot:
 Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
-def save_network(model: MorphogeneticModel, folder: Path, extra: Plain, average: Tensors | None = None) -> Path:
-    """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder."""
+def save_network(
+    model: MorphogeneticModel, folder: Path, extra: Plain, average: Tensors | None, pending: OptimizerSnapshot | None
+) -> Path:
+    """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder.
+
+    `pending` is the optimiser's state where none is attached yet.
+    """
     facts, contents = describe_network(model)
+    if pending is not None and model.link is None:
+        facts["optimizer"], contents["optimizer"] = pending.facts, partial(save_file, dict(pending.tensors))
     if average is not None:
         contents["average"] = partial(save_file, dict(average))
     files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
