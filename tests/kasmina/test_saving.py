@@ -1,12 +1,15 @@
 """Saving a garden and going on later: the same run to the bit, whatever the optimiser and wherever it stopped."""
 
 from functools import cache
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
 import esper
+from esper.kasmina import saving
 from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
 from user_models import (
@@ -205,6 +208,34 @@ def test_a_loaded_garden_that_is_saved_before_an_optimizer_is_attached_keeps_its
     assert len(momenta[1]) == len(list(again.parameters()))
     assert all(torch.equal(*pair) for pair in zip(*momenta, strict=True))
     assert own.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(torch.tensor(0.25), torch.Tensor), (np.float32(0.25), float)])
+def test_a_rate_that_is_no_float_is_saved_and_a_tensor_stays_the_same_one(rate, kind, tmp_path):
+    garden = grow_cnn(attach=False)
+    garden.attach(torch.optim.AdamW(garden.parameters(), lr=rate))
+    garden.save(tmp_path)
+    again = esper.load(tmp_path, CNN(), policy="never")
+    own = torch.tensor(0.5) if kind is torch.Tensor else 0.5
+    optimizer = torch.optim.AdamW(again.parameters(), lr=own)
+    again.attach(optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [float(each) for each in rates] == [0.25] * len(rates)
+    assert all(isinstance(each, kind) for each in rates)
+    assert kind is float or rates[0] is own
+
+
+@pytest.mark.parametrize("option", ["capturable", "fused", None])
+def test_the_count_of_steps_is_where_the_optimizer_counts(option):
+    """Like torch's own load_state_dict; the device `meta` stands for a GPU."""
+    network = torch.nn.Linear(2, 2, device="meta", bias=False)
+    optimizer = torch.optim.AdamW(network.parameters())
+    facts = {"scalars": {"weight": {}}, "groups": [{"names": ["weight"], "options": {option: True} if option else {}}]}
+    facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
+    tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}
+    saving._restore_one(network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors)
+    places = {key: value.device.type for key, value in optimizer.state[network.weight].items()}
+    assert places == {"step": "meta" if option else "cpu", "exp_avg": "meta"}
 
 
 def test_an_incubating_seed_goes_on_incubating(tmp_path):

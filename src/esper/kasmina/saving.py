@@ -208,7 +208,7 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
     groups = [
         {
             "names": [names[id(p)] for p in group["params"] if id(p) in names],
-            "options": {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"},
+            "options": {k: v.item() if hasattr(v, "item") else v for k, v in group.items() if k != "params"},
         }
         for group in link.optimizer.param_groups
     ]
@@ -248,13 +248,20 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
     parameters, optimizer = dict(model.named_parameters()), link.optimizer
     for parameter in parameters.values():
         optimizer.state.pop(parameter, None)  # what was saved before its first step has none
+    options = {name: saved["options"] for saved in facts["groups"] for name in saved["names"]}
     for name, scalars in facts["scalars"].items():
+        is_on_device = any(options.get(name, {}).get(key) for key in ("capturable", "fused"))  # as torch loads `step`
         own = {key.rpartition("|")[2]: v for key, v in tensors.items() if key.rpartition("|")[0] == name}
-        moved = {key: v.to(parameters[name].device) if v.dim() else v.clone() for key, v in own.items()}
+        device = parameters[name].device
+        moved = {k: v.to(device) if k != "step" or is_on_device else v.clone() for k, v in own.items()}
         optimizer.state[parameters[name]] = {**scalars, **moved}
     known = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved["options"].items()})
+        for key, value in saved["options"].items():
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)  # a captured step, or your own loop, holds it
+            else:
+                group[key] = tuple(value) if isinstance(value, list) else value
         foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:

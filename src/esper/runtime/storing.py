@@ -70,13 +70,7 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
     assert optimizer is not None
     run.take_network(model)
-    rates = [group["lr"] for group in run.optimizer.param_groups]
     restore_optimizer(run.model, run.link, optimizer)
-    for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate  # on a GPU a tensor, which every epoch fills anew
-    for state in run.optimizer.state.values():
-        if "step" in state and run.device.type == "cuda":
-            state["step"] = state["step"].to(run.device)  # a captured step counts on the device
     for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
