@@ -106,7 +106,8 @@ class Garden:
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
         facts = facts_of(model, model.settings.epochs)
-        self.policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+        own = getattr(policy, "__name__", type(policy).__name__)
+        self.policy_name = policy if isinstance(policy, str) else f"{own}()"  # no rule is called so
         if not isinstance(policy, str) and not callable(policy):
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
@@ -352,7 +353,8 @@ class Garden:
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
     """The garden that was saved to `folder`, around a fresh instance of the same model.
 
-    Build the optimiser as before and `attach` it: its saved state is put back then. Pass a policy of your own again.
+    Build the optimiser as before and `attach` it: its saved state is put back then. Pass a policy of your own again;
+    one of another name begins without memory.
     """
 
     def check(extra: dict[str, Any]) -> None:

@@ -39,7 +39,8 @@ def check(extra: dict[str, Any]) -> None:
 def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optimizer: OptimizerSnapshot | None) -> None:
     """Give a garden whose network was rebuilt all else that was saved."""
     garden.ledger, garden.flops = TypeAdapter(Ledger).validate_python(extra["ledger"]), extra["flops"]
-    garden.epoch, garden.memory, garden.is_pruned = extra["epoch"], extra["memory"], extra["is_pruned"]
+    garden.epoch, garden.is_pruned = extra["epoch"], extra["is_pruned"]
+    garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None  # another's means nothing to it
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples = dict(extra["examples"])
     garden.pending_optimizer, garden.run = optimizer, extra["run"]

@@ -188,6 +188,17 @@ def test_a_named_policy_is_found_again_with_its_memory(tmp_path):
         assert loaded.step(made_up(loaded)) == garden.step(made_up(garden))
 
 
+def test_another_policy_begins_without_the_memory_of_the_first(tmp_path):
+    garden = grow_cnn(policy="schedule:epochs=0:places=r0c0.norm", max_seeds=4)
+    garden.step(made_up(garden))
+    assert garden.memory[0]["done"] == [0]
+    loaded = esper.load(garden.save(tmp_path), CNN(), policy="schedule:epochs=0:places=r0c1.norm")
+    loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    assert loaded.memory is None
+    loaded.step(made_up(loaded))
+    assert stage_of(loaded, "r0c1") != "DORMANT"
+
+
 def test_a_garden_without_an_optimizer_can_be_saved(tmp_path):
     garden = grow_cnn(attach=False)
     loaded = esper.load(garden.save(tmp_path), CNN(), policy="never")

@@ -202,6 +202,14 @@ def test_a_policy_of_ones_own_has_to_be_passed_again(save):
     refuse(save, UnknownNameError, "unknown policy", policy=None)
 
 
+def test_a_policy_of_ones_own_with_the_name_of_a_rule_has_to_be_passed_again_too(tmp_path):
+    def heuristic(facts):
+        return script({})(facts)
+
+    grow_cnn(policy=heuristic).save(tmp_path)
+    refuse(tmp_path, UnknownNameError, r"heuristic\(\)", policy=None)
+
+
 def test_an_optimizer_of_another_kind_is_refused_when_it_is_attached(save):
     garden = esper.load(save, CNN(), policy=script({}))
     with pytest.raises(OptimizerError, match=r"SGD with 3 .*AdamW"):
@@ -268,7 +276,7 @@ def test_saving_again_after_a_crash_works_and_clears_up(save, monkeypatch):
         with pytest.raises(SaveError, match="power"):
             garden.save(save)
     garden.save(save)
-    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors"}
+    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors", "garden-optimizer-2.safetensors"}
 
 
 def test_nothing_is_ever_unpickled(save, monkeypatch):
