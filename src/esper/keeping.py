@@ -1,9 +1,10 @@
 """What a garden knows beside its network, as plain facts to be saved, and back."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.runtime.ledger import Ledger
@@ -12,6 +13,23 @@ from esper.telemetry.store import require_plain
 
 if TYPE_CHECKING:
     from esper.garden import Garden
+
+
+@dataclass
+class Kept:
+    """The types of what `describe` tells."""
+
+    epoch: NonNegativeInt
+    is_pruned: bool
+    policy: str
+    memory: Any
+    higher_is_better: bool | None
+    history: list[dict[str, Any]]
+    flops: NonNegativeInt | None
+    ledger: Ledger
+    examples: dict[Literal["training", "shadow"], NonNegativeInt]
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
+    run: str | None
 
 
 def describe(garden: "Garden") -> dict[str, Any]:
@@ -32,8 +50,8 @@ def describe(garden: "Garden") -> dict[str, Any]:
 
 def check(extra: dict[str, Any]) -> None:
     """Fail on facts that `take` could not read, before anything has changed."""
-    [from_record(record) for record in extra["history"]]
-    TypeAdapter(Ledger).validate_python(extra["ledger"])
+    TypeAdapter(Kept).validate_json(json.dumps(extra), strict=True)  # in Python, strict takes no dict for a ledger
+    [str(from_record(record)) for record in extra["history"]]  # what is of another type cannot be told
 
 
 def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optimizer: OptimizerSnapshot | None) -> None:
@@ -42,7 +60,7 @@ def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optim
     garden.epoch, garden.is_pruned = extra["epoch"], extra["is_pruned"]
     garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None  # another's means nothing to it
     garden.history = [from_record(record) for record in extra["history"]]
-    garden.model.examples = dict(extra["examples"])
+    garden.model.examples |= extra["examples"]
     garden.pending_optimizer, garden.run = optimizer, extra["run"]
     settle_optimizer(garden)
     if average is not None:

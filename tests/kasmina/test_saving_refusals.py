@@ -159,6 +159,28 @@ def test_a_manifest_forged_with_a_true_checksum_is_refused(save, change):
     refuse(save, esper.EsperError, ".")
 
 
+FORGED = {
+    "epoch": ["three", -5, None],
+    "is_pruned": ["no"],
+    "policy": [[]],
+    "higher_is_better": ["no"],
+    "flops": ["many"],
+    "ledger": [{"phases": 3}],
+    "examples": [[1], {"training": "x"}],
+    "decay": ["x", 5.0],
+    "run": [7],
+    "history": [{}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in FORGED.items() for value in values])
+def test_a_value_of_another_type_is_refused(save, key, value):
+    edit(save, lambda body: facts_of(body)["extra"].update({key: value}))
+    refuse(save, SaveError, "does not fit together")
+    edit(save, lambda body: facts_of(body)["extra"].pop(key))
+    refuse(save, SaveError, "does not fit together")
+
+
 # -- other models, blueprints, policies, optimisers --------------------------------------------------------------------
 
 
