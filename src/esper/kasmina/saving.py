@@ -41,10 +41,7 @@ Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 def save_network(
     model: MorphogeneticModel, folder: Path, extra: Plain, average: Tensors | None, pending: OptimizerSnapshot | None
 ) -> Path:
-    """Write model, optimiser, averages if there are any and `extra` (plain data of the caller's) to a folder.
-
-    `pending` is the optimiser's state where none is attached yet.
-    """
+    """Write model, optimiser (or what is `pending` for one), averages and `extra`, plain data of the caller's."""
     facts, contents = describe_network(model)
     if pending is not None and model.link is None:
         facts["optimizer"], contents["optimizer"] = pending.facts, partial(save_file, dict(pending.tensors))

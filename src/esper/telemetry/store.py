@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -186,14 +186,11 @@ def fitting(place: Path) -> Iterator[None]:
 
 def require_plain(memory: Any) -> Any:
     """What a policy remembers; refused where it would come back as something else, and decide otherwise."""
-    try:
-        problem = "" if json.loads(json.dumps(memory)) == memory else "it comes back with other keys or lists"
-    except (TypeError, ValueError) as caught:
-        problem = str(caught)
-    if problem:
-        rule = "Remember text, numbers, None, lists, and dicts whose keys are text"
-        raise SaveError(f"the policy's memory does not fit into JSON ({problem}). {rule}, so that a save holds it.")
-    return memory
+    with suppress(TypeError, ValueError):
+        if json.loads(json.dumps(memory)) == memory:
+            return memory
+    rule = "Remember text, numbers, None, lists, and dicts whose keys are text."
+    raise SaveError(f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. {rule}")
 
 
 def digest_json(body: Plain) -> str:
