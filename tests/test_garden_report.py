@@ -7,6 +7,7 @@ import torch
 
 import esper
 from esper.leyline.errors import MeasurementError
+from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import GrowthReported
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, script, train_epoch
 
@@ -120,6 +121,33 @@ def test_after_it_everything_is_as_before_to_the_bit():
         learn(garden, 7)
         learn(garden, 8)
     assert all(torch.equal(a, b) for a, b in zip(asked.parameters(), left_alone.parameters(), strict=True))
+
+
+class Counting(CNN):
+    """Has a buffer that is a view of fewer numbers, and one that every forward replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(4, 1).expand(4, 2), persistent=False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images):
+        self.calls = self.calls + 1
+        return super().forward(images) * self.mask[0, 0]
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_buffers_that_are_expanded_or_replaced_are_as_before_after_a_report_or_a_shadow_pass(training):
+    garden = grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(training=training), host=Counting())
+    learn(garden, 0)
+    calls, count = garden.model.host.calls, int(garden.model.host.calls)
+    if training:
+        garden.shadow(lambda: losses_of(garden.model.train(), IMAGES).mean())
+    else:
+        garden.report()
+    assert garden.model.host.calls is calls
+    assert int(calls) == count
+    assert torch.equal(garden.model.host.mask, torch.ones(4, 2))
 
 
 def test_what_it_takes_is_not_the_loops_own_time():

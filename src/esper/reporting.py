@@ -13,6 +13,7 @@ from esper.episodes import close_ledger
 from esper.kasmina import processes
 from esper.kasmina.evidence import measure_pairs
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.probing import buffers_kept
 from esper.kasmina.pruning import find_judged
 from esper.kasmina.slot import has_gate, seed_size
 from esper.kasmina.surgery import OptimizerLink
@@ -31,14 +32,11 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
     """Measure with everything, without each part, and without all; tell it as an event."""
     if evaluate is None:
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
-    model, buffers = garden.model, [(buffer, buffer.clone()) for buffer in garden.model.buffers()]
-    try:
-        with garden._together(), booked(garden, evaluate) as (measure, values):
-            found = _measure_growth(model, measure)
-            again = measure()[0] if telling.looks_unpaired(values[0], values[1:]) else values[0]
-    finally:
-        for buffer, value in buffers:  # where several processes train, all have taken over the first one's
-            buffer.copy_(value)
+    model = garden.model
+    # where several processes train, all take over the first one's buffers
+    with buffers_kept(model), garden._together(), booked(garden, evaluate) as (measure, values):
+        found = _measure_growth(model, measure)
+        again = measure()[0] if telling.looks_unpaired(values[0], values[1:]) else values[0]
     for hint in telling.warn_of_unpaired(values[0], again, garden.epoch):
         raise MeasurementError(str(hint))
     found |= {"params": model.total_params, "host_params": model.host_params, "host_flops": garden.flops}

@@ -11,7 +11,7 @@ from esper.kasmina import fitting
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.probing import batch_size, source_name
+from esper.kasmina.probing import batch_size, buffers_kept, source_name
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
@@ -297,10 +297,10 @@ class MorphogeneticModel(nn.Module):
         training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
         learning = {id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()}
         frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
-        buffers = [(m, name, b, b.clone()) for m in self.modules() for name, b in m._buffers.items() if b is not None]
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         try:
-            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices), ExitStack() as stack:
+            own = own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices)
+            with buffers_kept(self), own, ExitStack() as stack:
                 for parameter in frozen:
                     parameter.requires_grad_(False)
                 for slot in training:
@@ -310,9 +310,6 @@ class MorphogeneticModel(nn.Module):
             self.shadow_passes += 1
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            with torch.no_grad():
-                for module, name, buffer, value in buffers:
-                    module._buffers[name] = buffer.copy_(value)  # a forward may have put another tensor in its place
 
     def slot(self, slot_id: str) -> SeedSlot:
         self.slot_config.index_for_slot_id(slot_id)

@@ -65,6 +65,20 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Buffers are as before afterwards, though a forward may write to them or put others in their place."""
+    found = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    # torch writes to no expanded buffer, so such a one has not changed
+    values = [None if b.layout is torch.strided and 0 in b.stride() else b.clone() for *_, b in found]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for (module, name, buffer), value in zip(found, values, strict=True):
+                module._buffers[name] = buffer if value is None else buffer.copy_(value)
+
+
 def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> dict[str, list[Call]]:
     """All calls of these modules when the model runs on `example`, in the order in which they end."""
     calls: dict[str, list[Call]] = {}
