@@ -22,7 +22,7 @@ from esper.leyline.files import Content
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.slots import SlotConfig
 from esper.telemetry.runfolder import MANIFEST
-from esper.telemetry.store import Plain, Store, fitting
+from esper.telemetry.store import Plain, Store, fitting, is_plain
 
 Tensors = Mapping[str, Tensor]
 
@@ -216,7 +216,7 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
         "slots": link.slot_groups,
         "scalars": scalars,
         "groups": groups,
-        "scheduler": schedule and {key: value for key, value in schedule.items() if _is_plain(value)},
+        "scheduler": schedule and {key: value for key, value in schedule.items() if is_plain(value)},
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
         "steps": link.steps,
@@ -264,14 +264,6 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict(dict(facts["scheduler"]))
     link.peak_rate, link.was_high, link.steps = facts["peak_rate"], facts["was_high"], facts["steps"]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _refuse_other_host(saved: Plain, own: Plain) -> None:

@@ -184,11 +184,17 @@ def fitting(place: Path) -> Iterator[None]:
         raise SaveError(f"{place} does not fit together ({reason}). Use another save, or start anew.") from problem
 
 
+def is_plain(value: Any) -> bool:
+    """Whether JSON gives it back as it is: text, numbers, None, lists, and dicts whose keys are text."""
+    with suppress(TypeError, ValueError):
+        return bool(json.loads(json.dumps(value)) == value)
+    return False
+
+
 def require_plain(memory: Any) -> Any:
     """What a policy remembers; refused where it would come back as something else, and decide otherwise."""
-    with suppress(TypeError, ValueError):
-        if json.loads(json.dumps(memory)) == memory:
-            return memory
+    if is_plain(memory):
+        return memory
     rule = "Remember text, numbers, None, lists, and dicts whose keys are text."
     raise SaveError(f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. {rule}")
 
