@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import time
 from functools import partial
 
 import numpy as np
@@ -264,6 +265,23 @@ def test_a_save_of_all_processes_goes_on_in_all_of_them(tmp_path):
     (whole, resumed), other = values_of(tmp_path, in_group(live))
     assert whole == resumed
     assert other == (whole, resumed)
+
+
+def test_a_restore_waits_for_the_save_of_the_first_process(tmp_path):
+    def live(rank):
+        garden = grow_cnn(PLAN, scale=0.5, max_seeds=4)
+        garden.save(tmp_path / "save")
+        distributed.barrier()
+        train(garden, DistributedDataParallel(garden.model), learn_plainly, epochs=2)
+        if rank == 0:
+            time.sleep(1.0)
+        garden.save(tmp_path / "save")
+        garden.restore(tmp_path / "save")
+        return garden.epoch, digest(garden.model)
+
+    first, second = values_of(tmp_path, in_group(live))
+    assert first == second
+    assert first[0] == 2
 
 
 def test_incubated_seeds_learn_the_same_everywhere(tmp_path):

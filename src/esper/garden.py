@@ -226,6 +226,7 @@ class Garden:
             if self.average is not None and extra["decay"] not in (None, own := self.average.decay):
                 raise SaveError(f"{folder} has an average of decay {extra['decay']}, this garden one of {own}.")
 
+        processes.gather(lambda: None)  # the first process may be saving still
         optimizer, average, extra = restore_network(self.model, Path(folder), check)
         keeping.take(self, extra, average, optimizer)
         self._settle([])
