@@ -52,6 +52,23 @@ def test_fossils_are_judged_once_at_the_first_step_with_a_low_rate(worth, left):
     assert [e.slot for e in garden.history if isinstance(e, FossilJudged)] == ["r0c0", "r0c1"]
 
 
+def test_what_was_judged_is_told_even_if_the_policy_fails_then():
+    class Failing:
+        def decide(self, observation, masks, reports, memory):
+            if garden.is_pruned and failures:
+                raise RuntimeError(failures.pop())
+            return script({0: PLANT_FIRST})(None).decide(observation, masks, reports, memory)
+
+    failures = ["once"]
+    garden = grow_cnn(policy=lambda facts: Failing(), lengths=LENGTHS, lr=0.1)
+    with pytest.raises(RuntimeError, match="once"):
+        loop(garden, [0.1, 0.1, 0.01], -1.0)
+    assert garden.model.fossilized_seeds == 0
+    loop(garden, [0.01], -1.0)
+    assert [e.slot for e in garden.history if isinstance(e, FossilJudged)] == ["r0c0"]
+    assert [e.epoch for e in garden.history if isinstance(e, HostEpoch)] == [1, 2, 3, 4]
+
+
 def test_the_epochs_record_is_of_the_network_that_goes_on():
     garden = grow()
     loop(garden, [0.1, 0.1, 0.01], -1.0)

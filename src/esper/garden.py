@@ -165,10 +165,10 @@ class Garden:
         epoch = self.epoch + 1
         with self._together():
             idle = telling.warn_of_idle_step(link, epoch)
-            events = [*self._measure(evaluate, epoch, link), *idle, *self._decide(epoch, link)]
-            events += tell_changes(0, epoch, self.model.tick())
-        self.epoch, self._evaluate = epoch, evaluate
-        told = self._tell(events)
+            told = self._tell([*self._measure(evaluate, epoch, link), *idle])
+            self.epoch, self._evaluate = epoch, evaluate  # that much has happened, even if the policy fails now
+            events = [*self._decide(epoch, link), *tell_changes(0, epoch, self.model.tick())]
+        told += self._tell(events)
         self._resumed = time.perf_counter()
         return told
 
