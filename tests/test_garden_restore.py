@@ -44,6 +44,14 @@ def test_a_restored_garden_goes_on_as_the_saved_one_wherever_it_was(here, tmp_pa
     assert other.history == garden.history
 
 
+def test_time_before_a_restore_is_not_booked_as_training_after_it(tmp_path):
+    garden = play(grow_cnn(PLAN), range(1))
+    garden.save(tmp_path)
+    garden._resumed -= 1000.0  # so long ago was the last step
+    garden.restore(tmp_path)
+    assert play(garden, range(1, 2)).ledger.phases["training"].seconds < 500.0
+
+
 def test_an_average_that_was_not_saved_begins_anew(tmp_path):
     garden = play(grow_cnn(PLAN), range(1))
     garden.save(tmp_path)

@@ -230,6 +230,7 @@ class Garden:
         optimizer, average, extra = restore_network(self.model, Path(folder), check)
         keeping.take(self, extra, average, optimizer)
         self._settle([])
+        self._resumed = time.perf_counter()
         if (recorder := self._recorder) is not None:  # its folder holds this history, no more
             self.run = recorder.run
             self.record(recorder.folder, track=recorder.track)
