@@ -164,6 +164,18 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(kind, folder, tmp_p
         other.record(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"} == before
     train(other, 1)
+    if kind == "of another run":
+        assert lines_of(tmp_path / "other") == records_of(other)  # which goes on
+
+
+def test_a_record_that_a_tracker_refuses_leaves_the_one_before_going_on(folder, monkeypatch):
+    monkeypatch.setattr(curve_export, "import_module", lambda name: exec("raise ImportError"))
+    garden = grown()
+    garden.record(folder)
+    with pytest.raises(SettingError, match="wandb"):
+        garden.record(folder, track=["wandb"])
+    train(garden, 1)
+    assert lines_of(folder) == records_of(garden)
 
 
 def test_a_second_writer_is_refused(folder):

@@ -241,11 +241,15 @@ class Garden:
         The folder is a new one, or that of the same run: save and load the garden, and it goes on from there. `track`
         names "tensorboard", "wandb" or both. Of several processes the first one writes.
         """
-        if self._recorder is not None:
-            self._recorder.close()
-        self._recorder = None
+        before, self._recorder = self._recorder, None
+        if before is not None:
+            before.close()
         if folder is not None and processes.is_first():
-            self._recorder = Recorder(self, Path(folder), track)
+            try:
+                self._recorder = Recorder(self, Path(folder), track)
+            except Exception:
+                self._recorder = before and Recorder(self, before.folder, before.track)  # which goes on
+                raise
             self.run = self._recorder.run
 
     def summary(self) -> str:
