@@ -227,8 +227,7 @@ class Garden:
                 raise SaveError(f"{folder} has an average of decay {extra['decay']}, this garden one of {own}.")
 
         processes.gather(lambda: None)  # the first process may be saving still
-        optimizer, average, extra = restore_network(self.model, Path(folder), check)
-        keeping.take(self, extra, average, optimizer)
+        keeping.take(self, *restore_network(self.model, Path(folder), check))
         self._settle([])
         self._resumed = time.perf_counter()
         if (recorder := self._recorder) is not None:  # its folder holds this history, no more
@@ -359,8 +358,7 @@ class Garden:
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
     """The garden that was saved to `folder`, around a fresh instance of the same model.
 
-    Build the optimiser as before and `attach` it: its saved state is put back then. Pass a policy of your own again;
-    one of another name begins without memory.
+    Build the optimiser as before and `attach` it: it gets its state back. Pass your own policy again; another forgets.
     """
 
     def check(extra: dict[str, Any]) -> None:
@@ -371,5 +369,5 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
     garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
-    keeping.take(garden, extra, average, optimizer)
+    keeping.take(garden, optimizer, average, extra)
     return garden

@@ -16,35 +16,29 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Kept:
-    """The types of what `describe` tells."""
-
+class Kept:  # the types of what `describe` tells
     epoch: NonNegativeInt
     is_pruned: bool
+    higher_is_better: bool | None
+    flops: NonNegativeInt | None
+    run: str | None
     policy: str
     memory: Any
-    higher_is_better: bool | None
     history: list[dict[str, Any]]
-    flops: NonNegativeInt | None
     ledger: Ledger
     examples: dict[Literal["training", "shadow"], NonNegativeInt]
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
-    run: str | None
 
 
 def describe(garden: "Garden") -> dict[str, Any]:
-    return {
-        "epoch": garden.epoch,
-        "is_pruned": garden.is_pruned,
+    same = "epoch", "is_pruned", "higher_is_better", "flops", "run"
+    return {name: getattr(garden, name) for name in same} | {
         "policy": garden.policy_name,
         "memory": require_plain(garden.memory),
-        "higher_is_better": garden.higher_is_better,
         "history": [to_record(event) for event in garden.history],
-        "flops": garden.flops,
         "ledger": asdict(garden.ledger),
         "examples": garden.model.examples,
         "decay": garden.average and garden.average.decay,
-        "run": garden.run,
     }
 
 
@@ -54,14 +48,14 @@ def check(extra: dict[str, Any]) -> None:
     [str(from_record(record)) for record in extra["history"]]  # what is of another type cannot be told
 
 
-def take(garden: "Garden", extra: dict[str, Any], average: Tensors | None, optimizer: OptimizerSnapshot | None) -> None:
+def take(garden: "Garden", optimizer: OptimizerSnapshot | None, average: Tensors | None, extra: dict[str, Any]) -> None:
     """Give a garden whose network was rebuilt all else that was saved."""
-    garden.ledger, garden.flops = TypeAdapter(Ledger).validate_python(extra["ledger"]), extra["flops"]
-    garden.epoch, garden.is_pruned = extra["epoch"], extra["is_pruned"]
+    garden.epoch, garden.is_pruned, garden.run = extra["epoch"], extra["is_pruned"], extra["run"]
+    garden.flops, garden.pending_optimizer = extra["flops"], optimizer
+    garden.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
     garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None  # another's means nothing to it
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
-    garden.pending_optimizer, garden.run = optimizer, extra["run"]
     settle_optimizer(garden)
     if average is not None:
         garden.ema(extra["decay"]).restore(average)

@@ -33,7 +33,6 @@ def report_growth(garden: "Garden", evaluate: Callable[[], Tensor] | None) -> Gr
     if evaluate is None:
         raise MeasurementError("no step has measured anything yet, so say how: garden.report(evaluate).")
     model = garden.model
-    # where several processes train, all take over the first one's buffers
     with buffers_kept(model), garden._together(), booked(garden, evaluate) as (measure, values):
         found = _measure_growth(model, measure)
         again = measure()[0] if telling.looks_unpaired(values[0], values[1:]) else values[0]

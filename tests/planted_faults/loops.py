@@ -118,8 +118,8 @@ FAULTS = [
     Fault(
         "a report changes the statistics of batch norm",
         "reporting.py",
-        "            buffer.copy_(value)\n",
-        "            pass\n",
+        "with buffers_kept(model), garden._together()",
+        "with garden._together()",
         "test_garden_report.py::test_after_it_everything_is_as_before_to_the_bit",
     ),
     Fault(

@@ -4,6 +4,34 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        "a memory that JSON changes is saved",
+        "telemetry/store.py",
+        "if is_plain(memory):",
+        "if is_plain(memory) or memory:",
+        "trials/test_saves.py::test_a_memory_that_would_come_back_as_another_is_refused",
+    ),
+    Fault(
+        "another policy goes on with the memory of the first",
+        "keeping.py",
+        'extra["memory"] if extra["policy"] == garden.policy_name else None',
+        'extra["memory"]',
+        "kasmina/test_saving.py::test_another_policy_begins_without_the_memory_of_the_first",
+    ),
+    Fault(
+        "a word in a save turns scores into losses",
+        "keeping.py",
+        "strict=True",
+        "strict=False",
+        "kasmina/test_saving_refusals.py::test_a_value_of_another_type_is_refused",
+    ),
+    Fault(
+        "a garden that is saved before its optimiser is attached loses the state",
+        "kasmina/saving.py",
+        "if pending is not None and model.link is None:",
+        "if False:",
+        "kasmina/test_saving.py::test_a_loaded_garden_that_is_saved_before_an_optimizer_is_attached_keeps_its_state",
+    ),
+    Fault(
         "a save for another seed is taken",
         "telemetry/store.py",
         'if body.get("of", "") != self.of:',

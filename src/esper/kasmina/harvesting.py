@@ -159,7 +159,7 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
 
 def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
     # a deep copy runs uncompiled; with compiled or channels-last fossils rounding would differ
-    own = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)
+    own = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     rebuilt.load_state_dict(own.state_dict())
     rebuilt.to(slot.alpha)
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())

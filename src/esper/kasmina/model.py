@@ -299,8 +299,8 @@ class MorphogeneticModel(nn.Module):
         frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         try:
-            own = own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices)
-            with buffers_kept(self), own, ExitStack() as stack:
+            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices), ExitStack() as stack:
+                stack.enter_context(buffers_kept(self))
                 for parameter in frozen:
                     parameter.requires_grad_(False)
                 for slot in training:

@@ -67,9 +67,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers are as before afterwards, though a forward may write to them or put others in their place."""
+    """Buffers are as before afterwards, though a forward may replace them, or write to all that are not expanded."""
     found = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    # torch writes to no expanded buffer, so such a one has not changed
     values = [None if b.layout is torch.strided and 0 in b.stride() else b.clone() for *_, b in found]
     try:
         yield

@@ -247,18 +247,15 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
         optimizer.state.pop(parameter, None)  # what was saved before its first step has none
     options = {name: saved["options"] for saved in facts["groups"] for name in saved["names"]}
     for name, scalars in facts["scalars"].items():
-        is_on_device = any(options.get(name, {}).get(key) for key in ("capturable", "fused"))  # as torch loads `step`
+        is_moved = any(options.get(name, {}).get(key) for key in ("capturable", "fused"))  # `step` too, as torch has it
         own = {key.rpartition("|")[2]: v for key, v in tensors.items() if key.rpartition("|")[0] == name}
-        device = parameters[name].device
-        moved = {k: v.to(device) if k != "step" or is_on_device else v.clone() for k, v in own.items()}
+        moved = {k: v.to(parameters[name].device) if k != "step" or is_moved else v.clone() for k, v in own.items()}
         optimizer.state[parameters[name]] = {**scalars, **moved}
     known = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
         for key, value in saved["options"].items():
-            if isinstance(group.get(key), Tensor):
-                group[key].fill_(value)  # a captured step, or your own loop, holds it
-            else:
-                group[key] = tuple(value) if isinstance(value, list) else value
+            held, plain = group.get(key), tuple(value) if isinstance(value, list) else value
+            group[key] = held.fill_(value) if isinstance(held, Tensor) else plain  # your own loop may hold it too
         foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
