@@ -123,14 +123,14 @@ def change_at_random(population, host, draw):
 def visit(population, structures, draw):
     """Train tiny epochs until so many structures were met; hosts begin anew now and then, or they would fill up."""
     met, epoch = 0, 0
-    last = [None] * len(population)
+    last = [None] * len(population.runs)
     while met < structures:
         population.train_epoch()
         now = [run.topology() for run in population.runs]
         met += sum(one != other for one, other in zip(now, last, strict=True))
         last = now
         population.evaluate()
-        for host in range(len(population)):
+        for host in range(len(population.runs)):
             if epoch % 16 == 4 * host:
                 population.reset(host, draw.randrange(1000))
             else:
