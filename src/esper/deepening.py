@@ -51,7 +51,7 @@ def deepen(
     zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
     layout: list[tuple[int, nn.Module]] = []
     for place in range(to):
-        source = place * len(old) // to
+        source = len(old) - 1 - (to - 1 - place) * len(old) // to  # later layers first: their copies are worth more
         is_first = not layout or layout[-1][0] != source
         layout.append((source, old[source] if is_first else _copy(old[source], model, zeroed[source])))
     try:
