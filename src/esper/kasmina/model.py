@@ -11,7 +11,8 @@ from esper.kasmina import fitting
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.probing import batch_size, source_name
+from esper.kasmina.natives import source_name
+from esper.kasmina.probing import batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
