@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import keeping, reporting, telling
+from esper import keeping, reporting
 from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
 from esper.kasmina.averaging import Average
@@ -30,7 +30,6 @@ from esper.leyline.errors import HostError, MeasurementError, OptimizerError, Sa
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.recording import Recorder
 from esper.runtime.compiling import forget_compiled, structure_of
 from esper.runtime.ledger import Ledger, count_flops
 from esper.tamiyo.masks import compute_batch_masks
@@ -128,7 +127,7 @@ class Garden:
         """whether every process measures examples of its own; you train a compiled copy"""
         self._evaluate: Evaluate | None = None  # what the last step measured with
         self.run: str | None = None  # name of the run that was last recorded, which its folder has too
-        self._recorder: Recorder | None = None
+        self._recorder: keeping.Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
@@ -163,7 +162,7 @@ class Garden:
             raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
         epoch = self.epoch + 1
         with self._together():
-            idle = telling.warn_of_idle_step(link, epoch)
+            idle = reporting.warn_of_idle_step(link, epoch)
             events = [*self._measure(evaluate, epoch, link), *idle, *self._decide(epoch, link)]
             events += tell_changes(0, epoch, self.model.tick())
         self.epoch, self._evaluate = epoch, evaluate
@@ -202,7 +201,7 @@ class Garden:
         return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
 
     def _warn_of_left_out(self) -> None:
-        hints = telling.warn_of_left_out(self.model, self.epoch)
+        hints = reporting.warn_of_left_out(self.model, self.epoch)
         self._tell([hint for hint in hints if hint not in self.history])
 
     def save(self, folder: str | Path) -> Path:
@@ -240,13 +239,13 @@ class Garden:
             self._recorder.close()
         self._recorder = None
         if folder is not None and processes.is_first():
-            self._recorder = Recorder(self, Path(folder), track)
+            self._recorder = keeping.Recorder(self, Path(folder), track)
             self.run = self._recorder.run
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
         found = [event for event in self.history if isinstance(event, GrowthReported)]
-        return "\n".join([telling.summarize(self.model, self.epoch), *map(str, found[-1:])])
+        return "\n".join([reporting.summarize(self.model, self.epoch), *map(str, found[-1:])])
 
     def _tell(self, told: Sequence[Event]) -> list[Event]:
         """Keep events, with the names of their modules, and record them."""
@@ -288,7 +287,7 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        again = self._values(evaluate)[0] if telling.looks_unpaired(base, values.values()) else base
+        again = self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
         counts = len(base), list(shadowed), len(ablated) + (again is not base)
         reporting.charge_epoch(self, link, started, *counts)
         self.model.read_gradients()
@@ -296,7 +295,7 @@ class Garden:
             self.model.record_shadow(slot_id, values[slot_id], base)
         for slot_id in ablated:
             self.model.record_counterfactual(slot_id, base, values[slot_id])
-        judged, hints = list[Event](), telling.warn_of_unpaired(base, again, epoch)
+        judged, hints = list[Event](), reporting.warn_of_unpaired(base, again, epoch)
         if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
             self.is_pruned = True
@@ -309,8 +308,11 @@ class Garden:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
         with reporting.booked(self, evaluate) as (measure, found):
             verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
-            again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
-        hints = [*telling.warn_of_doubt(self.model, verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+            again = measure()[0] if reporting.looks_unpaired(base, found) else left[0]
+        hints = [
+            *reporting.warn_of_doubt(self.model, verdicts, epoch),
+            *reporting.warn_of_unpaired(left[0], again, epoch),
+        ]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
@@ -344,7 +346,7 @@ class Garden:
                 break
             self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        return events + telling.warn_of_low_rate(link, events, epoch)
+        return events + reporting.warn_of_low_rate(link, events, epoch)
 
 
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:

@@ -1,12 +1,22 @@
-"""What a garden knows beside its network, as plain facts to be saved, and back."""
+"""What a garden keeps beside its network: facts to be saved, and back; its history as a run folder."""
 
+import json
+import secrets
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
+from esper.leyline.files import write_durably
 from esper.runtime.ledger import Ledger
+from esper.telemetry import runfolder
+from esper.telemetry.curve_export import TrackerName, TrackingSink, require_trackers
+from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import from_record, to_record
 
 if TYPE_CHECKING:
@@ -55,3 +65,38 @@ def settle_optimizer(garden: "Garden") -> None:
     if garden.pending_optimizer is not None and garden.model.link is not None:
         restore_optimizer(garden.model, garden.model.link, garden.pending_optimizer)
         garden.pending_optimizer = None
+
+
+class Recorder:
+    """Writes a garden's events until it is closed, or the process ends. The folder holds its history, no more.
+
+    So a garden that was saved, loaded and recorded to the folder of its run loses there what it has lost in memory.
+    """
+
+    def __init__(self, garden: "Garden", folder: Path, track: Sequence[TrackerName]):
+        require_trackers(track)
+        self.folder, self.track = folder, track
+        with ExitStack() as held:
+            held.enter_context(runfolder.only_writer(folder))
+            is_known = garden.run is not None and runfolder.read_start(folder).get("run") == garden.run
+            if not is_known:
+                runfolder.require_fresh(folder)
+            self.run = garden.run if is_known else secrets.token_hex(8)
+            config = _describe_start(garden) | {"run": self.run}
+            past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
+            with runfolder.begun(folder, config):
+                write_durably(folder / runfolder.EVENTS, "".join(past).encode())
+            self.sink = TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config)
+            held.enter_context(self.sink)
+            self.close = weakref.finalize(self, held.pop_all().close)
+        for event in [] if is_known else garden.history:
+            self.sink.write(event)
+
+
+def _describe_start(garden: "Garden") -> dict[str, Any]:
+    """What a run is started with, as far as `esper.grow` knows."""
+    model, settings = garden.model, asdict(garden.model.settings)
+    task = {"name": type(model.host).__name__, "epochs": settings["epochs"]}
+    limits = {"budget": model.budget, "max_seeds": model.max_seeds, "blueprints": list(model.space.blueprint_ids[1:])}
+    known = {"command": runfolder.GARDEN, "task": task, "hosts": 1, "policy": garden.policy_name}
+    return {**known, "slots": dict(model.slot_config.modules), **limits, "settings": settings}
