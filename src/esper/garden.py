@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from esper import keeping, reporting
 from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
-from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import as_losses, measure_pairs
 from esper.kasmina.fitting import refuse_wrapped, total_budget
@@ -120,7 +119,7 @@ class Garden:
         """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
         self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
-        self.average: Average | None = None
+        self.average: keeping.Average | None = None
         self._stepped: torch.utils.hooks.RemovableHandle | None = None
         self._follower = processes.Follower(model)
         self._is_split = self._is_passed_by = False
@@ -148,10 +147,10 @@ class Garden:
         self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
         self._follower.follow()
 
-    def ema(self, decay: float) -> Average:
+    def ema(self, decay: float) -> keeping.Average:
         """An average of all weights, seeds included, that follows every optimiser step; see `Average.applied`."""
         if self.average is None:
-            self.average = Average(self.model, decay)
+            self.average = keeping.Average(self.model, decay)
         elif decay != self.average.decay:
             raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
         return self.average
@@ -291,10 +290,8 @@ class Garden:
         counts = len(base), list(shadowed), len(ablated) + (again is not base)
         reporting.charge_epoch(self, link, started, *counts)
         self.model.read_gradients()
-        for slot_id in shadowed:
-            self.model.record_shadow(slot_id, values[slot_id], base)
-        for slot_id in ablated:
-            self.model.record_counterfactual(slot_id, base, values[slot_id])
+        for slot_id, other in values.items():
+            self.model.record_counterfactual(slot_id, *((other, base) if slot_id in shadowed else (base, other)))
         judged, hints = list[Event](), reporting.warn_of_unpaired(base, again, epoch)
         if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
@@ -338,7 +335,7 @@ class Garden:
         while True:
             view = self.model.view()
             ask = partial(self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory)
-            actions, memory = processes.ask_first(ask)
+            actions, memory = processes.gather(ask if processes.is_first() else lambda: (None, None))[0]
             op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
             events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
             self.memory = memory

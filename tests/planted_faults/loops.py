@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         "an average of half precision stands still",
-        "kasmina/averaging.py",
+        "keeping.py",
         "torch.promote_types(parameter.dtype, torch.float32)",
         "parameter.dtype",
         "test_garden_loops.py::test_an_average_of_half_precision_moves",

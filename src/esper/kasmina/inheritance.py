@@ -144,7 +144,7 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     """0 for most layers, -1 for norms that multiply by one plus their weight; the layer is left like that."""
     layer = body.get_submodule(name)
     loudest: list[float] = []
-    with layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_first(output).abs().max()))):
+    with layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_tensors(output)[0].abs().max()))):
         for value in (0.0, -1.0):
             silence(layer, value)
             loudest.clear()
@@ -154,14 +154,8 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
 
 
-def _first(output: Any) -> Tensor:
-    found = output[0] if isinstance(output, tuple) else output
-    assert isinstance(found, Tensor)
-    return found
-
-
 def _zeros(output: Any) -> Any:
-    zeros = torch.zeros_like(_first(output))
+    zeros = torch.zeros_like(_tensors(output)[0])
     return (zeros, *output[1:]) if isinstance(output, tuple) else zeros
 
 
