@@ -24,12 +24,14 @@ class GrowthCallback(Stepper, Callback):
     done = 0  # optimiser steps at the end of the last batch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        _refuse_unfit(trainer)
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            raise SettingError(f"{type(trainer.strategy).__name__} {UNAWARE}")
+        kinds = [kind.__name__ for other in trainer.callbacks for kind in type(other).__mro__]
+        for kind in [kind for kind in kinds if kind.endswith("WeightAveraging")]:
+            raise SettingError(f"{kind} would leave out seeds that are planted later; use garden.ema(decay).")
         names = [name for name, part in pl_module.named_modules() if part is self.garden.model]
         if not names:
-            raise SettingError(
-                f"{type(pl_module).__name__} holds no garden.model; write self.net = garden.model in it."
-            )
+            raise SettingError(f"{type(pl_module).__name__} has no garden.model; write self.net = garden.model in it.")
         before, self.saved = pl_module.on_load_checkpoint, None
 
         def leave_slots_alone() -> None:
@@ -75,11 +77,3 @@ class GrowthCallback(Stepper, Callback):
             for name, content in (self.saved or {}).items():
                 Path(folder, name).write_bytes(content.cpu().numpy().tobytes())
             self.garden.restore(folder)
-
-
-def _refuse_unfit(trainer: Trainer) -> None:
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-        raise SettingError(f"{type(trainer.strategy).__name__} {UNAWARE}")
-    for kind in [kind for other in trainer.callbacks for kind in type(other).__mro__]:
-        if kind.__name__.endswith("WeightAveraging"):
-            raise SettingError(f"{kind.__name__} would leave out seeds that are planted later; use garden.ema(decay).")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import COPY_ZERO
@@ -136,7 +136,8 @@ def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
 def _is_identity(body: nn.Module, run: Run, features: Tensor, zeroed: Sequence[str]) -> bool:
     with ExitStack() as stack:
         for name in zeroed:
-            stack.enter_context(body.get_submodule(name).register_forward_hook(lambda _m, _i, output: _zeros(output)))
+            layer = body.get_submodule(name)
+            stack.enter_context(layer.register_forward_hook(lambda *c: tree_map_only(Tensor, torch.zeros_like, c[2])))
         return torch.equal(run(body), features)
 
 
@@ -152,11 +153,6 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
             if not any(loudest):
                 return value
     raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
-
-
-def _zeros(output: Any) -> Any:
-    zeros = torch.zeros_like(_tensors(output)[0])
-    return (zeros, *output[1:]) if isinstance(output, tuple) else zeros
 
 
 Reasons = dict[str, str | None]
