@@ -12,9 +12,9 @@ FAULTS = [
     ),
     Fault(
         "every process decides for itself",
-        "kasmina/processes.py",
-        "gather(lambda: work() if is_first() else None)[0]",
-        "work()",
+        "garden.py",
+        "processes.gather(ask if processes.is_first() else lambda: (None, None))[0]",
+        "ask()",
         "test_garden_processes.py::test_the_first_process_decides_for_all",
     ),
     Fault(
