@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from esper.cli.console.tables import names_table, runs_table, tasks_table
+from esper.cli.console import names_table, runs_table, tasks_table
 from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:

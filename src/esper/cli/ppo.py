@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.console.tables import show_rounds
+from esper.cli.console import show_rounds
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, stop_on_signals, teller, watch_beside, way_on
 from esper.leyline.errors import SettingError
