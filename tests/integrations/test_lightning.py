@@ -1,5 +1,7 @@
 """Lightning's own checkpoints around a growing network, in one process and in two."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -140,3 +142,12 @@ def test_a_module_without_the_gardens_model_is_refused(tmp_path):
     trainer = lightning.Trainer(accelerator="cpu", callbacks=[growth], **QUIET)
     with pytest.raises(SettingError, match=r"Module .*garden\.model"):
         trainer.fit(Module(make_garden()), DataLoader(IMAGES, 8))
+
+
+def test_a_strategy_that_shards_is_refused():
+    from esper.integrations.lightning import GrowthCallback
+
+    garden = make_garden()
+    trainer = SimpleNamespace(strategy=lightning.pytorch.strategies.FSDPStrategy(), callbacks=[])
+    with pytest.raises(SettingError, match=r"FSDPStrategy .*garden\.harvest"):
+        GrowthCallback(garden, lambda: torch.zeros(2)).setup(trainer, Module(garden), "fit")
