@@ -30,6 +30,9 @@ class Module(lightning.LightningModule):
     def validation_step(self, batch, index):
         self.log("loss", losses_of(self.net, batch).mean(), sync_dist=True)
 
+    def test_step(self, batch, index):
+        self.log("tested", losses_of(self.net, batch).mean())
+
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.garden.parameters(), lr=1e-2)
         self.garden.attach(optimizer)
@@ -112,6 +115,21 @@ def test_two_processes_stay_equal_and_resume(tmp_path):
     assert first == second
     assert len(set(first[:6])) == 6
     assert first[6:] == first[3:6]
+
+
+def test_testing_a_checkpoint_has_the_structure_of_that_checkpoint(tmp_path):
+    from esper.integrations.lightning import GrowthCallback
+
+    garden = fit(tmp_path, make_garden())
+    grown = garden.model.total_params
+    growth = GrowthCallback(garden, lambda: losses_of(garden.model, HELD_OUT))
+    trainer = lightning.Trainer(accelerator="cpu", callbacks=[growth], **QUIET)
+    losses = [
+        trainer.test(Module(garden), DataLoader(HELD_OUT, 16), tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        for epoch in (5, 0)
+    ]
+    assert (garden.epoch, garden.model.total_params < grown) == (1, True)
+    assert losses[0] != losses[1]
 
 
 def test_a_checkpoint_without_a_garden_is_refused(tmp_path):
