@@ -21,7 +21,7 @@ def check_values(values: object) -> Tensor:
         way_out = "use reduction='none', concatenate the batches, and torch.as_tensor for a list."
         raise MeasurementError(f"evaluate() returned a {got}. {rule}; {way_out}")
     if len(values) < 2:
-        raise MeasurementError(f"evaluate() returned {len(values)} values; a standard error needs at least two.")
+        raise MeasurementError(f"evaluate() returned {len(values)} values; a standard error needs two examples.")
     values = values.detach().double()
     if bad := int((~torch.isfinite(values)).sum()):
         what = f"evaluate() returned NaN or Inf for {bad} of {len(values)} examples: it is broken, or the network is"
