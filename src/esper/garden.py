@@ -25,7 +25,7 @@ from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SaveError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -215,12 +215,7 @@ class Garden:
 
         Settings and limits stay those of this garden. The scheduler is yours to restore unless it was attached.
         """
-
-        def check(extra: dict[str, Any]) -> None:
-            keeping.check(extra)
-            if extra["policy"] != self.policy_name:
-                raise SaveError(f"{folder} was grown by {extra['policy']}; this garden's policy is {self.policy_name}.")
-
+        check = partial(keeping.check, policy=self.policy_name)
         optimizer, average, extra = restore_network(self.model, Path(folder), check)
         keeping.take(self, extra, average, optimizer)
         self._settle([])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import SaveError, SettingError
 from esper.leyline.files import write_durably
 from esper.runtime.ledger import Ledger
 from esper.telemetry import runfolder
@@ -43,8 +43,10 @@ def describe(garden: "Garden") -> dict[str, Any]:
     }
 
 
-def check(extra: dict[str, Any]) -> None:
-    """Fail on facts that `take` could not read, before anything has changed."""
+def check(extra: dict[str, Any], policy: str | None = None) -> None:
+    """Fail on facts that `take` could not read, or of another policy, before anything has changed."""
+    if policy not in (None, extra["policy"]):
+        raise SaveError(f"the save was grown by {extra['policy']}; this garden's policy is {policy}.")
     [from_record(record) for record in extra["history"]]
     TypeAdapter(Ledger).validate_python(extra["ledger"])
 

@@ -115,9 +115,9 @@ def test_an_agent_of_another_environment_grows_nothing(other):
 @pytest.mark.parametrize(
     "forged",
     [
-        {"observation": {"kind": "MultiBinary", "dtype": "int8", "n": 10**15}},
-        {"action": {"kind": "MultiBinary", "dtype": "int8", "n": [10**9, 10**9]}},
-        {"action": {"kind": "Dict", "dtype": "int8"}},
+        {"observation": {"kind": "MultiBinary", "n": 10**15}},
+        {"action": {"kind": "MultiBinary", "n": [10**9, 10**9]}},
+        {"action": {"kind": "Dict"}},
         {"width": 10**15},
         {"hidden_dim": 10**9},
     ],

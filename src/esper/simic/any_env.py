@@ -221,7 +221,7 @@ class ActionCodec:
         return mask
 
 
-_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "MultiBinary": ("n",)}
+_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype", "start"), "MultiBinary": ("n",)}
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ class Spaces:
 
 def _describe(space: gym.Space[Any]) -> dict[str, Any]:
     kind = next(name for name in _MADE_OF if isinstance(space, getattr(gym.spaces, name)))
-    made_of = {key: np.asarray(getattr(space, key)).tolist() for key in _MADE_OF[kind]}
-    return {"kind": kind, "dtype": str(space.dtype), **made_of}
+    made_of = {key: getattr(space, key) for key in _MADE_OF[kind]}
+    return {"kind": kind} | {k: str(v) if k == "dtype" else np.asarray(v).tolist() for k, v in made_of.items()}
 
 
 def _rebuild(plain: Mapping[str, Any], count: int) -> gym.Space[Any]:
@@ -263,6 +263,4 @@ def _rebuild(plain: Mapping[str, Any], count: int) -> gym.Space[Any]:
         return gym.spaces.Box(-np.inf, np.inf, (count,))
     if kind == "MultiBinary" and math.prod(np.ravel(plain["n"]).tolist()) != count:
         raise ValueError(f"{plain['n']} bits, not {count}")
-    if kind == "MultiDiscrete":
-        made_of["dtype"] = np.dtype(plain["dtype"])
     return cast(gym.Space[Any], getattr(gym.spaces, kind)(**made_of))
