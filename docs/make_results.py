@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from esper.cli.console.comparison import Row, compared_figure, interval_figure, pairs_of
+from esper.cli.console import Row, compared_figure, interval_figure, pairs_of
 from esper.telemetry.statistics import compare_pairs
 
 DOCS = Path(__file__).parent

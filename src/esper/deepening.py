@@ -8,10 +8,9 @@ from torch import nn
 
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Site, zeroed_copy
-from esper.kasmina.inheritance import study_copies
+from esper.kasmina.inheritance import runs_in_order, study_copies
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.natives import follow_flags, restack
-from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots

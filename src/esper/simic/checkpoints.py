@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -20,7 +20,7 @@ from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
-from esper.simic.any_env import ActionCodec, ObservationCodec
+from esper.simic.any_env import ActionCodec, ObservationCodec, Spaces
 from esper.simic.config import MOST_WIDTH, PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
@@ -65,14 +65,14 @@ class Layout:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
-def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
+def describe_agent(agent: PPOAgent, layout: Layout | Spaces, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout.plain(),
+        "layout": asdict(layout),
         "learner": {"config": agent.config.model_dump(mode="json")},
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
@@ -87,7 +87,7 @@ def _needed(agent: PPOAgent) -> dict[str, Tensor]:
     return tensors | {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path, layouts: Any = Layout) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data of a file; a damaged or foreign one is refused."""
     try:
         with safe_open(path, "pt") as file:
@@ -99,7 +99,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if found != FORMAT:
         raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
     with fitting(path):
-        TypeAdapter(Layout).validate_python(plain["layout"])
+        TypeAdapter(layouts).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
@@ -107,17 +107,18 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     """The learner in a file, built as the file says."""
-    tensors, plain = read_checkpoint(path)
+    tensors, plain = read_checkpoint(path, Layout | Spaces)
     if (own := plain.get("learner")) is None:
         raise SaveError(f"{path} does not say how its learner is built: an older version wrote it. Use it as --policy.")
-    layout = TypeAdapter(Layout).validate_python(plain["layout"])
-    network = _built(layout.build, tensors, path)
+    layout: Layout | Spaces = TypeAdapter(Layout | Spaces).validate_python(plain["layout"])
+    network: RecurrentActorCritic = _built(layout.build, tensors, path)
     seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
     codecs = ObservationCodec(seen), ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec)
     with fitting(path):
+        codecs = layout.codecs() if isinstance(layout, Spaces) else codecs
         config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
         agent = PPOAgent(network.to(device), config, codecs=codecs)
-    agent.layout = layout
+    agent.layout = layout if isinstance(layout, Layout) else None
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
