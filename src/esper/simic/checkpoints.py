@@ -1,5 +1,6 @@
 """A learner as one safetensors file, and a run's newest and best of them. Nothing is ever unpickled."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store, fitting
 
-FORMAT = 2
+FORMAT = 3
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
 _EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
@@ -77,8 +78,22 @@ def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) ->
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
     }
+    return seal(tensors, plain)
+
+
+def seal(tensors: Tensors, plain: Mapping[str, Any]) -> bytes:
+    """A file of tensors and plain data, with a digest of both: it may be handed on without the run it is from."""
     ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return save(ready, {"esper": json.dumps(plain, allow_nan=False)})
+    text = json.dumps(plain, allow_nan=False)
+    return save(ready, {"esper": text, "sha256": _digest(ready, text)})
+
+
+def _digest(tensors: Tensors, text: str) -> str:
+    found = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _needed(agent: PPOAgent) -> dict[str, Tensor]:
@@ -91,13 +106,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data of a file; a damaged or foreign one is refused."""
     try:
         with safe_open(path, "pt") as file:
-            plain = json.loads((file.metadata() or {})["esper"])
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata["esper"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
         raise SaveError(f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem}).") from problem
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
-        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
+        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT} (docs/checkpoints.md).")
+    if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
+        raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another copy.")
     with fitting(path):
         TypeAdapter(Layout).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
@@ -109,7 +127,7 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     """The learner in a file, built as the file says."""
     tensors, plain = read_checkpoint(path)
     if (own := plain.get("learner")) is None:
-        raise SaveError(f"{path} does not say how its learner is built: an older version wrote it. Use it as --policy.")
+        raise SaveError(f"{path} does not say how its learner is built. Use it as --policy.")
     layout = TypeAdapter(Layout).validate_python(plain["layout"])
     network = _built(layout.build, tensors, path)
     seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
@@ -200,17 +218,18 @@ def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Networ
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
-    facts = read_checkpoint(path)[1]["facts"]  # before 0.2 they had the hosts of each rank instead
+    episodes = read_checkpoint(path)[1]["facts"].get("episodes")
     with fitting(path):
-        return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
+        return None if episodes is None else int(episodes)
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
     """How the episodes that a policy was trained for differ from those it is to play; None where nothing is known."""
     known = read_checkpoint(path)[1]["facts"].get("task")
-    if known is not None and known["name"] not in TASKS:
-        return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
-    trained = played if known is None else TaskConfig.of(known, str(path)).build()
+    with fitting(path):
+        if known is not None and known["name"] not in TASKS:
+            return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
+        trained = played if known is None else TaskConfig.of(known, str(path)).build()
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None

@@ -156,6 +156,7 @@ class EpochSaves:
             for host, decider in enumerate(self.deciders):
                 own = f"{host}.0" in tensors
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
+                decider.recalled = self.store.manifest
                 decider.tracker.load(facts["trackers"][host])
             self.sink.rewind(int(facts["events"]))
             known = facts["epoch"], facts["counts"]
