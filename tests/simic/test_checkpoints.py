@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from esper.dashboard.reader import RunReader
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.checkpoints import (
     History,
@@ -20,7 +21,7 @@ from esper.simic.checkpoints import (
     seal,
 )
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
-from esper.telemetry import runfolder
+from esper.telemetry import runfolder, sink
 from esper.telemetry.store import Store
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, is_whole, manifest_of, open_sink, tiny, train
@@ -101,7 +102,7 @@ def test_the_file_is_plain_tensors_and_json(saved, learned):
     with safe_open(saved, "pt") as file:
         plain = json.loads(file.metadata()["esper"])
     assert plain["format"] == 3
-    assert plain["layout"] == learned[3].plain()
+    assert plain["layout"] == json.loads(json.dumps(vars(learned[3])))
     assert plain["counters"] == {"decisions": 6, "updates": 1}
     names = set(load_file(saved))
     assert {"draws", "shuffles", "network.observation_stats.mean", "network.return_stats.var"} <= names
@@ -147,7 +148,7 @@ def damage(path, how):
         case "another format":
             save_file(load_file(path), path, {"esper": json.dumps({"format": 99})})
         case "the one before":  # it had no digest
-            save_file(load_file(path), path, {"esper": json.dumps({**read_checkpoint(path)[1], "format": 2})})
+            save_file(load_file(path), path, {"esper": json.dumps({"format": 2})})
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,9 @@ def test_every_difference_has_a_row_and_nothing_else_has(learned, tmp_path):
     layout = learned[3]
     other = replace(layout, slots=("r0c0",), blends=("linear",))
     with pytest.raises(CheckpointMismatchError) as refused:
-        require_layout(layout.plain(), other, tmp_path)
+        require_layout(layout, other, tmp_path)
     assert re.findall(r"^  (\w+):", str(refused.value), re.MULTILINE) == ["slots", "blends"]
-    require_layout(layout.plain(), layout, tmp_path)
+    require_layout(layout, layout, tmp_path)
 
 
 # -- a run's checkpoints -----------------------------------------------------------------------------------------------
@@ -376,6 +377,34 @@ def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, histor
     assert again.resume(agent) == 0
     assert differing(state_of(agent), before) == set()
     assert events_of(history.folder) == []
+
+
+def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(tmp_path, monkeypatch, capsys):
+    whole = tiny(tmp_path / "whole", rounds=4)
+    train(whole)
+    monkeypatch.setattr(sink, "SEGMENT", 3000)
+    config = tiny(tmp_path / "run", rounds=4)
+    train(config)
+    files = runfolder.event_files(config.out)
+    assert len(files) > 2
+    complete = {path: path.stat().st_mtime_ns for path in list(files.values())[:2]}
+    with open(files[max(files)], "a") as file:
+        file.write('{"type": "HostEp')
+    (config.out / runfolder.events_of(0, 9)).write_text('{"type": "of a round that was cut off"}\n')
+    damage(config.out / runfolder.CHECKPOINTS / "round-000004.safetensors", "cut")
+    train(config, resume=True)
+    rows = [
+        [row for row in events_of(folder) if row["type"] != "CheckpointSaved"] for folder in (config.out, whole.out)
+    ]
+    assert rows[0] == rows[1]
+    assert {path: path.stat().st_mtime_ns for path in complete} == complete
+    for folder in (config.out, whole.out):
+        (folder / runfolder.CONFIG).write_text(json.dumps({"command": "ppo", "task": {"name": "blobs"}}))
+    found, expected = RunReader(config.out), RunReader(whole.out)
+    assert found.refresh() == expected.refresh() == len(events_of(whole.out))
+    for number in range(4):
+        assert found.episode(number, 1).round == number
+        assert str(vars(found.episode(number, 1).epochs)) == str(vars(expected.episode(number, 1).epochs))
 
 
 def test_the_events_are_cut_to_where_the_checkpoint_was_taken(tmp_path):

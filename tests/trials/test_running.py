@@ -153,7 +153,7 @@ def test_a_policy_for_other_choices_is_refused_with_both(changes, saved, here, c
 
 def test_a_policy_that_saw_other_features_is_refused(checkpoint, tmp_path):
     tensors, plain = read_checkpoint(checkpoint)
-    plain["layout"]["features"][0] = "mood"
+    plain["layout"] = replace(plain["layout"], features=("mood", *plain["layout"].features[1:]))
     (tmp_path / "old.safetensors").write_bytes(seal(tensors, plain))
     with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.*progress"):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "old.safetensors")))

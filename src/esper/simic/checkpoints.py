@@ -62,9 +62,6 @@ class Layout:
         widths = {"hidden_dim": self.hidden_dim, "head_dim": self.head_dim}
         return FactoredRecurrentActorCritic(len(self.features), len(self.slots), **sizes, **widths)
 
-    def plain(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
 
 def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
@@ -73,7 +70,7 @@ def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) ->
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout.plain(),
+        "layout": layout,
         "learner": {"config": agent.config.model_dump(mode="json")},
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
@@ -84,7 +81,7 @@ def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) ->
 def seal(tensors: Tensors, plain: Mapping[str, Any]) -> bytes:
     """A file of tensors and plain data, with a digest of both: it may be handed on without the run it is from."""
     ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(plain, allow_nan=False)
+    text = json.dumps(plain, allow_nan=False, default=vars)
     return save(ready, {"esper": text, "sha256": _digest(ready, text)})
 
 
@@ -92,7 +89,7 @@ def _digest(tensors: Tensors, text: str) -> str:
     found = hashlib.sha256(text.encode())
     for name, value in sorted(tensors.items()):
         found.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -117,7 +114,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
         raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another copy.")
     with fitting(path):
-        TypeAdapter(Layout).validate_python(plain["layout"])
+        plain["layout"] = TypeAdapter(Layout).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
@@ -128,14 +125,13 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     tensors, plain = read_checkpoint(path)
     if (own := plain.get("learner")) is None:
         raise SaveError(f"{path} does not say how its learner is built. Use it as --policy.")
-    layout = TypeAdapter(Layout).validate_python(plain["layout"])
-    network = _built(layout.build, tensors, path)
+    network = _built(plain["layout"].build, tensors, path)
     seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
     codecs = ObservationCodec(seen), ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec)
     with fitting(path):
         config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
         agent = PPOAgent(network.to(device), config, codecs=codecs)
-    agent.layout = layout
+    agent.layout = plain["layout"]
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
@@ -175,10 +171,14 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
             raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
 
 
-def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
+def require_layout(saved: Layout, own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
-    differing = {name: (saved.get(name), here) for name, here in own.plain().items() if saved.get(name) != here}
-    rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, (then, now) in differing.items()]
+    pairs = {name: (then, getattr(own, name)) for name, then in vars(saved).items()}
+    rows = [
+        f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here"
+        for n, (then, now) in pairs.items()
+        if then != now
+    ]
     if rows:
         found = f"{path} was trained for another layout (size mismatch):"
         way_out = "Use the task, slots, blueprints and observation that it was trained with, or train a new policy"
@@ -186,9 +186,9 @@ def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 8:
-        return f"{len(value)} ({', '.join(map(str, value[:3]))}, ...)"
-    return str(value)
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"{len(value)} ({', '.join(value[:3])}, ...)"
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
@@ -198,9 +198,9 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
 def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
     """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    saved = plain["layout"]
-    reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
-    layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
+    saved: Layout = plain["layout"]
+    reads_telemetry = any(name.endswith(".greedy_score") for name in saved.features)
+    layout = Layout.of(space, reads_telemetry, saved.hidden_dim, saved.head_dim)
     require_layout(saved, layout, path)
     return NetworkPolicy(_built(layout.build, tensors, path), reads_telemetry=reads_telemetry)
 
@@ -218,9 +218,8 @@ def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Networ
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
-    episodes = read_checkpoint(path)[1]["facts"].get("episodes")
     with fitting(path):
-        return None if episodes is None else int(episodes)
+        return TypeAdapter(int | None).validate_python(read_checkpoint(path)[1]["facts"].get("episodes"))
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
@@ -271,8 +270,8 @@ class History:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
         files = runfolder.event_files(self.folder)  # of ranks that there were once, too
-        events = {str(rank): path.stat().st_size for rank, path in files.items()}
-        events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
+        events = {str(rank): (segment, path.stat().st_size) for (rank, segment), path in files.items()}
+        events |= {str(rank): end for rank, end in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
             agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
@@ -298,7 +297,10 @@ class History:
             self.sink.telemetry.end_round()
             return int(facts["rounds"])
 
-    def _rewind(self, sizes: dict[str, int]) -> None:
-        self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))
-        if self.team.rank == 0:
-            runfolder.cut_events(self.folder, sizes, self.team.size)
+    def _rewind(self, ends: dict[str, Any]) -> None:
+        """To where each rank's events ended; rank 0 does it for those that are not there any more."""
+        known = TypeAdapter(dict[int, runfolder.Position]).validate_python(ends)
+        self.sink.rewind(known.get(self.team.rank, (0, 0)))
+        for rank, _ in runfolder.event_files(self.folder) if self.team.rank == 0 else ():
+            if rank >= self.team.size:
+                runfolder.cut_events(self.folder, rank, known.get(rank, (0, 0)))

@@ -3,9 +3,8 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from esper.tamiyo.policies import NetworkPolicy, Policy
 from esper.tamiyo.rules import HostFacts, make_policy
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
-from esper.telemetry.store import fitting
 
 Planting = tuple[str, str, str]  # (slot, blueprint, blend)
 
@@ -143,7 +141,7 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
         self.policy, self.tracker, self.arm = policy, tracker, arm
         self.memory: Any = None
-        self.recalled: Path | None = None  # the save that the memory is from: what is wrong with it may show late
+        self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext  # what is wrong with it may show late
         self.is_plan = getattr(policy, "is_plan", False)  # whether it may want several ops in one decision
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
@@ -154,7 +152,7 @@ class Decider:
             masks = only_waiting(masks)
         policy = self.policy
         observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
-        with nullcontext() if self.recalled is None else fitting(self.recalled):
+        with self.recalled():
             memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans
             actions, self.memory = policy.decide(observation, masks, [view.reports], memory)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
