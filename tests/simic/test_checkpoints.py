@@ -9,7 +9,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from esper.dashboard.reader import RunReader
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.checkpoints import (
     History,
@@ -21,7 +20,7 @@ from esper.simic.checkpoints import (
     seal,
 )
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
-from esper.telemetry import runfolder, sink
+from esper.telemetry import runfolder
 from esper.telemetry.store import Store
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, is_whole, manifest_of, open_sink, tiny, train
@@ -377,34 +376,6 @@ def test_before_the_first_checkpoint_one_begins_at_the_beginning(learned, histor
     assert again.resume(agent) == 0
     assert differing(state_of(agent), before) == set()
     assert events_of(history.folder) == []
-
-
-def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(tmp_path, monkeypatch, capsys):
-    whole = tiny(tmp_path / "whole", rounds=4)
-    train(whole)
-    monkeypatch.setattr(sink, "SEGMENT", 3000)
-    config = tiny(tmp_path / "run", rounds=4)
-    train(config)
-    files = runfolder.event_files(config.out)
-    assert len(files) > 2
-    complete = {path: path.stat().st_mtime_ns for path in list(files.values())[:2]}
-    with open(files[max(files)], "a") as file:
-        file.write('{"type": "HostEp')
-    (config.out / runfolder.events_of(0, 9)).write_text('{"type": "of a round that was cut off"}\n')
-    damage(config.out / runfolder.CHECKPOINTS / "round-000004.safetensors", "cut")
-    train(config, resume=True)
-    rows = [
-        [row for row in events_of(folder) if row["type"] != "CheckpointSaved"] for folder in (config.out, whole.out)
-    ]
-    assert rows[0] == rows[1]
-    assert {path: path.stat().st_mtime_ns for path in complete} == complete
-    for folder in (config.out, whole.out):
-        (folder / runfolder.CONFIG).write_text(json.dumps({"command": "ppo", "task": {"name": "blobs"}}))
-    found, expected = RunReader(config.out), RunReader(whole.out)
-    assert found.refresh() == expected.refresh() == len(events_of(whole.out))
-    for number in range(4):
-        assert found.episode(number, 1).round == number
-        assert str(vars(found.episode(number, 1).epochs)) == str(vars(expected.episode(number, 1).epochs))
 
 
 def test_the_events_are_cut_to_where_the_checkpoint_was_taken(tmp_path):

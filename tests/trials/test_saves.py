@@ -9,16 +9,15 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
-from esper.telemetry import runfolder, sink
+from esper.telemetry import runfolder
 from esper.telemetry.events import HostRolledBack
 from esper.trials import running
 from esper.trials.running import KEPT_EPOCHS, EpochSaves, build
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, manifest_of
-from trials.grown_runs import assert_same_end, configured, grow, grow_epoch_by_epoch, open_sink, stopped
+from trials.grown_runs import assert_same_end, configured, grow, open_sink, stopped
 
 STOP = 5
 
@@ -68,29 +67,6 @@ def test_the_newest_epochs_are_kept_and_listed(halfway):
 def test_a_stopped_run_goes_on_to_the_same_end(copied, straight):
     grow(configured(copied), resume=True)
     assert_same_end(copied, straight)
-
-
-def test_events_of_a_long_run_are_in_segments_and_a_resume_finds_its_place_in_them(tmp_path, straight, monkeypatch):
-    monkeypatch.setattr(sink, "SEGMENT", 2000)
-    config = configured(tmp_path / "run")
-    grow_epoch_by_epoch(config)
-    assert_same_end(config.out, straight)
-    segments = [path.read_bytes() for path in runfolder.event_files(config.out).values()]
-    assert len(segments) > 2
-    whole = (straight / runfolder.EVENTS).read_bytes().splitlines()
-    assert len(b"".join(segments).splitlines()) == len(whole)
-    seen = [opened(folder).view for folder in (config.out, straight)]
-    assert [view.events for view in seen] == [len(whole)] * 2
-    assert seen[0].episodes[1].epochs.column("accuracy") == seen[1].episodes[1].epochs.column("accuracy")
-
-
-def opened(folder):
-    """A reader of the folder, which says what was started."""
-    (folder / runfolder.CONFIG).write_text(json.dumps({"command": "run", "task": {"name": "blobs", "epochs": 8}}))
-    found = RunReader(folder)
-    found.refresh()
-    (folder / runfolder.CONFIG).unlink()
-    return found
 
 
 def test_the_end_can_be_reached_twice(copied, straight):
