@@ -1,11 +1,14 @@
 """Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
 
     nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
-    python benchmarks/frontier.py --stage tune --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage plans --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage static --seeds 5 --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage grown --seeds 5 --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage why large --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage tune --depths 1 2 3 4 6 8 --rates 1 1.5 2 --device cuda:0 --out WORK
+    python benchmarks/frontier.py --stage plans --seeds 1 --device cuda:0 --workers 5 --minutes 9 --out WORK
+    python benchmarks/frontier.py --stage plans --seeds 2 --skip 1 --arms 2-4@15 "3-5@30 last" --out WORK  # the best
+    python benchmarks/frontier.py --stage static --depths 4 5 6 --seeds 5 --device cuda:0 --workers 5 --out WORK
+    python benchmarks/frontier.py --stage static --depths 3 --rates 1.5 --seeds 5 --device cuda:0 --out WORK
+    python benchmarks/frontier.py --stage grown why --plans "3-5@30 last" --seeds 5 --device cuda:0 --out WORK
+    python benchmarks/frontier.py --stage grown --arms heuristic --seeds 5 --device cuda:0 --out WORK
+    python benchmarks/frontier.py --stage large --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
     python benchmarks/frontier.py --stage static grown --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
     python benchmarks/frontier.py --stage seconds --seeds 1 --device cuda:0 --out WORK
     python benchmarks/frontier.py --report --out WORK

@@ -335,7 +335,7 @@ def _variants(setup: Setup) -> Iterator[Arm]:
 def _doubts(setup: Setup, depths: Sequence[int]) -> Iterator[Arm]:
     """What could explain the lead away."""
     one, last = (read_arm(setup.plans[number]) for number in (min(1, len(setup.plans) - 1), -1))
-    yield Arm(f"tiled {one.start}-{one.end}")
+    yield Arm(f"tiled {one.start}-{one.end}", where=one.where)
     if setup.is_text:
         yield from (replace(plan, kind=ELSEWHERE) for plan in dict.fromkeys((one, last)))
     for decay in (0.4, 0.1):

@@ -24,7 +24,8 @@ def draw_figure(name: str, metric: str, judged: Mapping[str, Any], alone: Mappin
     times = 100 if metric == "error" else 1
     curves = {arm: _points(each, times) for arm, each in judged["arms"].items() if is_plain(each["settings"])}
     static = {arm: points for arm, points in curves.items() if judged["arms"][arm]["settings"]["is_static"]}
-    grown = {arm: points for arm, points in curves.items() if arm not in static}
+    static = {arm: points for arm, points in static.items() if arm in _of_best_rate(judged)}
+    grown = {arm: curves[arm] for arm in curves if not judged["arms"][arm]["settings"]["is_static"]}
     best = [(each["arm"], (each["used"], times * each["mean"], 0.0)) for each in judged["frontier"].get("0.2", [])]
     unit = "wrong answers, %" if metric == "error" else "held-out loss, nats"
     parts = [_text(12, 24, f"{name}: {unit}", "title"), _legend(list(grown))]
@@ -32,11 +33,26 @@ def draw_figure(name: str, metric: str, judged: Mapping[str, Any], alone: Mappin
     timed = {arm: [(x * alone[arm], y, e) for x, y, e in points] for arm, points in curves.items() if arm in alone}
     timed_static, timed_grown = ({arm: timed[arm] for arm in part if arm in timed} for part in (static, grown))
     frontier = [(x * alone[arm], y, e) for arm, (x, y, e) in best if arm in alone]
-    parts += _panel(_LEFT + _PANEL + _GAP, "seconds, one job alone", timed_static, timed_grown, frontier)
-    width, height = _LEFT + 2 * _PANEL + _GAP + 20, _TOP + _HIGH + 48 + 16 * math.ceil(len(grown) / 4)
+    if timed:
+        parts += _panel(_LEFT + _PANEL + _GAP, "seconds, one job alone", timed_static, timed_grown, frontier)
+    width, height = (
+        _LEFT + (2 * _PANEL + _GAP if timed else 2 * _PANEL) + 20,
+        _TOP + _HIGH + 48 + 16 * math.ceil(len(grown) / 4),
+    )
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(name)}: {escape(unit)}">'
     return f'{head}<style>{_STYLE}</style><rect class="back" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+
+
+def _of_best_rate(judged: Mapping[str, Any]) -> set[str]:
+    """Of each static depth the arm with the most seeds, and of these the one with the lowest loss."""
+    found: dict[str, list[tuple[int, float, str]]] = {}
+    for arm, each in judged["arms"].items():
+        if each["settings"]["is_static"] and is_plain(each["settings"]):
+            cells = each["computes"].values()
+            rank = -sum(cell["count"] for cell in cells), sum(cell["mean"] for cell in cells), arm
+            found.setdefault(each["settings"]["shape"], []).append(rank)
+    return {min(ranks)[-1] for ranks in found.values()}
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
@@ -63,10 +79,8 @@ def _panel(
         f'<rect class="frame" x="{left}" y="{_TOP}" width="{_PANEL}" height="{_HIGH}"/>',
         _text(left + _PANEL / 2, _TOP + _HIGH + 32, title, "note middle"),
     ]
-    if not known:
-        return [*parts, _text(left + _PANEL / 2, _TOP + _HIGH / 2, "not measured", "note middle")]
     near, far = (math.log(end(x for x, _, _ in known)) for end in (min, max))
-    near, far = near - 0.06, far + 0.06
+    near, far = near - 0.12, far + 0.06
     low, high = min(y - e for _, y, e in known), max(y + e for _, y, e in known)
     low, high = low - 0.04 * (high - low) - 1e-9, high + 0.04 * (high - low) + 1e-9
 
@@ -77,14 +91,18 @@ def _panel(
         return _TOP + (high - y) / (high - low) * _HIGH
 
     for step in range(5):
-        y, x = low + (high - low) * step / 4, math.exp(near + (far - near) * step / 4)
+        y = low + (high - low) * step / 4
         parts.append(f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
         parts.append(_text(left - 6, down(y) + 4, f"{y:.3f}", "note end"))
-        parts.append(_text(across(x), _TOP + _HIGH + 16, f"{x:.2g}", "note middle"))
-    for arm, points in static.items():
+    for x in sorted({float(f"{x:.2g}") for points in static.values() for x, _, _ in points}):
+        parts.append(_text(across(x), _TOP + _HIGH + 16, f"{x:g}", "note middle"))
+    for points in static.values():
         parts.append(_line([(across(x), down(y)) for x, y, _ in points], 'class="static"'))
-        x, y, _ = points[-1]
-        parts.append(_text(across(x) + 3, down(y) + 4, arm.removeprefix("static "), "note"))
+    # labels stand where the lines lie furthest apart, and none on another
+    lowest = math.inf
+    for (x, y, _), arm in sorted(((points[0], arm) for arm, points in static.items()), key=lambda each: each[0][1]):
+        lowest = min(down(y) + 4, lowest - 11)
+        parts.append(_text(across(x) - 4, lowest, arm.removeprefix("static ").partition(" ")[0], "note end"))
     parts.append(_line([(across(x), down(y)) for x, y, _ in best], 'class="best"'))
     for number, points in enumerate(grown.values()):
         colour = _COLOURS[number % len(_COLOURS)]

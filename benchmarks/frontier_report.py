@@ -76,6 +76,14 @@ def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best
     return found
 
 
+def best_by_seed(cells: Cells, static: Sequence[str], compute: float, metric: str) -> dict[int, float]:
+    """On each seed what its own best static arm had, of those with the most seeds: a choice that nobody could make."""
+    arms = [values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells]
+    most = max(map(len, arms), default=0)
+    seeds = {seed for values in arms if len(values) == most for seed in values}
+    return {seed: min(values[seed] for values in arms if len(values) == most and seed in values) for seed in seeds}
+
+
 def pair(own: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any] | None:
     """Own minus other on the seeds that both have; below zero, own is better."""
     seeds = sorted(own.keys() & other.keys())
@@ -128,7 +136,8 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
     found: dict[str, Any] = {"frontier": {}, "arms": {}}
     for decay in dict.fromkeys(each["decay"] for each in settings.values()):
         own = [arm for arm, each in settings.items() if each["decay"] == decay]
-        frontier = find_frontier(cells, [arm for arm in own if settings[arm]["is_static"]], metric)
+        static = [arm for arm in own if settings[arm]["is_static"]]
+        frontier = find_frontier(cells, static, metric)
         found["frontier"][f"{decay:g}"] = [
             {"compute": best.compute, "arm": best.arm, "used": best.used, "rivals": list(best.rivals)}
             | describe(list(best.values.values()))
@@ -141,7 +150,9 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
                 rows = cells[arm, compute]
                 cell = describe(list(values_of(rows, metric).values())) | costs_of(rows)
                 if compute in at:
+                    lucky = best_by_seed(cells, static, compute, metric)
                     cell["minus frontier"] = pair(values_of(rows, metric), at[compute].values)
+                    cell["minus best of each seed"] = pair(values_of(rows, metric), lucky)
                 if frontier and not settings[arm]["is_static"]:
                     cell["saving"] = savings(rows, frontier, metric)
                 if (base := base_of(settings[arm], settings)) and (base, compute) in cells:

@@ -187,7 +187,7 @@ def time_scores(population: Population, device: str) -> float:
     started = time.perf_counter()
     for run in population.runs:
         if isinstance(executor, GraphedExecutor):
-            executor._graphs(run)["score"].replay()
+            executor._device(run).graphs(run)["score"].replay()
         else:
             greedy_scores(run)
     synchronize(device)
@@ -284,11 +284,11 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
             if not has_lanes:
                 shared = torch.cuda.Stream()
                 for run in population.runs:
-                    executor._lane(run).stream = shared
+                    executor._device(run).lane(run).stream = shared
             executor.train(population.runs)
             for run in population.runs:
                 run.begin_epoch()
-            calls = [[executor._graphs(run)["train"]] for run in population.runs]
+            calls = [[executor._device(run).graphs(run)["train"]] for run in population.runs]
             times = []
             for _ in range(options.steps):
                 synchronize(options.device)

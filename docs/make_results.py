@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from esper.cli.console.comparison import Row, compared_figure, interval_figure, pairs_of
+from esper.cli.console import Row, compared_figure, interval_figure, pairs_of
 from esper.telemetry.statistics import compare_pairs
 
 DOCS = Path(__file__).parent
@@ -63,6 +63,10 @@ grown run's FLOPs from random weights in as many epochs, and reaches every targe
 (`final` of q1-cifar10). Measured when steps of an epoch could differ by one example."""
 
 
+FRONTIER = """`code`, a byte GPT: networks grown by copies against the best of all fixed depths in hindsight, for the
+same training FLOPs. `{plan}` was chosen on host seeds of its own; heuristic is the default rule, which starts with 2
+blocks and knows nothing of the right size. Paired by host seed. [The frontier](frontier.md) has all depths and plans,
+what was tried to explain the lead away, and what is not known."""
 CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10_begin_h200.json`, `ppo_cifar10_h200.json`,
 `ppo_cifar10_bf16_h200.json`; 32 hosts a round, episodes of 30 epochs of 3,125 images, one H200): lead over the twins,
 the same hosts never grown, at the end of an episode, while actions are drawn, mean and range of five rounds each.
@@ -206,8 +210,22 @@ def section_of(name: str, found: dict[str, Any]) -> list[str]:
     ]
 
 
+def frontier_of(found: dict[str, Any]) -> list[str]:
+    """The plan that was chosen, against the best fixed depth at equal compute."""
+    judged, verdict = found["roles"]["judge"]["loss"], found["verdict"]
+    lines = ["## Does growing pay at equal compute?", "", FRONTIER.format(plan=verdict["plan"]), ""]
+    lines += ["| arm | compute | test loss, nats | minus the best fixed depth | seeds |", "|---|---|---|---|---|"]
+    for arm in (verdict["plan"], "heuristic"):
+        for compute, cell in judged["arms"][arm]["computes"].items():
+            lead = cell["minus frontier"]
+            shown = f"{lead['mean']:+.4f} [{lead['low']:+.4f}, {lead['high']:+.4f}]"
+            lines.append(f"| {arm} | {compute} | {cell['mean']:.4f} | {shown} | {lead['count']} |")
+    return [*lines, ""]
+
+
 def render(known: dict[str, dict[str, Any]]) -> str:
     lines = [INTRODUCTION, "## Goals", "", *bars_of(known), ""]
+    lines += frontier_of(json.loads((RESULTS / "frontier.json").read_text(encoding="utf-8"))["setups"]["code"])
     for title, names in ORDER:
         here = [name for name in names if name in known]
         if here:

@@ -1,4 +1,4 @@
-"""Grow a model under Lightning: one callback, and an optimiser attached where Lightning asks for it (one process)."""
+"""Grow a model under Lightning, in one process or several, killed and resumed as you like."""
 
 import argparse
 
@@ -9,17 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-
-
-class GrowthCallback(lightning.Callback):
-    """Steps the garden after every epoch of training."""
-
-    def __init__(self, garden, evaluate):
-        self.garden, self.evaluate = garden, evaluate
-
-    def on_train_epoch_end(self, trainer, module):
-        for event in self.garden.step(self.evaluate):
-            print(event)
+from esper.integrations.lightning import GrowthCallback
 
 
 class Digits(lightning.LightningModule):
@@ -36,24 +26,30 @@ class Digits(lightning.LightningModule):
         return optimizer
 
 
-def main(epochs: int) -> None:
+def main(epochs: int, resume: str | None, folder: str = "runs/lightning") -> None:
     pixels, target = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(target)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     garden = esper.grow(net, slots="1", example=images[:4], budget=2.0)
+    ema = garden.ema(0.99)
 
     def evaluate():
         return nn.functional.cross_entropy(garden.model(images[:300]), labels[:300], reduction="none")
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    callbacks = [GrowthCallback(garden, evaluate)]
-    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **quiet)
-    trainer.fit(Digits(garden), DataLoader(TensorDataset(images[300:], labels[300:]), batch_size=64, shuffle=True))
-    print(garden.harvest())
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    growth = GrowthCallback(garden, evaluate)
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", default_root_dir=folder, callbacks=[growth], **quiet
+    )
+    loader = DataLoader(TensorDataset(images[300:], labels[300:]), batch_size=64, shuffle=True)
+    trainer.fit(Digits(garden), loader, ckpt_path=resume)
+    with ema.applied():
+        print(garden.harvest())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
-    main(parser.parse_args().epochs)
+    parser.add_argument("--resume", help="a checkpoint of Lightning's to go on from")
+    main(**vars(parser.parse_args()))

@@ -13,7 +13,7 @@ class NullSink:
     def __init__(self) -> None:
         self.telemetry = TelemetryConfig(TelemetryLevel.OFF)
 
-    def rewind(self, size: int) -> None:
+    def rewind(self, end: tuple[int, int]) -> None:
         pass
 
     def write(self, event: Event) -> None:
@@ -25,5 +25,5 @@ class NullSink:
     def wants(self, severity: TelemetryLevel) -> bool:
         return False
 
-    def commit(self) -> int:
-        return 0
+    def commit(self) -> tuple[int, int]:
+        return 0, 0

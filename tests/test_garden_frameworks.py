@@ -47,6 +47,56 @@ def test_accelerate_keeps_two_processes_equal(attaches, tmp_path):
     assert len(set(ended[0].value[0])) == 7
 
 
+def test_accelerates_states_bring_two_processes_back(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    from esper.integrations.accelerate import join
+
+    def train(rank, accelerator, start=None):
+        torch.manual_seed(rank)
+        garden = grow_cnn(PLAN, scale=0.5, max_seeds=4, attach=False)
+        average, optimizer = garden.ema(0.9), torch.optim.AdamW(garden.parameters(), lr=1e-2)
+        garden.attach(optimizer)
+        loader = torch.utils.data.DataLoader(IMAGES, 8, shuffle=True)
+        model, optimizer, loader = accelerator.prepare(garden.model, optimizer, loader)
+        join(accelerator, garden)
+        if start is not None:
+            accelerator.load_state(str(tmp_path / str(start)))
+        found = {}
+        for epoch in range(garden.epoch, 7):
+            loader.set_epoch(epoch)
+            for images in loader:
+                optimizer.zero_grad()
+                accelerator.backward(losses_of(model, images).mean())
+                optimizer.step()
+            garden.step(lambda: losses_of(garden.model, HELD_OUT[rank::2]))
+            with average.applied():
+                averaged = digest(garden.model)
+            found[epoch] = digest(garden.model), averaged, garden.history[-1]
+            if start is None:
+                accelerator.save_state(str(tmp_path / str(epoch)))
+        return found
+
+    def live(rank):
+        # without it and `set_epoch` accelerate itself begins with the first order again after load_state
+        loaders = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=loaders)
+        whole = train(rank, accelerator)
+        again = {}
+        for start in (3,):
+            accelerator.free_memory()
+            accelerator._save_model_state_pre_hook.clear()
+            accelerator._load_model_state_pre_hook.clear()
+            again[start] = train(rank, accelerator, start)
+        return whole, again
+
+    ended = run_ranks(tmp_path, 2, live, seconds=80)
+    assert_ended_well(ended)
+    assert ended[0].value == ended[1].value
+    whole, again = ended[0].value
+    for start, found in again.items():
+        assert found == {epoch: whole[epoch] for epoch in range(start + 1, 7)}
+
+
 def test_the_trainer_keeps_two_processes_equal_and_resumes_them(tmp_path):
     transformers = pytest.importorskip("transformers")
     from esper.integrations.transformers import join

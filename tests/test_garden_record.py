@@ -225,7 +225,7 @@ def test_a_start_that_fails_leaves_nothing_and_training_goes_on(folder, monkeypa
         raise SaveError("cannot save: no space")
 
     garden = grown()
-    monkeypatch.setattr("esper.recording.write_durably", fail)
+    monkeypatch.setattr("esper.keeping.write_durably", fail)
     with pytest.raises(SaveError, match="no space"):
         garden.record(folder)
     assert not folder.exists()
@@ -242,7 +242,7 @@ def tracked(monkeypatch):
     steps = []
     log = curve_export.Tracker(lambda step, values: steps.append((step, values["host-0/params"])), lambda: None)
     monkeypatch.setitem(curve_export.TRACKERS, "wandb", lambda *_: log)
-    monkeypatch.setattr("esper.recording.require_trackers", lambda names: None)
+    monkeypatch.setattr("esper.keeping.require_trackers", lambda names: None)
     return steps
 
 

@@ -1,12 +1,13 @@
 """What docs/results.md says is what the committed results say."""
 
+import json
 import re
 import runpy
 import sys
 
 import pytest
 
-from readme_tables import ROOT, measured_tables
+from readme_tables import README, ROOT, measured_tables
 
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
 KNOWN = SCRIPT["load"]()
@@ -14,6 +15,25 @@ KNOWN = SCRIPT["load"]()
 
 def test_the_page_is_the_one_that_the_committed_results_make():
     assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["render"](KNOWN), "run: python docs/make_results.py"
+
+
+def test_the_page_of_the_frontier_is_the_one_that_the_committed_results_make():
+    script = runpy.run_path(str(ROOT / "docs" / "make_frontier.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
+    assert page == script["render"](script["read"]()), "run: python docs/make_frontier.py"
+
+
+def test_the_readmes_first_number_is_the_frontiers():
+    setup = json.loads((ROOT / "benchmarks" / "results" / "frontier.json").read_text(encoding="utf-8"))["setups"][
+        "code"
+    ]
+    assert setup["verdict"]["is_reached"]
+    cell = setup["roles"]["judge"]["loss"]["arms"][setup["verdict"]["plan"]]["computes"]["0.6"]
+    lead, saved = cell["minus frontier"], 100 * cell["saving"]["mean"]
+    told = f"**{-lead['mean']:.4f} nats** [{-lead['high']:.4f}, {-lead['low']:.4f}]"
+    readme = " ".join(README.split())
+    assert told in readme
+    assert f"**{saved:.0f} %** less compute" in readme
 
 
 @pytest.mark.parametrize("name", KNOWN)

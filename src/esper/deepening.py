@@ -8,10 +8,9 @@ from torch import nn
 
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Site, zeroed_copy
-from esper.kasmina.inheritance import study_copies
+from esper.kasmina.inheritance import runs_in_order, study_copies
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.natives import follow_flags, restack
-from esper.kasmina.order import runs_in_order
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
@@ -51,7 +50,7 @@ def deepen(
     zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
     layout: list[tuple[int, nn.Module]] = []
     for place in range(to):
-        source = place * len(old) // to
+        source = len(old) - 1 - (to - 1 - place) * len(old) // to  # later layers first: their copies are worth more
         is_first = not layout or layout[-1][0] != source
         layout.append((source, old[source] if is_first else _copy(old[source], model, zeroed[source])))
     try:

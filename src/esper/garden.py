@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper import keeping, reporting, telling
+from esper import keeping, reporting
 from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
 from esper.kasmina import processes
-from esper.kasmina.averaging import Average
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import as_losses, measure_pairs
 from esper.kasmina.fitting import refuse_wrapped, total_budget
@@ -26,11 +25,10 @@ from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SaveError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.recording import Recorder
 from esper.runtime.compiling import forget_compiled, structure_of
 from esper.runtime.ledger import Ledger, count_flops
 from esper.tamiyo.masks import compute_batch_masks
@@ -122,14 +120,14 @@ class Garden:
         """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
         self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
-        self.average: Average | None = None
+        self.average: keeping.Average | None = None
         self._stepped: torch.utils.hooks.RemovableHandle | None = None
         self._follower = processes.Follower(model)
         self._is_split = self._is_passed_by = False
         """whether every process measures examples of its own; you train a compiled copy"""
         self._evaluate: Evaluate | None = None  # what the last step measured with
         self.run: str | None = None  # name of the run that was last recorded, which its folder has too
-        self._recorder: Recorder | None = None
+        self._recorder: keeping.Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
@@ -150,10 +148,10 @@ class Garden:
         self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
         self._follower.follow()
 
-    def ema(self, decay: float) -> Average:
+    def ema(self, decay: float) -> keeping.Average:
         """An average of all weights, seeds included, that follows every optimiser step; see `Average.applied`."""
         if self.average is None:
-            self.average = Average(self.model, decay)
+            self.average = keeping.Average(self.model, decay)
         elif decay != self.average.decay:
             raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
         return self.average
@@ -164,7 +162,7 @@ class Garden:
             raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
         epoch = self.epoch + 1
         with self._together():
-            idle = telling.warn_of_idle_step(link, epoch)
+            idle = reporting.warn_of_idle_step(link, epoch)
             told = self._tell([*self._measure(evaluate, epoch, link), *idle])
             self.epoch, self._evaluate = epoch, evaluate  # that much has happened, even if the policy fails now
             events = [*self._decide(epoch, link), *tell_changes(0, epoch, self.model.tick())]
@@ -203,7 +201,7 @@ class Garden:
         return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
 
     def _warn_of_left_out(self) -> None:
-        hints = telling.warn_of_left_out(self.model, self.epoch)
+        hints = reporting.warn_of_left_out(self.model, self.epoch)
         self._tell([hint for hint in hints if hint not in self.history])
 
     def save(self, folder: str | Path) -> Path:
@@ -218,16 +216,8 @@ class Garden:
 
         Settings and limits stay those of this garden. The scheduler is yours to restore unless it was attached.
         """
-
-        def check(extra: dict[str, Any]) -> None:
-            keeping.check(extra)
-            if extra["policy"] != self.policy_name:
-                raise SaveError(f"{folder} was grown by {extra['policy']}; this garden's policy is {self.policy_name}.")
-            if self.average is not None and extra["decay"] not in (None, own := self.average.decay):
-                raise SaveError(f"{folder} has an average of decay {extra['decay']}, this garden one of {own}.")
-
         processes.gather(lambda: None)  # the first process may be saving still
-        keeping.take(self, *restore_network(self.model, Path(folder), check))
+        keeping.take(self, *restore_network(self.model, Path(folder), partial(keeping.check, garden=self)))
         self._settle([])
         self._resumed = time.perf_counter()
         if (recorder := self._recorder) is not None:  # its folder holds this history, no more
@@ -245,16 +235,16 @@ class Garden:
             before.close()
         if folder is not None and processes.is_first():
             try:
-                self._recorder = Recorder(self, Path(folder), track)
+                self._recorder = keeping.Recorder(self, Path(folder), track)
             except Exception:
-                self._recorder = before and Recorder(self, before.folder, before.track)  # which goes on
+                self._recorder = before and keeping.Recorder(self, before.folder, before.track)  # which goes on
                 raise
             self.run = self._recorder.run
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
         found = [event for event in self.history if isinstance(event, GrowthReported)]
-        return "\n".join([telling.summarize(self.model, self.epoch), *map(str, found[-1:])])
+        return "\n".join([reporting.summarize(self.model, self.epoch), *map(str, found[-1:])])
 
     def _tell(self, told: Sequence[Event]) -> list[Event]:
         """Keep events, with the names of their modules, and record them."""
@@ -296,15 +286,13 @@ class Garden:
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        again = self._values(evaluate)[0] if telling.looks_unpaired(base, values.values()) else base
+        again = self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
         counts = len(base), list(shadowed), len(ablated) + (again is not base)
         reporting.charge_epoch(self, link, started, *counts)
         self.model.read_gradients()
-        for slot_id in shadowed:
-            self.model.record_shadow(slot_id, values[slot_id], base)
-        for slot_id in ablated:
-            self.model.record_counterfactual(slot_id, base, values[slot_id])
-        judged, hints = list[Event](), telling.warn_of_unpaired(base, again, epoch)
+        for slot_id, other in values.items():
+            self.model.record_counterfactual(slot_id, *((other, base) if slot_id in shadowed else (base, other)))
+        judged, hints = list[Event](), reporting.warn_of_unpaired(base, again, epoch)
         if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
             self.is_pruned = True
@@ -317,8 +305,11 @@ class Garden:
         """What was judged, and the values of the network that is left; `base` are those of the present one."""
         with reporting.booked(self, evaluate) as (measure, found):
             verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
-            again = measure()[0] if telling.looks_unpaired(base, found) else left[0]
-        hints = [*telling.warn_of_doubt(self.model, verdicts, epoch), *telling.warn_of_unpaired(left[0], again, epoch)]
+            again = measure()[0] if reporting.looks_unpaired(base, found) else left[0]
+        hints = [
+            *reporting.warn_of_doubt(self.model, verdicts, epoch),
+            *reporting.warn_of_unpaired(left[0], again, epoch),
+        ]
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
@@ -344,7 +335,7 @@ class Garden:
         while True:
             view = self.model.view()
             ask = partial(self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory)
-            actions, memory = processes.ask_first(ask)
+            actions, memory = processes.gather(ask if processes.is_first() else lambda: (None, None))[0]
             op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
             events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
             self.memory = memory
@@ -352,7 +343,7 @@ class Garden:
                 break
             self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
-        return events + telling.warn_of_low_rate(link, events, epoch)
+        return events + reporting.warn_of_low_rate(link, events, epoch)
 
 
 def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:

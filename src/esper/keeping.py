@@ -1,13 +1,26 @@
-"""What a garden knows beside its network, as plain facts to be saved, and back."""
+"""What a garden keeps beside its network: facts to be saved, and back; its history as a run folder; averages."""
 
 import json
+import secrets
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import Field, NonNegativeInt, TypeAdapter
+from torch import Tensor, nn
 
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
+from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.files import write_durably
 from esper.runtime.ledger import Ledger
+from esper.telemetry import runfolder
+from esper.telemetry.curve_export import TrackerName, TrackingSink, require_trackers
+from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import from_record, to_record
 from esper.telemetry.store import require_plain
 
@@ -42,10 +55,14 @@ def describe(garden: "Garden") -> dict[str, Any]:
     }
 
 
-def check(extra: dict[str, Any]) -> None:
-    """Fail on facts that `take` could not read, before anything has changed."""
+def check(extra: dict[str, Any], garden: "Garden | None" = None) -> None:
+    """Fail on facts that `take` could not read, or that `garden` may not have, before anything has changed."""
     TypeAdapter(Kept).validate_json(json.dumps(extra), strict=True)  # in Python, strict takes no dict for a ledger
     [str(from_record(record)) for record in extra["history"]]  # what is of another type cannot be told
+    if garden is not None and extra["policy"] != garden.policy_name:
+        raise SaveError(f"the save was grown by {extra['policy']}; this garden's policy is {garden.policy_name}.")
+    if garden is not None and garden.average is not None and extra["decay"] not in (None, own := garden.average.decay):
+        raise SaveError(f"the save has an average of decay {extra['decay']}, this garden one of {own}.")
 
 
 def take(garden: "Garden", optimizer: OptimizerSnapshot | None, average: Tensors | None, extra: dict[str, Any]) -> None:
@@ -69,3 +86,82 @@ def settle_optimizer(garden: "Garden") -> None:
     if garden.pending_optimizer is not None and garden.model.link is not None:
         restore_optimizer(garden.model, garden.model.link, garden.pending_optimizer)
         garden.pending_optimizer = None
+
+
+class Recorder:
+    """Writes a garden's events until it is closed, or the process ends. The folder holds its history, no more.
+
+    So a garden that was saved, loaded and recorded to the folder of its run loses there what it has lost in memory.
+    """
+
+    def __init__(self, garden: "Garden", folder: Path, track: Sequence[TrackerName]):
+        require_trackers(track)
+        self.folder, self.track = folder, track
+        with ExitStack() as held:
+            held.enter_context(runfolder.only_writer(folder))
+            is_known = garden.run is not None and runfolder.read_start(folder).get("run") == garden.run
+            if not is_known:
+                runfolder.require_fresh(folder)
+            self.run = garden.run if is_known else secrets.token_hex(8)
+            config = _describe_start(garden) | {"run": self.run}
+            past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
+            with runfolder.begun(folder, config):
+                write_durably(folder / runfolder.EVENTS, "".join(past).encode())
+            self.sink = TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config)
+            held.enter_context(self.sink)
+            self.close = weakref.finalize(self, held.pop_all().close)
+        for event in [] if is_known else garden.history:
+            self.sink.write(event)
+
+
+def _describe_start(garden: "Garden") -> dict[str, Any]:
+    """What a run is started with, as far as `esper.grow` knows."""
+    model, settings = garden.model, asdict(garden.model.settings)
+    task = {"name": type(model.host).__name__, "epochs": settings["epochs"]}
+    limits = {"budget": model.budget, "max_seeds": model.max_seeds, "blueprints": list(model.space.blueprint_ids[1:])}
+    known = {"command": runfolder.GARDEN, "task": task, "hosts": 1, "policy": garden.policy_name}
+    return {**known, "slots": dict(model.slot_config.modules), **limits, "settings": settings}
+
+
+class Average:
+    """An exponential moving average of every parameter of a growing network.
+
+    A seed's average begins when it is planted, stays with it when it is kept, and goes when it goes. Buffers are not
+    averaged. Evidence is always about the weights themselves.
+    """
+
+    def __init__(self, model: MorphogeneticModel, decay: float):
+        if not 0.0 < decay < 1.0:
+            raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
+        self.model, self.decay = model, decay
+        self._values: dict[nn.Parameter, Tensor] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Move towards the weights as they are; the garden does so after each step of the optimiser."""
+        fresh = {}
+        for parameter in self.model.parameters():
+            # half precision would lose small steps, and the average would silently stand still
+            now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
+            before = self._values.get(parameter)
+            fresh[parameter] = now.clone() if before is None else before.to(now).lerp_(now, 1.0 - self.decay)
+        self._values = fresh
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The network with its averaged weights, to evaluate, harvest or export. Save outside of it."""
+        kept = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
+        try:
+            for parameter, value in kept:
+                parameter.detach().copy_(self._values.get(parameter, value))
+            yield
+        finally:
+            for parameter, value in kept:
+                parameter.detach().copy_(value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by parameter name; what was planted after the last step has none yet."""
+        return {name: self._values[p].contiguous() for name, p in self.model.named_parameters() if p in self._values}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters() if name in tensors}

@@ -12,9 +12,8 @@ from threading import Timer
 import pytest
 
 from cli.test_cli import call
-from esper.cli import beside as beside
-from esper.cli import main, ppo, run
-from esper.cli.beside import train_beside
+from esper.cli import main, ppo, run, session
+from esper.cli.session import train_beside
 from esper.leyline.errors import SaveError, SettingError
 from esper.simic.config import TrainingConfig
 from esper.telemetry import runfolder
@@ -113,7 +112,7 @@ def test_a_screen_that_breaks_does_not_leave_training_alone(capfd, tmp_path):
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "Popen", None)
+    monkeypatch.setattr(session, "Popen", None)
     (tmp_path / runfolder.CONFIG).write_text("{}")
     with pytest.raises(SaveError, match="--resume"):
         train_beside(grow(tmp_path), tmp_path, False, Screen())
@@ -128,8 +127,8 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_started(tmp_path, 
 def started(monkeypatch):
     """Calls of `train_beside`, which starts nothing; a terminal is taken for granted."""
     calls = []
-    monkeypatch.setattr(beside, "require_screen", lambda: "screen")
-    monkeypatch.setattr(beside, "train_beside", lambda *given: calls.append(given) or 7)
+    monkeypatch.setattr(session, "require_screen", lambda: "screen")
+    monkeypatch.setattr(session, "train_beside", lambda *given: calls.append(given) or 7)
     return calls
 
 
@@ -153,7 +152,7 @@ def test_a_wrong_setting_is_refused_without_a_child(capsys, started, name):
 
 @pytest.mark.parametrize("name", ["ppo", "run"])
 def test_without_a_terminal_it_is_one_line(capsys, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(beside, "Popen", None)
+    monkeypatch.setattr(session, "Popen", None)
     code, out, err = call(capsys, name, "--watch", "--task", "blobs", "--out", "run")
     assert (code, out) == (2, "")
     assert re.fullmatch("esper: --watch .*`esper watch`.*\n", err)
@@ -166,7 +165,7 @@ def test_without_textual_it_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "esper.dashboard.watch", raising=False)
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(SettingError, match=r"pip install 'esper-lite\[tui\]'"):
-        beside.require_screen()
+        session.require_screen()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def captured(monkeypatch):
     capture = executors.GraphedExecutor._captured
 
     def counted(self, run, name, call):
-        before = self._graphs(run).get(name)
+        before = self._device(run).graphs(run).get(name)
         found = capture(self, run, name, call)
         if found is not before:
             made.append(run.seed)

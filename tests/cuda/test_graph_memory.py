@@ -69,7 +69,7 @@ def test_32_growing_hosts_take_less_than_2_gib_and_hosts_beyond_the_lanes_next_t
 def test_no_tensor_of_a_captured_call_lives_on_in_a_pool():
     """Whatever does is memory that every structure adds. Workspaces of cuBLAS do, once per stream: they are large."""
     population = grow(executors._LANES)
-    pools = {tuple(population.executor._lane(run).pool) for run in population.runs}
+    pools = {tuple(population.executor._device(run).lane(run).pool) for run in population.runs}
     gc.collect()
     segments = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools]
     alive = [block["size"] for part in segments for block in part["blocks"] if block["state"] != "inactive"]
@@ -103,7 +103,7 @@ def test_results_outlive_what_the_lane_runs_after_them(monkeypatch):
     for run in population.runs:
         run.begin_epoch()  # a step beyond the last has no examples
         torch.cuda.synchronize()  # the lane's stream does not wait for this one by itself
-        executor._graphs(run)["train"].replay()
+        executor._device(run).graphs(run)["train"].replay()
     torch.cuda.synchronize()
     assert [torch.equal(*pair) for pair in zip((*scores, *results), expected, strict=True)] == [True] * 6
 
@@ -123,14 +123,14 @@ def change_at_random(population, host, draw):
 def visit(population, structures, draw):
     """Train tiny epochs until so many structures were met; hosts begin anew now and then, or they would fill up."""
     met, epoch = 0, 0
-    last = [None] * len(population)
+    last = [None] * len(population.runs)
     while met < structures:
         population.train_epoch()
         now = [run.topology() for run in population.runs]
         met += sum(one != other for one, other in zip(now, last, strict=True))
         last = now
         population.evaluate()
-        for host in range(len(population)):
+        for host in range(len(population.runs)):
             if epoch % 16 == 4 * host:
                 population.reset(host, draw.randrange(1000))
             else:

@@ -27,7 +27,7 @@ def agent_on_gpu(seed=0):
 @torch.no_grad()
 def rollout_of(agent, autocast=False):
     draw = torch.Generator().manual_seed(1)
-    rollout = Rollout(STEPS, HOSTS, WIDTH, agent.network.spec, SHAPES, "cuda")
+    rollout = Rollout(STEPS, HOSTS, WIDTH, agent.network.spec, SHAPES, like=torch.zeros((), device="cuda"))
     hidden = agent.network.get_initial_hidden(HOSTS)
     rollout.begin(hidden)
     alive = torch.ones(HOSTS, dtype=torch.bool, device="cuda")

@@ -10,7 +10,7 @@ from rich.console import Console
 from dashboard.generated import as_lines, write_config
 from dashboard.test_view import finished, lived
 from epoch_records import grown_epoch
-from esper.cli.console.tables import runs_table
+from esper.cli.console import runs_table
 from esper.dashboard.reader import RunReader, RunSummary, find_runs, summarise
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import ArmFinished, RoundBegan, to_record

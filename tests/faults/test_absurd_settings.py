@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from esper.cli.console.tables import arms_table
+from esper.cli.console import arms_table
 from esper.leyline.configuration import leaves, read_setting
 from esper.leyline.errors import EsperError, SettingError
 from esper.simic.config import TrainingConfig

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import product
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -118,6 +119,43 @@ def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
         except EsperError:
             refused += 1
     assert refused > 10
+
+
+PLAN = "schedule:epochs=0+2:places=r0c0.lora+r0c1.lora"
+
+
+@pytest.mark.parametrize("policy", ["heuristic", "schedule:epochs=2+3", PLAN, "random:epochs=2+3", "sham"])
+def test_a_forged_memory_of_a_rule_is_one_error(tmp_path, policy):
+    """Some of what is wrong shows only decisions later, when the rule has a use for it."""
+    config = grown_runs.configured(tmp_path / "run", policy=policy, hosts=1, task__epochs=3)
+    grown_runs.stopped(config, 2)
+    episodes, (decider,) = build(config)
+    EpochSaves(config.out, episodes.population, [decider], NullSink(), config.digest()).restore()
+    memory = [{"epoch": 1, "host": 0, "idle": 0, "turn": 1, "done": 0 if policy == "sham" else [0]}]
+    refused, view = 0, episodes.population.runs[0].model.view()
+    for path, wrong in product(leaves(memory), [*WRONG, 10**30]):
+        decider.memory = replaced(memory, path, wrong)
+        try:
+            for is_again in (False, decider.is_plan, False, False):
+                decider.decide(view, True, is_again)
+        except SaveError:
+            refused += 1
+    assert refused > 10
+
+
+def test_a_forged_memory_of_a_network_is_one_error(finished, tmp_path):
+    policy = next((finished("ppo") / "checkpoints").iterdir())
+    config = grown_runs.configured(tmp_path / "run", policy=str(policy), hosts=1, task__epochs=4)
+    grown_runs.stopped(config, 2)
+    manifest = config.out / runfolder.MANIFEST
+    (path,) = (config.out / runfolder.CHECKPOINTS).glob("epoch-000001-memory*")
+    h, c = load_file(path).values()
+    for forged in ({"0.0": h}, {"0.0": h[:, :, :1], "0.1": c}, {"0.0": h.double(), "0.1": c}, {"0.0": h[0], "0.1": c}):
+        save_file({name: value.contiguous() for name, value in forged.items()}, path)
+        listed = {"name": path.name, "sha256": files.digest(path)}
+        forge(manifest, lambda body, listed=listed: body["generations"][-1]["files"].update(memory=listed))
+        with pytest.raises(SaveError, match=str(manifest)):
+            grown_runs.grow(config, resume=True)
 
 
 def test_values_of_another_type_in_a_comparison_are_one_error(copy_of, tmp_path):

@@ -1,6 +1,7 @@
 """Somebody else's policy file is checked before anything is built from it."""
 
 import json
+import random
 import resource
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from esper.leyline.errors import EsperError
-from esper.simic.checkpoints import load_fitting, read_agent
+from esper.leyline.errors import EsperError, SaveError
+from esper.runtime.tasks import get_task
+from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes, read_agent, read_checkpoint, seal
 from esper.trials.running import build
 from faults.commands import CLEAR, command, run
+from faults.damage import WRONG
 from trials import grown_runs
 
 
@@ -39,6 +42,51 @@ def test_a_sound_file_is_a_policy_and_a_learner(parts, space, tmp_path):
             assert torch.equal(learner[name.removeprefix("network.")], value)
 
 
+def test_one_changed_bit_anywhere_is_refused_or_changes_nothing(parts, tmp_path):
+    tensors, plain = parts
+    path = written(tmp_path / "p", tensors, plain)
+    whole, draw, refused = path.read_bytes(), random.Random(0), 0
+    begin = 8 + int.from_bytes(whole[:8], "little")  # of the tensors, behind the header
+    places = [draw.randrange(len(whole)) for _ in range(60)] + [draw.randrange(begin) for _ in range(60)]
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(content)
+        try:
+            found, said = read_checkpoint(path)
+        except SaveError:
+            refused += 1
+            continue
+        assert said == plain
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], value) for name, value in tensors.items())
+        assert place < begin
+    assert refused > 100
+
+
+def test_a_file_without_its_digest_is_refused(parts, tmp_path):
+    tensors, plain = parts
+    save_file(tensors, tmp_path / "p", {"esper": json.dumps(plain)})
+    with pytest.raises(SaveError, match=r"p was changed .*checksum"):
+        read_checkpoint(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    "facts", [{"task": wrong} for wrong in WRONG[1:]] + [{"episodes": wrong} for wrong in WRONG[4:]]
+)
+def test_facts_of_another_type_are_one_error(parts, tmp_path, facts):
+    tensors, plain = parts
+    path = written(tmp_path / "p", tensors, {**plain, "facts": facts})
+    with pytest.raises(EsperError, match=str(path)):
+        episodes_of(path) if "episodes" in facts else other_episodes(path, get_task("blobs"))
+
+
+def test_brackets_without_end_are_one_error(parts, tmp_path):
+    save_file(parts[0], tmp_path / "p", {"esper": "[" * 200_000})
+    with pytest.raises(SaveError, match="checkpoint"):
+        read_checkpoint(tmp_path / "p")
+
+
 @pytest.mark.parametrize("learner", [7, "text", [], {}, *({"config": it} for it in (None, 7, "text", [], {"x": 1}))])
 def test_a_learner_that_is_none_is_one_error(parts, tmp_path, learner):
     tensors, plain = parts
@@ -48,7 +96,7 @@ def test_a_learner_that_is_none_is_one_error(parts, tmp_path, learner):
 
 
 def written(path, tensors, plain):
-    save_file(tensors, path, {"esper": json.dumps(plain)})
+    path.write_bytes(seal(tensors, plain))
     return path
 
 

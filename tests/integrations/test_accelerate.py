@@ -1,9 +1,12 @@
 """accelerate's own save_state and load_state around a growing network."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from esper.integrations.accelerate import join
+from esper.leyline.errors import SettingError
 from esper.leyline.lifecycle import StageLengths
 from user_models import CNN, grow_cnn, losses_of, random_images
 
@@ -77,3 +80,10 @@ def test_a_loop_goes_back_to_an_earlier_structure(tmp_path, whole):
     assert sorted(held) == sorted(id(p) for p in loop.garden.parameters())
     found = loop.train(range(1, EPOCHS)).state()
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_what_shards_a_model_is_refused(kind):
+    sharding = SimpleNamespace(distributed_type=accelerate.DistributedType(kind))
+    with pytest.raises(SettingError, match=rf"{kind} .*garden\.harvest"):
+        join(sharding, grow_cnn(PLAN))

@@ -12,8 +12,8 @@ from torch import nn
 import esper
 from esper.kasmina.copies import copy_module
 from esper.kasmina.hosts import build_transformer_host
+from esper.kasmina.inheritance import runs_in_order
 from esper.kasmina.natives import insert_copies
-from esper.kasmina.order import runs_in_order
 from esper.leyline.errors import HostError
 
 TOKENS = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(2))

@@ -12,9 +12,9 @@ FAULTS = [
     ),
     Fault(
         "every process decides for itself",
-        "kasmina/processes.py",
-        "gather(lambda: work() if is_first() else None)[0]",
-        "work()",
+        "garden.py",
+        "processes.gather(ask if processes.is_first() else lambda: (None, None))[0]",
+        "ask()",
         "test_garden_processes.py::test_the_first_process_decides_for_all",
     ),
     Fault(
@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         "an average of half precision stands still",
-        "kasmina/averaging.py",
+        "keeping.py",
         "torch.promote_types(parameter.dtype, torch.float32)",
         "parameter.dtype",
         "test_garden_loops.py::test_an_average_of_half_precision_moves",
@@ -75,7 +75,7 @@ FAULTS = [
     ),
     Fault(
         "a shuffled evaluation passes for sound",
-        "telling.py",
+        "reporting.py",
         "[0, 1]) < 0.5",
         "[0, 1]) < -1.0",
         "test_garden_loops.py::test_an_evaluation_that_does_not_repeat_itself_gives_a_hint[live-shuffled-order]",
@@ -131,14 +131,14 @@ FAULTS = [
     ),
     Fault(
         "a garden is recorded over another run",
-        "recording.py",
+        "keeping.py",
         '.get("run") == garden.run',
         '.get("run")',
         "test_garden_record.py::test_a_folder_of_anything_else_is_refused_and_left_alone[of another run]",
     ),
     Fault(
         "epochs that were lost stay in a run's folder",
-        "recording.py",
+        "keeping.py",
         "write_durably(folder / runfolder.EVENTS,",
         "(folder / runfolder.EVENTS).exists() or write_durably(folder / runfolder.EVENTS,",
         "test_garden_record.py::test_a_saved_run_goes_on_in_its_folder",

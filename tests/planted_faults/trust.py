@@ -59,4 +59,32 @@ FAULTS = [
         "for arm in ():  # in this order",
         "faults/test_damage.py::test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one",
     ),
+    Fault(
+        "nobody looks at the digest of a policy",
+        "simic/checkpoints.py",
+        'if metadata.get("sha256") != _digest(tensors, metadata["esper"]):',
+        'if "sha256" not in metadata:',
+        "faults/test_policy_files.py::test_one_changed_bit_anywhere_is_refused_or_changes_nothing",
+    ),
+    Fault(
+        "a policy may stumble over a forged memory",
+        "trials/running.py",
+        "decider.recalled = partial(fitting, self.store.manifest)",
+        "pass",
+        "faults/test_damage.py::test_a_forged_memory_of_a_rule_is_one_error[heuristic]",
+    ),
+    Fault(
+        "a complete segment of events is written again",
+        "telemetry/sink.py",
+        "self._open((self.segment + 1, 0))",
+        "self._open((self.segment, size))",
+        "telemetry/test_sink.py::test_the_end_of_a_segment_is_the_beginning_of_the_next_one",
+    ),
+    Fault(
+        "segments of an undone round stay",
+        "telemetry/runfolder.py",
+        "if owner == rank and segment > end[0]:",
+        "if owner == rank and segment > 9:",
+        "telemetry/test_sink.py::test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again",
+    ),
 ]

@@ -244,6 +244,17 @@ def test_an_incubated_seed_is_judged_by_its_held_out_gain():
     assert state.shadow_gain.examples == len(population.runs[0].splits.validation)
 
 
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_a_seed_that_changes_nothing_yet_gains_exactly_nothing_in_any_precision(amp):
+    population = Population(INCUBATED, [3], amp=amp)
+    population.train_epoch()
+    run = population.runs[0]
+    run.model.germinate_seed("r0c0", "conv_small")
+    run.prime()
+    population.tick()
+    assert measure(run, run.splits.validation)[2].item() == 0
+
+
 def test_shadow_passes_are_in_the_ledger():
     population = epochs(INCUBATED, [3], epochs=3, script=PLANTED)
     run = population.runs[0]

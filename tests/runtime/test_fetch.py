@@ -17,7 +17,7 @@ import pytest
 
 from esper.cli import main
 from esper.leyline.errors import DataError, UnknownNameError
-from esper.runtime.fetch import ALWAYS_THERE, SOURCES, RemoteFile, fetch, is_fetched
+from esper.runtime.fetch import SOURCES, RemoteFile, fetch, is_fetched
 from esper.runtime.tasks import TASKS
 
 TEXT = bytes(range(256)) * 4096  # 1 MiB: more than one chunk
@@ -320,9 +320,9 @@ def test_without_pooch_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     assert not is_fetched("shakespeare", tmp_path)
 
 
-@pytest.mark.parametrize("name", ALWAYS_THERE)
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in SOURCES])
 def test_what_is_always_there_says_so(name):
-    assert fetch(name, None) == [f"{name} needs no fetching: {ALWAYS_THERE[name]}."]
+    assert fetch(name, None) == [f"{name} needs no fetching. Its source: {TASKS[name].source}."]
     assert is_fetched(name, None)
 
 
@@ -349,8 +349,8 @@ def test_the_command_says_what_became_of_each_file(server, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_can_be_fetched_or_is_always_there(name):
-    assert (name in SOURCES) != (name in ALWAYS_THERE)
+def test_every_task_of_official_files_can_be_fetched(name):
+    assert (name in SOURCES) == TASKS[name].source.startswith("official")
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -81,7 +81,7 @@ def captures(population, epochs, script=None):
 def test_hosts_are_assigned_to_lanes_in_turn():
     population = build(seeds=range(2 * executors._LANES + 1))
     play(population, 1)
-    lanes = [population.executor._lane(run) for run in population.runs]
+    lanes = [population.executor._device(run).lane(run) for run in population.runs]
     assert len(set(lanes)) == executors._LANES
     assert lanes == [lanes[index % executors._LANES] for index in range(len(lanes))]
 
@@ -135,8 +135,8 @@ def test_a_structure_that_is_used_again_and_again_stays(monkeypatch):
     host, found = Visitor(), []
     for structure in ["first", "again", 1, "again", 2, "again", 3, "again", 4, "again"]:
         host.structure = structure
-        found += [graphs.of(host)] if structure == "again" else []
-        graphs.of(host)
+        found += [graphs.graphs(host)] if structure == "again" else []
+        graphs.graphs(host)
         graphs.drop_spare()
     assert all(one is found[0] for one in found)
     assert [structure for _, structure in graphs._kept] == ["first", 3, 4, "again"]

@@ -89,7 +89,7 @@ def measured(task, script, epoch, **options):
 
 
 def decide(population, script, epoch):
-    for host in range(len(population)):
+    for host in range(len(population.runs)):
         for move in script.get(epoch, []):
             act(population, host, *move)
     population.tick()
@@ -98,7 +98,7 @@ def decide(population, script, epoch):
 def go_on(population, script, epoch):
     """Decide about the epoch just measured, then live on to the end."""
     decide(population, script, epoch)
-    play(population, EPOCHS - epoch - 1, dict.fromkeys(range(len(population)), script), start=epoch + 1)
+    play(population, EPOCHS - epoch - 1, dict.fromkeys(range(len(population.runs)), script), start=epoch + 1)
 
 
 def whole(population, host):
@@ -117,7 +117,7 @@ def whole(population, host):
 
 
 def differences(population, other):
-    return [differing(whole(population, host), whole(other, host)) for host in range(len(population))]
+    return [differing(whole(population, host), whole(other, host)) for host in range(len(population.runs))]
 
 
 def restored(task, folder, **options):

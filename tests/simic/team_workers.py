@@ -198,7 +198,8 @@ def records_of(out, rank):
 
 
 def all_records(out):
-    return [row for rank in sorted(map(str, runfolder.event_files(out))) for row in records_of(out, int(rank))]
+    ranks = sorted({str(rank) for rank, _ in runfolder.event_files(out)})
+    return [row for rank in ranks for row in records_of(out, int(rank))]
 
 
 def counted(out):

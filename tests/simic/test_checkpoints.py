@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
-from esper.simic.checkpoints import History, describe_agent, episodes_of, load_agent, read_checkpoint, require_layout
+from esper.simic.checkpoints import (
+    History,
+    describe_agent,
+    episodes_of,
+    load_agent,
+    read_checkpoint,
+    require_layout,
+    seal,
+)
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
@@ -92,8 +100,8 @@ def test_a_learner_that_has_not_learned_yet_comes_back_too(learned, tmp_path):
 def test_the_file_is_plain_tensors_and_json(saved, learned):
     with safe_open(saved, "pt") as file:
         plain = json.loads(file.metadata()["esper"])
-    assert plain["format"] == 2
-    assert plain["layout"] == learned[3].plain()
+    assert plain["format"] == 3
+    assert plain["layout"] == json.loads(json.dumps(vars(learned[3])))
     assert plain["counters"] == {"decisions": 6, "updates": 1}
     names = set(load_file(saved))
     assert {"draws", "shuffles", "network.observation_stats.mean", "network.return_stats.var"} <= names
@@ -138,6 +146,8 @@ def damage(path, how):
             save_file(load_file(path), path, {"esper": "[]"})
         case "another format":
             save_file(load_file(path), path, {"esper": json.dumps({"format": 99})})
+        case "the one before":  # it had no digest
+            save_file(load_file(path), path, {"esper": json.dumps({"format": 2})})
 
 
 @pytest.mark.parametrize(
@@ -149,10 +159,10 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
         read_checkpoint(saved)
 
 
-@pytest.mark.parametrize(("how", "found"), [("a list", None), ("another format", 99)])
+@pytest.mark.parametrize(("how", "found"), [("a list", None), ("another format", 99), ("the one before", 2)])
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
-    with pytest.raises(SaveError, match=f"format {found}; .*format 2"):
+    with pytest.raises(SaveError, match=f"format {found}; .*format 3"):
         read_checkpoint(saved)
 
 
@@ -160,7 +170,7 @@ def test_another_format_is_refused(saved, how, found):
 def test_a_file_that_lacks_a_part_is_refused_before_anything_changes(learned, saved, name):
     tensors, plain = read_checkpoint(saved)
     del tensors[name]
-    saved.write_bytes(save(tensors, {"esper": json.dumps(plain)}))
+    saved.write_bytes(seal(tensors, plain))
     agent, layout = fresh(learned)
     before = state_of(agent)
     with pytest.raises(SaveError, match=f"{saved.name} .*{name}"):
@@ -171,7 +181,7 @@ def test_a_file_that_lacks_a_part_is_refused_before_anything_changes(learned, sa
 def test_random_numbers_of_another_kind_of_device_are_refused(learned, saved):
     tensors, plain = read_checkpoint(saved)
     tensors["draws"] = torch.zeros(16, dtype=torch.uint8)  # as a GPU's are
-    saved.write_bytes(save(tensors, {"esper": json.dumps(plain)}))
+    saved.write_bytes(seal(tensors, plain))
     agent, layout = fresh(learned)
     with pytest.raises(CheckpointMismatchError, match=r"\[16\].*cpu"):
         load_agent(saved, agent, layout)
@@ -203,9 +213,9 @@ def test_every_difference_has_a_row_and_nothing_else_has(learned, tmp_path):
     layout = learned[3]
     other = replace(layout, slots=("r0c0",), blends=("linear",))
     with pytest.raises(CheckpointMismatchError) as refused:
-        require_layout(layout.plain(), other, tmp_path)
+        require_layout(layout, other, tmp_path)
     assert re.findall(r"^  (\w+):", str(refused.value), re.MULTILINE) == ["slots", "blends"]
-    require_layout(layout.plain(), layout, tmp_path)
+    require_layout(layout, layout, tmp_path)
 
 
 # -- a run's checkpoints -----------------------------------------------------------------------------------------------

@@ -1,19 +1,23 @@
 """Agents that are saved and loaded: the same acts, the same learning, and growth policies that other commands take."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 import esper
-from esper.leyline.errors import SaveError
-from esper.simic.checkpoints import load_fitting
+from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.factored_actions import ActionSpace
+from esper.leyline.slots import SlotConfig
+from esper.simic.any_env import Player, Spaces
+from esper.simic.checkpoints import load_fitting, read_checkpoint, seal
 from esper.simic.config import PPOConfig
 from esper.simic.training import train_ppo
-from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.heads import Head, HeadSpec
+from esper.tamiyo.network import RecurrentActorCritic
 from esper.telemetry import runfolder
 from esper.trials.arms import Entry, run_entries
 from simic.growths import POINTS, grow
@@ -65,19 +69,72 @@ def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(grown):
     assert all(torch.equal(value, states[1][k][name]) for k, own in states[0].items() for name, value in own.items())
 
 
-def test_an_agent_of_another_environment_is_not_saved(tmp_path):
-    agent = esper.learn(any_env(Box(-1, 1, (3,), np.float32), Discrete(2)), 24, SMALL)
-    with pytest.raises(SaveError, match=r"other\.safetensors.*state_dict"):
+PAIRS = Head("first", 3), Head("second", 2, "first", (0, 2))
+OTHERS = {
+    "box": (Box(-1, 1, (2, 3), np.float32), Discrete(2), None),
+    "starts": (Discrete(4, start=-2), Discrete(3, start=5), None),
+    "several": (MultiDiscrete([2, 3], start=[1, 7]), MultiDiscrete([[2, 3]], dtype=np.int32, start=[[1, 4]]), None),
+    "bits": (MultiBinary(3), MultiBinary([2, 2]), None),
+    "chained": (Box(-1, 1, (3,), np.float32), MultiDiscrete([3, 2]), HeadSpec(PAIRS, chained=True)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_agent_of_another_environment_acts_and_learns_as_the_saved_one(name, tmp_path):
+    seen, actions, spec = OTHERS[name]
+    agent = esper.learn(any_env(seen, actions), 24, SMALL, spec=spec)
+    agent.save(tmp_path / "other.safetensors")
+    again = esper.PPOAgent.load(tmp_path / "other.safetensors")
+    assert again.layout is None
+    assert again.network.spec == agent.network.spec
+    for one in (agent, again):
+        one.update(Player(any_env(seen, actions), one, seed=3).play(4))  # fewer than an episode has
+    assert (again.decisions, again.updates) == (agent.decisions, agent.updates)
+    assert bytes_of(again.network) == bytes_of(agent.network)
+    seen.seed(0)
+    obs = np.stack([seen.sample() for _ in range(5)])
+    first, second = (one.act(obs, deterministic=False)[0] for one in (agent, again))
+    np.testing.assert_array_equal(first, second)
+    assert first.dtype == second.dtype
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    path = tmp_path_factory.mktemp("other") / "other.safetensors"
+    esper.learn(any_env(MultiBinary(3), MultiBinary(2)), 24, SMALL).save(path)
+    return path
+
+
+def test_an_agent_of_another_environment_grows_nothing(other):
+    with pytest.raises(SaveError, match=r"other\.safetensors"):
+        load_fitting(other, ActionSpace.of(SlotConfig.default(), ("norm",), ("linear",)))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"observation": {"kind": "MultiBinary", "n": 10**15}},
+        {"action": {"kind": "MultiBinary", "n": [10**9, 10**9]}},
+        {"action": {"kind": "Dict"}},
+        {"width": 10**15},
+        {"hidden_dim": 10**9},
+    ],
+    ids=str,
+)
+def test_a_forged_file_is_refused_in_one_line(forged, other, tmp_path):
+    tensors, plain = read_checkpoint(other, Spaces)
+    plain["layout"] = asdict(plain["layout"]) | forged
+    path = tmp_path / "forged.safetensors"
+    path.write_bytes(seal(tensors, plain))
+    with pytest.raises(EsperError, match=r"forged\.safetensors(?!.*checksum)"):
+        esper.PPOAgent.load(path)
+
+
+def test_an_agent_without_spaces_is_not_saved(tmp_path):
+    agent = esper.PPOAgent(RecurrentActorCritic(3, HeadSpec.independent([2]), hidden_dim=8, head_dim=8))
+    with pytest.raises(SaveError, match=r"other\.safetensors.*codecs"):
         agent.save(tmp_path / "other.safetensors")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_agent_of_growth_with_other_heads_is_not_saved(tmp_path):
-    env = grow(replace(POINTS, epochs=4), 2, tmp_path / "twins")
-    heads = HeadSpec(tuple(replace(head, used_by=None) for head in env.heads.heads), chained=True)
-    agent = esper.learn(env, 14, PPOConfig(horizon=7, hidden_dim=8, head_dim=8, epochs=1), spec=heads)
-    with pytest.raises(SaveError, match=r"other\.safetensors"):
-        agent.save(tmp_path / "other.safetensors")
 
 
 def test_a_checkpoint_without_its_learner_says_so():

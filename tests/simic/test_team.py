@@ -9,7 +9,7 @@ from torch import nn
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
 from esper.simic.diagnostics import MinibatchTrace, RatioExplosionDiagnostic, summarise
-from esper.simic.team import Team, code_digest, is_launched, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, code_digest, is_launched, joined_team, was_restarted
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -48,11 +48,6 @@ def test_a_mistake_of_a_team_of_one_is_raised_as_it_is():
 def test_what_is_no_mistake_of_the_callers_passes_through_at_once():
     with pytest.raises(ZeroDivisionError), Team().together():
         raise ZeroDivisionError
-
-
-def test_facts_are_named_by_their_path():
-    facts = plain_facts({"ppo": {"lr": 0.1, "deep": {"er": [1, 2]}}, "out": "here"})
-    assert facts == {"ppo.lr": 0.1, "ppo.deep.er": [1, 2], "out": "here"}
 
 
 class Told(Team):

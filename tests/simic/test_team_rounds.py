@@ -18,7 +18,7 @@ from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
-from esper.telemetry.sink import JsonlSink
+from esper.telemetry.sink import Sink
 from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
@@ -91,8 +91,8 @@ FAULTS = {
     "a step of rank 0": (0, GrowthVectorEnv, "step", 5, FULL),
     "the last step": (1, GrowthVectorEnv, "step", 6, FULL),
     "a reset": (0, GrowthVectorEnv, "reset", 2, FULL),
-    "an event": (1, JsonlSink, "write_record", 30, NO_ROOM),
-    "a commit": (1, JsonlSink, "commit", 2, NO_ROOM),
+    "an event": (1, Sink, "write_record", 30, NO_ROOM),
+    "a commit": (1, Sink, "commit", 2, NO_ROOM),
     "an update": (1, PPOAgent, "_judge", 2, MaskError("nothing is possible.")),
     "the last minibatch": (0, PPOAgent, "_descend", 8, MaskError("nothing is possible.")),
 }

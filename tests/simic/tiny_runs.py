@@ -18,7 +18,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.trainer import train_ppo_vectorized
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.sink import JsonlSink
+from esper.telemetry.sink import Sink
 
 TINY = {
     "task": {"name": "blobs", "epochs": 4, "epoch_examples": 64},
@@ -44,7 +44,7 @@ def tiny(out, **changes):
 def open_sink(config):
     telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
     config.out.mkdir(parents=True, exist_ok=True)
-    with JsonlSink(config.out / runfolder.EVENTS, telemetry) as sink:
+    with Sink(config.out / runfolder.EVENTS, telemetry) as sink:
         yield sink
 
 
@@ -55,8 +55,9 @@ def train(config, **options):
 
 
 def lines_of(folder):
-    """Every event as it stands in the file."""
-    text = (Path(folder) / runfolder.EVENTS).read_text()
+    """Every event of rank 0 as it stands in the files."""
+    files = runfolder.event_files(Path(folder))
+    text = "".join(path.read_text() for (rank, _), path in files.items() if rank == 0)
     assert text == "" or text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -203,7 +204,7 @@ class Ticks:
             (GrowthVectorEnv, "step"),
             (GrowthVectorEnv, "reset"),
             (PPOAgent, "update"),
-            (JsonlSink, "write_record"),
+            (Sink, "write_record"),
         ):
             self.watch(owner, name)
 

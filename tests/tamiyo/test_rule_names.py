@@ -38,7 +38,7 @@ def test_settings_in_a_name_reach_the_rule(name, rule):
 
 MISTAKES = {
     "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
-    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: planting_part, share.*:KEY=VALUE:KEY=VALUE",
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: copies, planting_part, share.*:KEY=VALUE:KEY=VALUE",
     "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",
     "never:share=1": "never 'share'.* none",

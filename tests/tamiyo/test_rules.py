@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from esper.episodes import facts_of as known_facts
 from esper.kasmina.blueprints import BlueprintCost
-from esper.kasmina.hosts import build_cnn_host
+from esper.kasmina.hosts import build_cnn_host, build_transformer_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
@@ -238,6 +238,18 @@ def test_the_heuristic_never_plants_a_sham(facts):
     reports = reports_of()
     masks = compute_action_masks(build_slot_states(reports), 0, None, space=facts.space, costs=only_sham)
     assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
+
+
+def test_the_heuristic_copies_a_place_once_and_then_plants_something_else():
+    host = build_transformer_host(vocabulary=8, width=8, layers=2, context=4, slots=2)
+    model = MorphogeneticModel(host, blueprints=("norm", "copy"), budget=100_000)
+    facts, taken = known_facts(model, None), []
+    for fossils in ((0, 0), (0, 1), (1, 1)):
+        reports = {slot: report(slot, fossils=count) for slot, count in zip(("r0c0", "r0c1"), fossils, strict=True)}
+        _, slot, blueprint, _ = choose(Heuristic(facts), facts, reports)
+        taken.append((slot, facts.space.blueprint_ids[blueprint]))
+    assert taken == [(1, "copy"), (0, "copy"), (1, "norm")]
+    assert facts.space.blueprint_ids[choose(Heuristic(facts, copies=2), facts, reports)[2]] == "copy"
 
 
 def test_in_a_known_episode_only_the_first_part_is_for_planting():

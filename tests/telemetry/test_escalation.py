@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from esper.leyline.errors import SettingError
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 
 NORMAL, DEBUG = TelemetryLevel.NORMAL, TelemetryLevel.DEBUG
@@ -73,18 +72,6 @@ def test_off_stays_off_and_debug_has_nothing_to_gain(level):
     config = TelemetryConfig(level)
     assert not config.escalate_temporarily()
     assert config.level is TelemetryLevel[level.upper()]
-
-
-@pytest.mark.parametrize("rounds", [0, -1, 2.0, "3", True, None])
-def test_rounds_that_are_no_number_of_rounds_are_refused(rounds):
-    with pytest.raises(SettingError, match=r"escalation_rounds is .* 1"):
-        TelemetryConfig(escalation_rounds=rounds)
-
-
-@pytest.mark.parametrize("level", ["loud", 2, None, ""])
-def test_an_unknown_level_is_refused_with_the_known_ones(level):
-    with pytest.raises(SettingError, match="off, minimal, normal, debug"):
-        TelemetryConfig(level)
 
 
 @pytest.mark.parametrize("level", ["debug", "DEBUG", DEBUG])

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from esper.telemetry import sink as sink_module
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import (
     SEVERITIES,
@@ -20,7 +21,7 @@ from esper.telemetry.events import (
     from_record,
     to_record,
 )
-from esper.telemetry.sink import JsonlSink
+from esper.telemetry.sink import Sink
 from null_sink import NullSink
 
 HINT, SAVED = GrowthHint(0, 3, "the rate is low"), CheckpointSaved(2, "round-000002.safetensors")
@@ -33,7 +34,7 @@ def path(tmp_path):
 
 
 def open_at(path, level="normal"):
-    return JsonlSink(path, TelemetryConfig(level))
+    return Sink(path, TelemetryConfig(level))
 
 
 def rows(path):
@@ -95,20 +96,20 @@ def test_what_ends_or_breaks_a_run_is_kept_at_every_level_but_off():
 
 def test_a_commit_puts_everything_on_disk_and_says_how_much_that_is(path):
     with open_at(path) as sink:
-        assert sink.commit() == 0
+        assert sink.commit() == (0, 0)
         sink.write(HINT)
-        size = sink.commit()
+        segment, size = sink.commit()
         assert size == path.stat().st_size == len(path.read_bytes()) > 0
         sink.write(HINT)
-        assert sink.commit() == 2 * size
+        assert sink.commit() == (segment, 2 * size) == (0, 2 * size)
 
 
 def test_rewinding_cuts_off_what_came_later_and_writing_goes_on_there(path):
     with open_at(path) as sink:
         sink.write(HINT)
-        size = sink.commit()
+        end = sink.commit()
         sink.write(TAKEN)
-        sink.rewind(size)
+        sink.rewind(end)
         sink.write(SAVED)
     assert [from_record(row) for row in rows(path)] == [HINT, SAVED]
 
@@ -116,12 +117,12 @@ def test_rewinding_cuts_off_what_came_later_and_writing_goes_on_there(path):
 def test_a_torn_line_is_cut_off_with_what_came_later(path):
     with open_at(path) as sink:
         sink.write(HINT)
-        size = sink.commit()
+        end = sink.commit()
         sink.write(TAKEN)
     with open(path, "a") as torn:
         torn.write('{"type": "HostEp')
     with open_at(path) as sink:
-        sink.rewind(size)
+        sink.rewind(end)
         sink.write(SAVED)
     assert [from_record(row) for row in rows(path)] == [HINT, SAVED]
 
@@ -129,7 +130,7 @@ def test_a_torn_line_is_cut_off_with_what_came_later(path):
 def test_rewinding_never_makes_a_file_longer(path):
     with open_at(path) as sink:
         sink.write(HINT)
-        sink.rewind(10_000)
+        sink.rewind((0, 10_000))
         sink.write(TAKEN)
     assert [from_record(row) for row in rows(path)] == [HINT, TAKEN]
 
@@ -146,6 +147,64 @@ def test_a_link_in_place_of_the_events_is_not_followed(path, tmp_path, capsys):
         sink.write(HINT)
     assert (tmp_path / "precious").read_text() == "mine\n"
     assert str(path) in capsys.readouterr().err
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+def stamps(folder):
+    """What would change if a file were written to."""
+    return {name: (folder / name).stat().st_mtime_ns for name in sorted(os.listdir(folder))}
+
+
+def test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(sink_module, "SEGMENT", 1000)
+    with open_at(path) as sink:
+        fill(sink, 20)  # however long a round is, it stays together
+        assert sink.commit() == (1, 0)
+        sink.write(HINT)
+        end = sink.commit()
+        assert end == (1, (tmp_path / "events-0.1.jsonl").stat().st_size)
+        complete = stamps(tmp_path)["events-0.jsonl"]
+        fill(sink, 20)
+        assert sink.commit() == (2, 0)
+        fill(sink, 3)
+    with open_at(path) as sink:  # goes on in the newest one
+        sink.write(TAKEN)
+        assert rows(tmp_path / "events-0.2.jsonl")[-1] == to_record(TAKEN)
+        sink.rewind(end)
+        assert sorted(stamps(tmp_path)) == ["events-0.1.jsonl", "events-0.jsonl"]
+        sink.write(SAVED)
+    assert [from_record(row) for row in rows(tmp_path / "events-0.1.jsonl")] == [HINT, SAVED]
+    assert stamps(tmp_path)["events-0.jsonl"] == complete
+    assert len(rows(path)) == 20
+
+
+def test_the_end_of_a_segment_is_the_beginning_of_the_next_one(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(sink_module, "SEGMENT", 1000)
+    with open_at(path) as sink:
+        fill(sink, 20)
+        end, complete = sink.commit(), stamps(tmp_path)["events-0.jsonl"]
+        fill(sink, 5)
+    (tmp_path / "events-0.1.jsonl").unlink()  # as a power cut may leave it
+    with open_at(path) as sink:
+        sink.rewind(end)
+        sink.write(HINT)
+    assert [from_record(row) for row in rows(tmp_path / "events-0.1.jsonl")] == [HINT]
+    assert stamps(tmp_path)["events-0.jsonl"] == complete
+
+
+def test_ranks_do_not_touch_each_other_s_segments(tmp_path, monkeypatch):
+    monkeypatch.setattr(sink_module, "SEGMENT", 1000)
+    with open_at(tmp_path / "events-1.jsonl") as other, open_at(tmp_path / "events-11.jsonl") as sink:
+        for each in (other, sink):
+            fill(each, 20)
+            assert each.commit() == (1, 0)
+            fill(each, 2)
+        sink.rewind((0, 0))
+    names = ("events-1.jsonl", "events-1.1.jsonl", "events-11.jsonl")
+    assert [len(rows(tmp_path / name)) for name in names] == [20, 2, 0]
+    assert not (tmp_path / "events-11.1.jsonl").exists()
 
 
 # -- a disk that fails -------------------------------------------------------------------------------------------------
@@ -177,8 +236,8 @@ def test_a_full_disk_is_told_once_and_stops_nobody(path, capsys, room_for):
         room_for(resource.RLIM_INFINITY)
         fill(sink, 10)
         assert not sink.wants(TelemetryLevel.MINIMAL)
-        assert sink.commit() == path.stat().st_size >= whole
-        sink.rewind(0)  # nor does it touch what there is
+        assert sink.commit() == (0, path.stat().st_size) >= whole
+        sink.rewind((0, 0))  # nor does it touch what there is
     said = capsys.readouterr().err
     assert re.fullmatch(f"esper: .*{path}: File too large.*\n", said)
     assert sink.problem in said
@@ -204,19 +263,19 @@ def test_a_disk_that_fails_while_saving_is_told_once(path, capsys, monkeypatch, 
     with open_at(path) as sink:
         sink.write(HINT)
         monkeypatch.setattr(os, call, fail)
-        sink.commit() if call == "fsync" else sink.rewind(0)
+        sink.commit() if call == "fsync" else sink.rewind((0, 0))
         sink.commit()
-        sink.rewind(0)
+        sink.rewind((0, 0))
         sink.write(HINT)
         monkeypatch.undo()
     assert capsys.readouterr().err.count("Input/output error") == 1
 
 
 def test_a_file_that_cannot_be_opened_is_told_once(tmp_path, capsys):
-    with open_at(tmp_path / "nowhere" / "events.jsonl") as sink:
+    with open_at(tmp_path / "nowhere" / "events-0.jsonl") as sink:
         sink.write(HINT)
-        assert sink.commit() == 0
-        sink.rewind(0)
+        assert sink.commit() == (0, 0)
+        sink.rewind((0, 0))
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -245,7 +304,7 @@ def test_nowhere_takes_everything_and_keeps_nothing():
     sink = NullSink()
     sink.write(HINT)
     sink.write_record("X", {"value": math.nan}, TelemetryLevel.MINIMAL)
-    sink.rewind(100)
-    assert sink.commit() == 0
+    sink.rewind((0, 100))
+    assert sink.commit() == (0, 0)
     assert not any(sink.wants(level) for level in TelemetryLevel)
     assert not sink.telemetry.escalate_temporarily()

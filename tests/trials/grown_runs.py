@@ -12,7 +12,7 @@ from esper.runtime.population import Population
 from esper.telemetry import runfolder
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.runfolder import NETWORKS
-from esper.telemetry.sink import JsonlSink
+from esper.telemetry.sink import Sink
 from esper.trials import running
 from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
@@ -32,7 +32,7 @@ def configured(out, **changes):
 @contextmanager
 def open_sink(config):
     config.out.mkdir(parents=True, exist_ok=True)
-    with JsonlSink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as sink:
+    with Sink(config.out / runfolder.EVENTS, TelemetryConfig(config.telemetry.level)) as sink:
         yield sink
 
 
@@ -110,6 +110,6 @@ def install(ticks: Ticks):
         (Population, "apply"),
         (Population, "tick"),
         (Population, "final_scores"),
-        (JsonlSink, "write_record"),
+        (Sink, "write_record"),
     ):
         ticks.watch(owner, name)

@@ -85,6 +85,13 @@ def test_the_sham_arm_replays_another_arm_and_equals_the_host_alone_to_the_bit(h
         )
 
 
+def test_the_sham_of_a_plan_plants_as_much_in_one_decision():
+    plan = "schedule:epochs=0+0:places=r0c0.norm+r0c1.norm"
+    arm = run_arm(TASK, plan, SEEDS[:1])
+    (sham,) = run_arm(TASK, "sham", SEEDS[:1], replayed=[run.events for run in arm])
+    assert [epoch for epoch, _ in planted(sham)] == [epoch for epoch, _ in planted(arm[0])] == [1, 1]
+
+
 def test_the_heuristic_arm_grows_within_its_budget(heuristic):
     for run in heuristic:
         assert run.result.germinated > 0

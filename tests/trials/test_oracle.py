@@ -6,7 +6,7 @@ import pytest
 
 from esper.runtime.population import Population
 from esper.trials.comparing import ORACLE, Comparison, summarise
-from esper.trials.searching import placements_of, starts_of
+from esper.trials.searching import placements_of
 from trials.test_comparing import configured, timeless
 
 STARTS = (0, 2, 4)
@@ -16,8 +16,9 @@ EVERY = {f"{slot} {name} @{start}" for slot in ("r0c0", "r0c1") for name in ("lo
 
 
 @pytest.mark.parametrize(("epochs", "starts"), [(8, [0, 2, 4]), (20, [0, 5, 10]), (3, [0, 1]), (2, [0, 1])])
-def test_starts_are_the_beginning_a_quarter_and_half_of_an_episode(epochs, starts):
-    assert starts_of(epochs) == starts
+def test_starts_are_the_beginning_a_quarter_and_half_of_an_episode(epochs, starts, tmp_path):
+    model = Population(configured(tmp_path).task.build(), [0]).runs[0].model
+    assert sorted({int(name.partition("@")[2]) for name in placements_of(model, epochs)}) == starts
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 
 from epoch_records import grown_epoch
 from esper.kasmina import harvesting
@@ -15,7 +14,7 @@ from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.population import Population
 from esper.runtime.tasks import TASKS
-from esper.simic.checkpoints import read_checkpoint
+from esper.simic.checkpoints import read_checkpoint, seal
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.rules import RULES
@@ -154,8 +153,8 @@ def test_a_policy_for_other_choices_is_refused_with_both(changes, saved, here, c
 
 def test_a_policy_that_saw_other_features_is_refused(checkpoint, tmp_path):
     tensors, plain = read_checkpoint(checkpoint)
-    plain["layout"]["features"][0] = "mood"
-    (tmp_path / "old.safetensors").write_bytes(save(tensors, {"esper": json.dumps(plain)}))
+    plain["layout"] = replace(plain["layout"], features=("mood", *plain["layout"].features[1:]))
+    (tmp_path / "old.safetensors").write_bytes(seal(tensors, plain))
     with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.*progress"):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "old.safetensors")))
 

@@ -13,9 +13,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from esper import __version__
-from esper.cli.console.tables import arms_table
-from esper.cli.listing import DataRoot, list_names
-from esper.cli.look import report, runs, serve, watch
+from esper.cli.console import arms_table
+from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import EsperError, SettingError
 from esper.leyline.own import import_own

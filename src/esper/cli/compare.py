@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.console.comparison import arms_compared, compared_figure, differences
+from esper.cli.console import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError

@@ -1,12 +1,20 @@
-"""The commands that look at runs: runs, watch, serve, report. They change nothing."""
+"""The commands that look: list what has a name; runs, watch, serve and report. They change nothing."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from inspect import getdoc
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from esper.cli.console import names_table, runs_table, tasks_table
+from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from esper.runtime.tasks import Task
 
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -15,7 +23,6 @@ Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
 def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
-    from esper.cli.console.tables import runs_table
     from esper.dashboard.reader import RunReader, find_runs, summarise
 
     readers = [RunReader(path) for path in find_runs(folder)]
@@ -56,3 +63,72 @@ def report(
 
     write_report(runs, out)
     print(f"wrote {out}")
+
+
+DataRoot = Annotated[
+    Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
+]
+
+
+def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
+    """List tasks, rules, blueprints and rewards by name."""
+    from esper.runtime.tasks import TASKS
+
+    rows, names = [_describe(task, data_root) for task in TASKS.values()], _names()
+    if as_json:
+        print(json.dumps({"tasks": rows, **names}, indent=2, allow_nan=False))
+        return
+    console = Console()
+    console.print(tasks_table(rows))
+    for row in rows:
+        if row["problem"] is not None:
+            print(f"{row['name']}: {row['problem']}")
+    if not all(row["is_there"] for row in rows):
+        print("What is not there: esper data fetch NAME --data-root DIR")
+    for title, known in names.items():
+        console.print(names_table(title, known))
+
+
+def _names() -> dict[str, dict[str, str]]:
+    """Everything else that has a name, and a line about each."""
+    from esper.kasmina.blueprints import KINDS, REGISTRY
+    from esper.simic.rewards import FAMILIES, TERMS
+    from esper.tamiyo.rules import RULES
+
+    kinds = {
+        name: [kind for kind in KINDS.values() if REGISTRY.has(kind, name)]
+        for name in REGISTRY.names_for(KINDS.values())
+    }
+    return {
+        "rules": _first_lines(RULES),
+        "blueprints": {name: f"for {', '.join(own)}" for name, own in kinds.items()},
+        "reward terms": _first_lines(TERMS),
+        "reward families": {
+            family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())
+            for family, weights in FAMILIES.items()
+        },
+    }
+
+
+def _first_lines(known: Mapping[str, Any]) -> dict[str, str]:
+    return {name: (getdoc(thing) or "").partition("\n")[0] for name, thing in known.items()}
+
+
+def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
+    """One task as plain values. Its data is read, so that `is_there` means it can be trained on."""
+    import torch
+
+    from esper.runtime.fetch import is_fetched
+
+    with torch.device("meta"):
+        host = task.build_host()
+    row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
+    row["host_parameters"] = sum(parameter.numel() for parameter in host.parameters())
+    row |= {"source": task.source, "is_there": False, "problem": None}
+    if not is_fetched(task.name, root):
+        return row
+    try:
+        splits = task.load(root)
+    except (EsperError, OSError) as problem:
+        return row | {"problem": str(problem)}
+    return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}

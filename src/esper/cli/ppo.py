@@ -7,10 +7,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.beside import watch_beside
-from esper.cli.console.progress import show_rounds
+from esper.cli.console import show_rounds
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, stop_on_signals, teller, way_on
+from esper.cli.session import assemble, stop_on_signals, teller, watch_beside, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic.checkpoints import saved_rounds

@@ -9,10 +9,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.beside import watch_beside
-from esper.cli.console.tables import arms_table
+from esper.cli.console import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
+from esper.cli.session import assemble, read_started, stop_on_signals, teller, watch_beside, way_on
 from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest

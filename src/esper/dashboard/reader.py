@@ -1,7 +1,6 @@
 """A run folder as a view that keeps up with it by byte offsets, and as a line of a list. Nothing is written to it."""
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,12 +15,7 @@ from esper.leyline.files import open_plain
 from esper.telemetry.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
-_LARGEST_CONFIG, _TAIL, _HEAD = 2**20, 4096, 2**20
-_OLDER = re.compile(
-    rb'(?m)^\{"type": "(GrownEpoch"|EpochMeasured"|ContributionMeasured"|HostEpoch", "round"'
-    rb'|StageChanged"(?!.*"module"))'
-)
-"""Records as they were before one numbering, or before slots had names: folding them would show nonsense."""
+_LARGEST_CONFIG, _TAIL = 2**20, 4096
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
@@ -42,7 +36,7 @@ class RunReader:
         self.folder = Path(folder)
         self.problem: str | None = None  # why the folder cannot be shown: config.json is damaged, or all of it is older
         self.is_older = False
-        self.places: dict[int, Place] = {}
+        self.places: dict[tuple[int, int], Place] = {}  # (rank, segment) -> how far it is folded
         self.view = _blank(self._config())
 
     def refresh(self) -> int:
@@ -53,14 +47,14 @@ class RunReader:
         if self.problem is None:
             self.view.config = blank.config
         files = event_files(self.folder)
-        is_same = all(rank in files and _is_same(files[rank], place) for rank, place in self.places.items())
+        is_same = all(key in files and _is_same(files[key], place) for key, place in self.places.items())
         if not is_same or (self.problem is None and self.view.kind != blank.kind):
             self.view, self.places = blank, {}
         before = self.view.events
-        for rank, path in files.items():
-            place = self.places.setdefault(rank, Place())
+        for key, path in files.items():
+            place = self.places.setdefault(key, Place())
             with _reading(path) as file:
-                _follow(file, place, self.view, rank)
+                _follow(file, place, self.view, key[0])
                 size = min(place.offset, _TAIL)
                 file.seek(place.offset - size)
                 place.tail = file.read(size)
@@ -94,8 +88,8 @@ class RunReader:
         if newest is not None and newest.round == round:
             return newest
         past = _blank(self.view.config)
-        for rank, path in event_files(self.folder).items():
-            starts = self.places[rank].rounds if rank in self.places else {}
+        for (rank, segment), path in event_files(self.folder).items():  # a round is saved, so it is in one segment
+            starts = self.places.get((rank, segment), Place()).rounds
             if round in starts:
                 end = min((start for start in starts.values() if start > starts[round]), default=inf)
                 with _reading(path) as file:
@@ -116,8 +110,7 @@ class RunReader:
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
-        begins = () if self.places else map(_read_head, event_files(self.folder).values())
-        self.is_older = command == "grow" or "life" in config["task"] or any(map(_OLDER.search, begins))
+        self.is_older = command == "grow" or "life" in config["task"]  # as 0.1 wrote them
         self.problem = None
         if self.is_older:
             self.problem = f"{self.folder} is of an older format. Look at it with the version of esper that wrote it."
@@ -145,11 +138,6 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as problem:
         raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or copy the run.") from problem
-
-
-def _read_head(path: Path) -> bytes:
-    with _reading(path) as file:
-        return file.read(_HEAD)
 
 
 def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float = inf) -> None:

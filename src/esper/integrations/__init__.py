@@ -2,10 +2,13 @@
 
 from importlib import import_module
 
+from esper.garden import Evaluate, Garden
+from esper.kasmina.processes import is_first
 from esper.leyline.errors import SettingError
 
 GARDEN = "garden"
 """folder of the garden inside a framework's own checkpoint"""
+UNAWARE = "would not know of seeds planted later. Use one process or DDP; what has to be sharded is garden.harvest()."
 
 
 def require(framework: str) -> None:
@@ -15,3 +18,17 @@ def require(framework: str) -> None:
     except ImportError as problem:
         text = f"esper.integrations.{framework} needs {framework} ({problem}); pip install {framework}."
         raise SettingError(text) from problem
+
+
+class Stepper:
+    """Steps the garden after every epoch, or after every so many optimiser steps, and prints what happens."""
+
+    def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
+        if every is not None and every < 1:
+            raise SettingError(f"every must be at least 1 or None for once per epoch, got {every!r}.")
+        self.garden, self.evaluate, self.every = garden, evaluate, every
+
+    def step(self) -> None:
+        for event in self.garden.step(self.evaluate):
+            if is_first():
+                print(event)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.garden import Evaluate, Garden
-from esper.integrations import GARDEN, require
+from esper.integrations import GARDEN, Stepper, require
 from esper.leyline.errors import SettingError
 
 require("transformers")
@@ -18,24 +18,16 @@ from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.utils.generic import can_return_loss, find_labels  # noqa: E402
 
 
-class GrowthCallback(TrainerCallback):
-    """Steps the garden after every epoch, or after every so many optimiser steps, before the Trainer saves."""
-
-    def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
-        self.garden, self.evaluate, self.every = garden, evaluate, every
+class GrowthCallback(Stepper, TrainerCallback):
+    """Steps the garden before the Trainer saves."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.every is not None and state.global_step % self.every == 0:
-            self._step(state)
+            self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.every is None:
-            self._step(state)
-
-    def _step(self, state: Any) -> None:
-        for event in self.garden.step(self.evaluate):
-            if state.is_world_process_zero:
-                print(event)
+            self.step()
 
 
 def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None = None, seed_lr: float = 1.0) -> None:
@@ -50,15 +42,14 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
-    if every is not None and every < 1:
-        raise SettingError(f"every must be at least 1 or None for once per epoch, got {every!r}.")
+    growth = GrowthCallback(garden, evaluate, every)
     _show_host(trainer, garden)
     create, save = trainer.create_optimizer, trainer._save
     trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, create)
     trainer._save = partial(_save, trainer, garden, save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
     trainer._load_best_model = lambda: garden.restore(Path(trainer.state.best_model_checkpoint, GARDEN))
-    trainer.add_callback(GrowthCallback(garden, evaluate, every))
+    trainer.add_callback(growth)
 
 
 def _show_host(trainer: Any, garden: Garden) -> None:

@@ -87,9 +87,11 @@ class Blueprint:
             return body
         return seeds.Seed(body, seeds.scale_of(channels, is_image, scale), gate)
 
+    @lru_cache(maxsize=4096)  # noqa: B019  # blueprints live as long as the process
     def cost(self, shape: Shape, gated: bool = False) -> BlueprintCost:
         """Parameters and FLOPs at a slot with these features, without allocating either."""
-        return _cost(self, tuple(shape), gated)
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
+            return _measured(self, self.build_seed(shape, gated=gated), shape)
 
     def cost_at(self, shape: Shape, gated: bool, site: Site) -> BlueprintCost:
         """The same for a blueprint that asks for the site: it is built and run once."""
@@ -107,12 +109,6 @@ def _misfit(blueprint: Blueprint, shape: Shape, problem: object) -> BlueprintMis
     what = f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}"
     way_out = "Choose another blueprint for this slot; a seed must keep the shape of its input."
     return BlueprintMismatchError(f"{what}. {way_out}")
-
-
-@lru_cache(maxsize=4096)
-def _cost(blueprint: Blueprint, shape: Shape, gated: bool) -> BlueprintCost:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        return _measured(blueprint, blueprint.build_seed(shape, gated=gated), shape)
 
 
 def _measured(blueprint: Blueprint, seed: AnySeed, shape: Shape) -> BlueprintCost:

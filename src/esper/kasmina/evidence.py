@@ -13,20 +13,19 @@ from esper.leyline.errors import MeasurementError
 from esper.leyline.gates import Measurement
 
 
-def check_values(values: object, name: str = "evaluate()") -> Tensor:
+def check_values(values: object) -> Tensor:
     """Held-out values as evidence needs them: one finite number per example."""
     if not isinstance(values, Tensor) or values.dim() != 1:
         got = f"tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         rule = "It must return a 1-D torch tensor, one value per held-out example: a mean has no standard error"
         way_out = "use reduction='none', concatenate the batches, and torch.as_tensor for a list."
-        raise MeasurementError(f"{name} returned a {got}. {rule}; {way_out}")
+        raise MeasurementError(f"evaluate() returned a {got}. {rule}; {way_out}")
     if len(values) < 2:
-        raise MeasurementError(f"{name} returned {len(values)} values; a standard error needs at least two examples.")
+        raise MeasurementError(f"evaluate() returned {len(values)} values; a standard error needs two examples.")
     values = values.detach().double()
     if bad := int((~torch.isfinite(values)).sum()):
-        reason = "The network has diverged or the evaluation is broken"
-        bad_ones = f"{name} returned NaN or Inf for {bad} of {len(values)} examples"
-        raise MeasurementError(f"{bad_ones}. {reason}; lower the learning rate or restore an earlier state.")
+        what = f"evaluate() returned NaN or Inf for {bad} of {len(values)} examples: it is broken, or the network is"
+        raise MeasurementError(f"{what}. Lower the learning rate or restore an earlier state.")
     return values
 
 

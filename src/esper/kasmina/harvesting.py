@@ -18,7 +18,6 @@ from esper.kasmina import copies, natives, seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.copies import Copy
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.probing import source_name
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.files import sweep, write_files
@@ -99,7 +98,7 @@ def render_source(model: MorphogeneticModel, digest: str) -> str:
             is_image = slot.kind == "image"
             stack.append((slot.kind, name, slot.channels, is_image, has_gate(fossil), inherits, is_member))
         if stack:
-            table.append((module, source_name(model.host, module), stack))
+            table.append((module, natives.source_name(model.host, module), stack))
     parts = [seeds, *([copies, natives] if any(entry[5] for *_, stack in table for entry in stack) else [])]
     builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())
     sources = [inspect.getsource(part).split('"""', 2)[2].strip() for part in parts]

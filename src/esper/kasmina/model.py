@@ -11,7 +11,8 @@ from esper.kasmina import fitting
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.probing import batch_size, buffers_kept, source_name
+from esper.kasmina.natives import source_name
+from esper.kasmina.probing import batch_size, buffers_kept
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
@@ -204,23 +205,14 @@ class MorphogeneticModel(nn.Module):
                 raise OptimizerError(f"{orphans} parameters of {seed} {rule}")
 
     def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
-        """Take held-out losses of the same examples, slot on and slot off, as evidence for a seed on probation."""
-        slot = self._require_stage(slot_id, SeedStage.PROBATIONARY)
-        slot.assign(slot.state.measured(gain := measure_pairs(better=with_slot, than=without_slot)))
-        return gain
-
-    def record_shadow(self, slot_id: str, with_seed: Tensor, without_seed: Tensor) -> Measurement:
-        """Take held-out losses with a TRAINING seed at full strength, and without it, as its incubation's evidence."""
-        slot = self._require_stage(slot_id, SeedStage.TRAINING)
-        slot.assign(slot.state.incubated(gain := measure_pairs(better=with_seed, than=without_seed)))
-        return gain
-
-    def _require_stage(self, slot_id: str, stage: SeedStage) -> SeedSlot:
+        """Take held-out losses of the same examples, with a seed and without it, while it trains or is on probation."""
         slot = self.slot(slot_id)
-        if slot.state.stage is stage:
-            return slot
-        rule = f"this evidence is about a seed that is {stage.name}. Measure it when it is."
-        raise MeasurementError(f"slot {slot_id} is {slot.state.stage.name}, and {rule}")
+        takes = {SeedStage.TRAINING: slot.state.incubated, SeedStage.PROBATIONARY: slot.state.measured}
+        if (stage := slot.state.stage) not in takes:
+            rule = f"evidence is about a seed that is {' or '.join(s.name for s in takes)}. Measure it when it is."
+            raise MeasurementError(f"slot {slot_id} is {stage.name}, and {rule}")
+        slot.assign(takes[stage](gain := measure_pairs(better=with_slot, than=without_slot)))
+        return gain
 
     def owners(self) -> list[list[nn.Parameter]]:
         """Parameters of the host (with its fossils), then those of each slot's live seed."""

@@ -26,10 +26,15 @@ Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]
 Differences = set[tuple[str, Any, Any]]  # What, in this network, in the one that its configuration builds.
 
 
+def source_name(model: nn.Module, name: str) -> str:
+    """The module that a copy at this place copies: itself, unless the model says that the place belongs to another."""
+    said = getattr(model, "copied_module", None)
+    return name if said is None else said(name)
+
+
 def locate(host: nn.Module, name: str) -> tuple[str, int]:
     """The list in which a copy at `name` would stand, and the place of its original there."""
-    said = getattr(host, "copied_module", None)
-    path, _, key = (name if said is None else said(name)).rpartition(".")
+    path, _, key = source_name(host, name).rpartition(".")
     members = host.get_submodule(path)
     if not isinstance(members, nn.ModuleList | nn.Sequential):
         raise ValueError(f"{name} stands in a {type(members).__name__}, not in an nn.ModuleList or nn.Sequential")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import KINDS
+from esper.kasmina.natives import source_name
 from esper.leyline.errors import HostError, UnknownNameError
 
 _WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
@@ -119,12 +120,6 @@ def find_wrapper(model: nn.Module) -> str | None:
     """What spreads a model over devices or processes, or compiles it; None for a plain one."""
     kinds = {type(each).__name__ for each in (*model.modules(), *(p.data for p in model.parameters()))}
     return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
-
-
-def source_name(model: nn.Module, name: str) -> str:
-    """The module that a copy at this place copies: itself, unless the model says that the place belongs to another."""
-    said = getattr(model, "copied_module", None)
-    return name if said is None else said(name)
 
 
 def refuse_copy(model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor) -> str | None:

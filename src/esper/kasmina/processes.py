@@ -44,11 +44,6 @@ def gather(work: Callable[[], T]) -> list[T]:
     return [value for _, value in told]
 
 
-def ask_first(work: Callable[[], T]) -> T:
-    """What the first process finds; the others do not run `work`."""
-    return gather(lambda: work() if is_first() else None)[0]  # type: ignore[return-value]  # the first one's
-
-
 def share(tensors: Iterable[Tensor]) -> None:
     """Every process takes over the first one's values."""
     for own in _alike(tensors) if count() > 1 else []:

@@ -86,9 +86,9 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
         for slot, run_on in rest.items():
             with bypassed(slot):
                 yield run_on()
-    for slot in incubated:
-        with run.model.at_full_strength(slot.slot_id):
-            yield run.model(inputs)
+        for slot in incubated:
+            with run.model.at_full_strength(slot.slot_id):
+                yield run.model(inputs)
 
 
 def greedy_scores(run: HostRun) -> Tensor:

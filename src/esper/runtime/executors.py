@@ -148,7 +148,7 @@ class _DeviceGraphs:
                 kept.clear()
             torch.cuda.empty_cache()
 
-    def of(self, run: HostRun) -> dict[str, _Captured]:
+    def graphs(self, run: HostRun) -> dict[str, _Captured]:
         """The graphs of the structure that this host is in, so far."""
         key = run, run.topology()
         self._first.setdefault(run, key)
@@ -178,7 +178,7 @@ class GraphedExecutor:
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
-        ready = [run for run in runs if _measuring(run) in self._graphs(run)]  # which is captured last
+        ready = [run for run in runs if _measuring(run) in self._device(run).graphs(run)]  # which is captured last
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay([own[2:] for own in calls])
@@ -189,7 +189,7 @@ class GraphedExecutor:
             self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
         for device, end in [*ends, *self._end_training(changed)]:
             torch.cuda.current_stream(device).wait_event(end)
-        scores = [self._graphs(run)["score"].result for run in runs]
+        scores = [self._device(run).graphs(run)["score"].result for run in runs]
         calls.clear()
         if not then_measure:
             self._tidy()
@@ -198,7 +198,7 @@ class GraphedExecutor:
     def _end_training(self, runs: Sequence[HostRun]) -> list[tuple[torch.device, torch.cuda.Event]]:
         """Ends of the training of these hosts, to wait for; the measurement that was promised goes on behind them."""
         ends = [(device, stream.record_event()) for device, stream in self._streams(runs)]
-        self._replay([[self._graphs(run)[_measuring(run)]] for run in runs if run in self._measured])
+        self._replay([[self._device(run).graphs(run)[_measuring(run)]] for run in runs if run in self._measured])
         return ends
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
@@ -207,7 +207,7 @@ class GraphedExecutor:
         score = self._captured(run, "score", partial(greedy_scores, run))
         step = self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
         calls = [score, *[step] * run.plan.steps]
-        self._lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
+        self._device(run).lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
         self._replay([calls[:count]])
         return calls
 
@@ -238,14 +238,9 @@ class GraphedExecutor:
             self._devices[run.device] = _DeviceGraphs(run.device, self._most)
         return self._devices[run.device]
 
-    def _lane(self, run: HostRun) -> _Lane:
-        return self._device(run).lane(run)
-
-    def _graphs(self, run: HostRun) -> dict[str, _Captured]:
-        return self._device(run).of(run)
-
     def _captured(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
-        lane, graphs = self._lane(run), self._graphs(run)
+        own = self._device(run)
+        lane, graphs = own.lane(run), own.graphs(run)
         if name not in graphs:
             with torch.cuda.device(run.device):
                 self._warm_up(run, name, call)
@@ -271,7 +266,7 @@ class GraphedExecutor:
             run.taken.copy_(taken)
 
     def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
-        return {(run.device, self._lane(run).stream) for run in runs}
+        return {(run.device, self._device(run).lane(run).stream) for run in runs}
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():

@@ -62,21 +62,16 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         for part in ("train", "valid")
     ),
 }
-ALWAYS_THERE = {
-    "digits": "it comes with scikit-learn",
-    "blobs": "it is generated",
-    "python_text": "it is the source of this Python's standard library",
-    "code": "it is the Python sources of this installation",
-    "code_tiny": "it is the Python sources of this installation",
-}
 
 
 def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> list[str]:
     """Bring a data set into `root`; says of each file what became of it."""
-    if name in ALWAYS_THERE:
-        return [f"{name} needs no fetching: {ALWAYS_THERE[name]}."]
     if name not in sources:
-        raise UnknownNameError("data set", name, {*sources, *ALWAYS_THERE})
+        from esper.runtime.tasks import TASKS  # and with them torch, which no download needs
+
+        if name not in TASKS:
+            raise UnknownNameError("data set", name, {*sources, *TASKS})
+        return [f"{name} needs no fetching. Its source: {TASKS[name].source}."]
     if root is None:
         raise DataError(f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA.")
     try:

@@ -92,9 +92,6 @@ class Population:
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
-    def __len__(self) -> int:
-        return len(self.runs)
-
     def describe(self, tell: Callable[[str], None]) -> None:
         """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
         for known in (self.clock, self.corpus and f"corpus: {self.corpus}"):

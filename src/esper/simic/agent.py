@@ -43,20 +43,20 @@ class PPOAgent:
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
-        self.layout: Layout | None = None  # of a growth policy, the only kind that is saved: what it fits
+        self.layout: Layout | None = None  # of a growth policy: what it fits
         self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
         self._evaluate: Callable[..., Any] = network.evaluate
         if self.config.compile is not None:
             self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
 
     def save(self, path: str | Path) -> None:
-        """Write a growth agent as one safetensors file: everything that it acts with and goes on learning from."""
+        """Write one safetensors file with everything that the agent acts with and goes on learning from."""
+        from esper.simic.any_env import Spaces
         from esper.simic.checkpoints import describe_agent
 
-        if self.layout is None:
-            found = f"cannot write {path}: this agent did not learn growth with growth's own heads"
-            raise SaveError(f"{found}, and only those are saved. Keep the weights: agent.network.state_dict().")
-        write_durably(Path(path), describe_agent(self, self.layout, self.facts))
+        if (layout := self.layout or (self.codecs and Spaces.of(*self.codecs, self.network))) is None:
+            raise SaveError(f"cannot write {path}: this agent knows no spaces; pass codecs=..., as for act.")
+        write_durably(Path(path), describe_agent(self, layout, self.facts))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> "PPOAgent":

@@ -1,19 +1,22 @@
 """Our learner on any Gymnasium vector environment: `learn` plays rollouts and updates. Growth has its own trainer."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import EnvironmentMismatchError, MaskError, SettingError
 from esper.simic.agent import PPOAgent
-from esper.simic.config import PPOConfig
+from esper.simic.config import MOST_WIDTH, PPOConfig
 from esper.simic.diagnostics import UpdateRecord
 from esper.simic.rollout import Rollout
 from esper.tamiyo.heads import Head, HeadSpec
@@ -216,3 +219,48 @@ class ActionCodec:
             found = f"the mask of head {head.name!r} has shape {tuple(mask.shape)}"
             raise MaskError(f"{found}; it must be [{count}, {head.size}]{by_row}.")
         return mask
+
+
+_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype", "start"), "MultiBinary": ("n",)}
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What an agent of any environment is built for, as plain data to be saved; bounds of observations are left out."""
+
+    observation: dict[str, Any]
+    action: dict[str, Any]
+    width: int
+    heads: HeadSpec
+    hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+
+    @classmethod
+    def of(cls, seen: ObservationCodec, acts: ActionCodec, network: RecurrentActorCritic) -> Self:
+        spaces = _describe(seen.space), _describe(acts.space)
+        return cls(*spaces, seen.width, acts.spec, network.hidden_dim, network.head_dim)
+
+    def build(self) -> RecurrentActorCritic:
+        return RecurrentActorCritic(self.width, self.heads, hidden_dim=self.hidden_dim, head_dim=self.head_dim)
+
+    def codecs(self) -> tuple[ObservationCodec, ActionCodec]:
+        seen = ObservationCodec(_rebuild(self.observation, self.width))
+        if seen.width != self.width:
+            raise ValueError(f"observations of width {seen.width}, not {self.width}")
+        return seen, ActionCodec(_rebuild(self.action, len(self.heads.heads)), self.heads)
+
+
+def _describe(space: gym.Space[Any]) -> dict[str, Any]:
+    kind = next(name for name in _MADE_OF if isinstance(space, getattr(gym.spaces, name)))
+    made_of = {key: getattr(space, key) for key in _MADE_OF[kind]}
+    return {"kind": kind} | {k: str(v) if k == "dtype" else np.asarray(v).tolist() for k, v in made_of.items()}
+
+
+def _rebuild(plain: Mapping[str, Any], count: int) -> gym.Space[Any]:
+    """The space of `count` numbers; a forged one must not take memory before it is refused."""
+    kind, made_of = plain["kind"], {key: plain[key] for key in _MADE_OF[plain["kind"]]}
+    if kind == "Box":
+        return gym.spaces.Box(-np.inf, np.inf, (count,))
+    if kind == "MultiBinary" and math.prod(np.ravel(plain["n"]).tolist()) != count:
+        raise ValueError(f"{plain['n']} bits, not {count}")
+    return cast(gym.Space[Any], getattr(gym.spaces, kind)(**made_of))

@@ -1,8 +1,9 @@
 """A learner as one safetensors file, and a run's newest and best of them. Nothing is ever unpickled."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -20,7 +21,7 @@ from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
 from esper.runtime.tasks import TASKS, Task
 from esper.simic.agent import PPOAgent
-from esper.simic.any_env import ActionCodec, ObservationCodec
+from esper.simic.any_env import ActionCodec, ObservationCodec, Spaces
 from esper.simic.config import MOST_WIDTH, PPOConfig, PPOSettings, TrainingConfig
 from esper.simic.team import Team
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
@@ -31,7 +32,7 @@ from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store, fitting
 
-FORMAT = 2
+FORMAT = 3
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
 _EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
@@ -61,24 +62,35 @@ class Layout:
         widths = {"hidden_dim": self.hidden_dim, "head_dim": self.head_dim}
         return FactoredRecurrentActorCritic(len(self.features), len(self.slots), **sizes, **widths)
 
-    def plain(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
-
-def describe_agent(agent: PPOAgent, layout: Layout, facts: Mapping[str, Any]) -> bytes:
+def describe_agent(agent: PPOAgent, layout: Layout | Spaces, facts: Mapping[str, Any]) -> bytes:
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
     plain = {
         "format": FORMAT,
-        "layout": layout.plain(),
+        "layout": asdict(layout),
         "learner": {"config": agent.config.model_dump(mode="json")},
         "counters": {"decisions": agent.decisions, "updates": agent.updates},
         "facts": dict(facts),
     }
+    return seal(tensors, plain)
+
+
+def seal(tensors: Tensors, plain: Mapping[str, Any]) -> bytes:
+    """A file of tensors and plain data, with a digest of both: it may be handed on without the run it is from."""
     ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return save(ready, {"esper": json.dumps(plain, allow_nan=False)})
+    text = json.dumps(plain, allow_nan=False, default=vars)
+    return save(ready, {"esper": text, "sha256": _digest(ready, text)})
+
+
+def _digest(tensors: Tensors, text: str) -> str:
+    found = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _needed(agent: PPOAgent) -> dict[str, Tensor]:
@@ -87,19 +99,22 @@ def _needed(agent: PPOAgent) -> dict[str, Tensor]:
     return tensors | {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path, layouts: Any = Layout) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data of a file; a damaged or foreign one is refused."""
     try:
         with safe_open(path, "pt") as file:
-            plain = json.loads((file.metadata() or {})["esper"])
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata["esper"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
         raise SaveError(f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem}).") from problem
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
-        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT}.")
+        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT} (docs/checkpoints.md).")
+    if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
+        raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another copy.")
     with fitting(path):
-        TypeAdapter(Layout).validate_python(plain["layout"])
+        plain["layout"] = TypeAdapter(layouts).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
     return tensors, plain
@@ -107,17 +122,18 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     """The learner in a file, built as the file says."""
-    tensors, plain = read_checkpoint(path)
+    tensors, plain = read_checkpoint(path, Layout | Spaces)
     if (own := plain.get("learner")) is None:
-        raise SaveError(f"{path} does not say how its learner is built: an older version wrote it. Use it as --policy.")
-    layout = TypeAdapter(Layout).validate_python(plain["layout"])
-    network = _built(layout.build, tensors, path)
+        raise SaveError(f"{path} does not say how its learner is built. Use it as --policy.")
+    layout: Layout | Spaces = plain["layout"]
+    network: RecurrentActorCritic = _built(layout.build, tensors, path)
     seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
     codecs = ObservationCodec(seen), ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec)
     with fitting(path):
+        codecs = layout.codecs() if isinstance(layout, Spaces) else codecs
         config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
         agent = PPOAgent(network.to(device), config, codecs=codecs)
-    agent.layout = layout
+    agent.layout = layout if isinstance(layout, Layout) else None
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
@@ -157,10 +173,14 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
             raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
 
 
-def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
+def require_layout(saved: Layout, own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
-    differing = {name: (saved.get(name), here) for name, here in own.plain().items() if saved.get(name) != here}
-    rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, (then, now) in differing.items()]
+    pairs = {name: (then, getattr(own, name)) for name, then in vars(saved).items()}
+    rows = [
+        f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here"
+        for n, (then, now) in pairs.items()
+        if then != now
+    ]
     if rows:
         found = f"{path} was trained for another layout (size mismatch):"
         way_out = "Use the task, slots, blueprints and observation that it was trained with, or train a new policy"
@@ -168,9 +188,9 @@ def require_layout(saved: Mapping[str, Any], own: Layout, path: Path) -> None:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 8:
-        return f"{len(value)} ({', '.join(map(str, value[:3]))}, ...)"
-    return str(value)
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"{len(value)} ({', '.join(value[:3])}, ...)"
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
@@ -180,9 +200,9 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
 def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
     """A trained policy that fits these slots and blueprints; others are refused."""
     tensors, plain = read_checkpoint(path)
-    saved = plain["layout"]
-    reads_telemetry = any(name.endswith(".greedy_score") for name in saved["features"])
-    layout = Layout.of(space, reads_telemetry, saved["hidden_dim"], saved["head_dim"])
+    saved: Layout = plain["layout"]
+    reads_telemetry = any(name.endswith(".greedy_score") for name in saved.features)
+    layout = Layout.of(space, reads_telemetry, saved.hidden_dim, saved.head_dim)
     require_layout(saved, layout, path)
     return NetworkPolicy(_built(layout.build, tensors, path), reads_telemetry=reads_telemetry)
 
@@ -200,17 +220,17 @@ def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Networ
 
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
-    facts = read_checkpoint(path)[1]["facts"]  # before 0.2 they had the hosts of each rank instead
     with fitting(path):
-        return int(facts["rounds"] * sum(facts["deal"])) if "deal" in facts else facts.get("episodes")
+        return TypeAdapter(int | None).validate_python(read_checkpoint(path)[1]["facts"].get("episodes"))
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
     """How the episodes that a policy was trained for differ from those it is to play; None where nothing is known."""
     known = read_checkpoint(path)[1]["facts"].get("task")
-    if known is not None and known["name"] not in TASKS:
-        return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
-    trained = played if known is None else TaskConfig.of(known, str(path)).build()
+    with fitting(path):
+        if known is not None and known["name"] not in TASKS:
+            return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
+        trained = played if known is None else TaskConfig.of(known, str(path)).build()
     pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
@@ -252,8 +272,8 @@ class History:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
         files = runfolder.event_files(self.folder)  # of ranks that there were once, too
-        events = {str(rank): path.stat().st_size for rank, path in files.items()}
-        events |= {str(rank): size for rank, size in enumerate(self.team.gather(self.sink.commit()))}
+        events = {str(rank): (segment, path.stat().st_size) for (rank, segment), path in files.items()}
+        events |= {str(rank): end for rank, end in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
             facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
             agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
@@ -279,7 +299,10 @@ class History:
             self.sink.telemetry.end_round()
             return int(facts["rounds"])
 
-    def _rewind(self, sizes: dict[str, int]) -> None:
-        self.sink.rewind(int(sizes.get(str(self.team.rank), 0)))
-        if self.team.rank == 0:
-            runfolder.cut_events(self.folder, sizes, self.team.size)
+    def _rewind(self, ends: dict[str, Any]) -> None:
+        """To where each rank's events ended; rank 0 does it for those that are not there any more."""
+        known = TypeAdapter(dict[int, runfolder.Position]).validate_python(ends)
+        self.sink.rewind(known.get(self.team.rank, (0, 0)))
+        for rank, _ in runfolder.event_files(self.folder) if self.team.rank == 0 else ():
+            if rank >= self.team.size:
+                runfolder.cut_events(self.folder, rank, known.get(rank, (0, 0)))

@@ -41,9 +41,8 @@ class Rollout:
         state_dim: int,
         spec: HeadSpec,
         mask_shapes: Mapping[str, tuple[int, ...]],
-        device: torch.device | str = "cpu",
         *,
-        dtype: torch.dtype = torch.float32,
+        like: Tensor | None = None,
         place: tuple[int, int] | None = None,
         pieces: int = 1,
     ):
@@ -51,7 +50,7 @@ class Rollout:
         self.piece = -(-steps // pieces)  # steps of a piece; the last one of a row may be shorter
         self.per_row = -(-steps // self.piece)
         self.first, self.total = place or (0, count)  # where these rows stand among those of all processes
-        heads, shape, like = len(spec.heads), (steps, count), torch.zeros((), device=device, dtype=dtype)
+        heads, shape, like = len(spec.heads), (steps, count), torch.zeros(()) if like is None else like
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = like.new_zeros(*shape, heads, dtype=torch.long)
         self.log_probs = like.new_zeros(*shape, heads)

@@ -10,17 +10,8 @@ from numpy.typing import NDArray
 from esper.leyline.factored_actions import OP_NAMES
 from esper.simic.environment import GrowthVectorEnv, Info
 from esper.simic.team import Team
+from esper.telemetry import events
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import (
-    ACTION_TAKEN,
-    ActionRefused,
-    Event,
-    HostEpoch,
-    RankTimed,
-    RoundFinished,
-    StageChanged,
-    emit_last_action,
-)
 from esper.telemetry.sink import Sink
 
 Array = NDArray[Any]
@@ -39,7 +30,7 @@ class RoundTally:
         self.stages: dict[str, int] = {}
         self.refused = 0
         self.last = np.zeros((env.num_envs, len(_LAST)))
-        self.ranks: list[RankTimed] = []
+        self.ranks: list[events.RankTimed] = []
         """how long each process took to play its share: this one until the round is finished, then all"""
 
     def take(self, actions: Array, rewards: Array, masks: Mapping[str, Array], info: Info, goes_on: Array) -> None:
@@ -49,23 +40,23 @@ class RoundTally:
             for name, value in info["reward_parts"][host].items():
                 self.parts[name] += value
             self.ops[actions[host, 0]] += 1
-            events = info["events"][host]
-            success = not any(isinstance(event, ActionRefused) for event in events)
+            told = info["events"][host]
+            success = not any(isinstance(event, events.ActionRefused) for event in told)
             self.refused += not success
             if self.sink.wants(TelemetryLevel.DEBUG):
                 self._tell_action(host, actions[host].tolist(), masks, success)
-            self.tell(host, events, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
+            self.tell(host, told, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
             if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
                 self.sink.write(self.env.episodes.close(host))
 
-    def tell(self, host: int, events: Sequence[Event], **earned: Any) -> None:
+    def tell(self, host: int, told: Sequence[events.Event], **earned: Any) -> None:
         """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""
         model, twin = self.env.population.runs[host].model, self.env.twin(host)
         self.last[host] = self.env.accuracy[host], twin.held_out_accuracy, model.total_params / model.host_params
-        for event in events:
-            if isinstance(event, StageChanged):
+        for event in told:
+            if isinstance(event, events.StageChanged):
                 self.stages[event.after] = self.stages.get(event.after, 0) + 1
-            if isinstance(event, HostEpoch):
+            if isinstance(event, events.HostEpoch):
                 event = replace(event, round=self.number, twin_accuracy=twin.held_out_accuracy, **earned)
             self.sink.write(event)
 
@@ -73,7 +64,7 @@ class RoundTally:
         (op, slot, blueprint, blend), heads = action, self.env.heads
         cases = {"op": (), "slot": (op,), "blueprint": (slot,), "blend": ()}
         used = {head.name for head in heads.heads if op in heads.uses(head)}
-        record = emit_last_action(
+        record = events.emit_last_action(
             env_id=self.env.first + host,
             epoch=self.env.population.runs[host].epoch - 1,  # decided before the epoch that pays for it
             slot_idx=slot,
@@ -85,9 +76,9 @@ class RoundTally:
             success=success,
             space=self.env.space,
         )
-        self.sink.write_record(ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
+        self.sink.write_record(events.ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG)
 
-    def finish(self, decisions: int, update: dict[str, Any], seconds: float, team: Team) -> RoundFinished:
+    def finish(self, decisions: int, update: dict[str, Any], seconds: float, team: Team) -> events.RoundFinished:
         """The round as one event, of the hosts of all ranks; the slowest rank's clock counts. Rank 0 tells it."""
         last = dict(zip(_LAST, self.last.sum(0).tolist(), strict=True))
         own = {"hosts": self.env.num_envs, "returns": float(self.returns.sum()), "refused": self.refused, **last}
@@ -97,7 +88,7 @@ class RoundTally:
         whole, parts, ops, stages = map(_added, tables)
         self.ranks = [timed for own_ranks in ranks for timed in own_ranks]
         hosts = whole["hosts"]
-        event = RoundFinished(
+        event = events.RoundFinished(
             round=self.number,
             decisions=decisions,
             mean_return=whole["returns"] / hosts,

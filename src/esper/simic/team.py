@@ -240,12 +240,3 @@ def _met(store: Store, rank: int, size: int) -> Store:
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", own)
         time.sleep(0.02)
     return PrefixStore(own, store)
-
-
-def plain_facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values by dotted name, so that a difference can be named."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = plain_facts(value) if isinstance(value, Mapping) else {"": value}
-        flat |= {f"{name}.{below}".rstrip("."): found for below, found in inner.items()}
-    return flat

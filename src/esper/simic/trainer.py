@@ -137,8 +137,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
     size, place = (env.task.epochs - 1, env.num_envs, env.width), (env.first, total or env.num_envs)
-    dtype = next(agent.network.parameters()).dtype
-    return Rollout(*size, env.heads, shapes, agent.device, dtype=dtype, place=place)
+    return Rollout(*size, env.heads, shapes, like=next(agent.network.parameters()), place=place)
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import torch
 
+from esper.leyline.configuration import leaves
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
-from esper.simic.team import Team, code_digest, joined_team, plain_facts, was_restarted
+from esper.simic.team import Team, code_digest, joined_team, was_restarted
 from esper.simic.trainer import train_ppo_vectorized
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
@@ -45,8 +48,9 @@ def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[T
                 if not resume:
                     runfolder.require_fresh(config.out)
         resume = team.any(resume)
-        facts = {**plain_facts(values), "code": code_digest(), "torch": torch.__version__}
-        team.require_same({name: value for name, value in facts.items() if name not in ("devices", "policy_device")})
+        same = [name for name in leaves(TrainingConfig) if name not in ("devices", "policy_device")]
+        facts = {name: reduce(getitem, name.split("."), values) for name in same}
+        team.require_same({**facts, "code": code_digest(), "torch": torch.__version__})
         with team.together():
             if team.rank == 0:
                 stack.enter_context(runfolder.begun(config.out, values))

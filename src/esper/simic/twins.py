@@ -43,7 +43,8 @@ def twin_readings(
     """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
-    stores = {seed: _store(path) for seed, path in paths.items()}
+    # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings
+    stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
     found = {seed: kept for seed, store in stores.items() if (kept := _read(store, task.epochs)) is not None}
     missing = [seed for seed in paths if seed not in found]
     if missing:
@@ -74,8 +75,3 @@ def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     except SaveError:
         return None
     return readings if len(readings) == epochs else None
-
-
-def _store(path: Path) -> Store:
-    """One for each seed: ranks write at the same time, and no two the same one. The name tells seed and settings."""
-    return Store(path, "never-grown twin", of=path.stem)

@@ -200,13 +200,11 @@ class RecurrentActorCritic(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
-        own = self.state_dict()
-        lines = [
-            f"{name} is {tuple(value.shape)} in the weights and {tuple(own[name].shape)} here"
-            for name, value in state_dict.items()
-            if name in own and value.shape != own[name].shape
-        ]
-        if lines:
+        shapes = {
+            name: (state_dict[name].shape, own.shape) for name, own in self.state_dict().items() if name in state_dict
+        }
+        pairs = {name: (tuple(there), tuple(here)) for name, (there, here) in shapes.items() if there != here}
+        if lines := [f"{name} is {there} in the weights and {here} here" for name, (there, here) in pairs.items()]:
             raise CheckpointMismatchError(
                 f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
                 "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."

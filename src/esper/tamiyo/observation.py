@@ -95,8 +95,8 @@ TELEMETRY_FEATURES: dict[str, Slot] = {
     "gradient_norm": lambda r, _: _logarithm(r.metrics.seed_gradient_norm),
     "gradient_ratio": lambda r, _: _logarithm(r.metrics.seed_gradient_norm_ratio),
     "gradient_health": lambda r, _: _health(r.metrics.seed_gradient_norm_ratio),
-    "vanishing": lambda r, _: float(_is_beyond(r, low=True)),
-    "exploding": lambda r, _: float(_is_beyond(r, low=False)),
+    "vanishing": lambda r, _: float(_is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio <= 0.01),
+    "exploding": lambda r, _: float(_is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio >= 100.0),
     "epochs_in_stage": lambda r, _: min(r.epochs_in_stage / _LONG, 1.0),
     "seed_age": lambda r, _: min(r.seed_age_epochs / _LONG, 1.0),
     "contribution_error": lambda r, scale: _change(r.metrics.counterfactual_standard_error, scale),
@@ -121,11 +121,6 @@ def _health(ratio: float | None) -> float:
     if not _is_known(ratio):
         return UNKNOWN
     return 0.0 if ratio <= 0 else max(0.0, 1.0 - abs(math.log10(ratio)) / 2)
-
-
-def _is_beyond(report: SeedStateReport, *, low: bool) -> bool:
-    ratio = report.metrics.seed_gradient_norm_ratio
-    return ratio is not None and (ratio <= 0.01 if low else ratio >= 100.0)
 
 
 def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from esper.kasmina.blueprints import BlueprintCost
+from esper.kasmina.blueprints import COPY, COPY_ZERO, SHAM, BlueprintCost
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.own import read_settings, registering
@@ -159,6 +159,7 @@ class Sham:
 
     facts: HostFacts
     script: Sequence[tuple[int, int, int]]  # (decision, op, slot), as `script_of` makes it from an arm's events
+    is_plan: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if "sham" not in (names := self.facts.space.blueprint_ids):
@@ -192,18 +193,22 @@ class Heuristic:
 
     Of the seeds that take at most `share` of the room left (if none does: of the smallest alone), those in the slots
     with the fewest fossils count, and of these the one with the most FLOPs on an example is planted. Ties: more
-    parameters, the later slot, the first listed. Where the episode's length is known, only its first part is for
-    planting: a seed needs time and a high learning rate.
+    parameters, the later slot, the first listed. A slot with `copies` fossils is not copied again: a network that is
+    doubled once, early, does better than one that grows on. Where the episode's length is known, only its first part is
+    for planting: a seed needs time and a high learning rate.
     """
 
     facts: HostFacts
     share: Part = 0.75
     planting_part: Part = 0.4  # part of a known episode in which to plant
+    copies: Annotated[int, Field(ge=0)] = 1
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         ids, names = self.facts.space.slots.slot_ids, self.facts.space.blueprint_ids
         is_late = self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon
-        places = [(slot, blueprint) for slot, blueprint in _legal_places(masks) if names[blueprint] != "sham"]
+        full = {slot for slot, slot_id in enumerate(ids) if reports[slot_id].fossil_count >= self.copies}
+        left_out = {slot: {SHAM, COPY, COPY_ZERO} if slot in full else {SHAM} for slot in range(len(ids))}
+        places = [place for place in _legal_places(masks) if names[place[1]] not in left_out[place[0]]]
         if is_late or not places:
             return WAIT, memory
         fitting = self._fitting(places, reports)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from esper.leyline.errors import SettingError
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
-from esper.telemetry.sink import JsonlSink
+from esper.telemetry.sink import Sink
 
 TrackerName = Literal["tensorboard", "wandb"]
 _LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}
@@ -86,7 +86,7 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
             raise SettingError(f"tracking with {name} needs its package: pip install 'esper-lite[track]'") from missing
 
 
-class TrackingSink(JsonlSink):
+class TrackingSink(Sink):
     """Passes numbers to trackers as well, whatever the level of the records on disk.
 
     Trackers open with the first number, so a refused start leaves nothing; they note the `config` beside the numbers.
@@ -102,7 +102,7 @@ class TrackingSink(JsonlSink):
         if self._trackers and (found := scalars_of(event)):
             for name, tracker in tuple(self._trackers.items()):
                 with self._giving_up_on(name):
-                    tracker = tracker or TRACKERS[name](self.path.parent, self._config, found[0])
+                    tracker = tracker or TRACKERS[name](self.folder, self._config, found[0])
                     self._trackers[name] = tracker
                     tracker.log(*found)
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from enum import IntEnum
 
-from esper.leyline.errors import SettingError
-
 
 class TelemetryLevel(IntEnum):
     """How much is recorded; each level has all that the lower ones have."""
@@ -21,13 +19,8 @@ class TelemetryConfig:
     """
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
-        name = level.name if isinstance(level, TelemetryLevel) else str(level).upper()
-        known = TelemetryLevel.__members__
-        if name not in known:
-            raise SettingError(f"level is {level!r}, but must be one of {', '.join(known).lower()}.")
-        if type(escalation_rounds) is not int or escalation_rounds < 1:
-            raise SettingError(f"escalation_rounds is {escalation_rounds!r}, but must be a whole number, 1 or more.")
-        self.base_level, self.escalation_rounds = TelemetryLevel[name], escalation_rounds
+        self.base_level = level if isinstance(level, TelemetryLevel) else TelemetryLevel[level.upper()]
+        self.escalation_rounds = escalation_rounds
         self._rounds_left = 0
         self._is_series = self._was_called = False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import NonNegativeInt
 
 from esper.leyline.errors import EsperError, SaveError
 from esper.leyline.files import make_folder, names_in, open_plain, read_plain, write_durably
@@ -25,7 +26,8 @@ GARDEN = "garden"  # What stands in place of a command in the configuration of a
 POLICY = "policy.safetensors"
 """A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
 CHECKSUM = "sha256"  # Key of the files above that are plain for people and read back all the same.
-_EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})\.jsonl")
+Position = tuple[NonNegativeInt, NonNegativeInt]  # Where a rank's events end: number of the segment, bytes of it.
+_EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,8}))?\.jsonl")
 _PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches its lock for an instant.
 
 
@@ -142,18 +144,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def events_of(rank: int) -> str:
-    return f"events-{rank}.jsonl"
+def events_of(rank: int, segment: int = 0) -> str:
+    return f"events-{rank}.{segment}.jsonl" if segment else f"events-{rank}.jsonl"
 
 
-def event_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its events, for all that are regular files."""
-    found = [(int(name[1]), folder / name[0]) for name in map(_EVENTS.fullmatch, names_in(folder)) if name]
-    return dict(sorted((rank, path) for rank, path in found if path.is_file() and not path.is_symlink()))
+def event_files(folder: Path) -> dict[tuple[int, int], Path]:
+    """(rank, segment) -> its events, in order, for all that are regular files."""
+    found = {(int(m[1]), int(m[2] or 0)): folder / m[0] for m in map(_EVENTS.fullmatch, names_in(folder)) if m}
+    return {key: path for key, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
 
 
-def cut_events(folder: Path, sizes: Mapping[str, int], ranks: int) -> None:
-    """Rewind the events of ranks that are not there any more; those that are do it themselves."""
-    for rank, path in event_files(folder).items():
-        if rank >= ranks and path.stat().st_size > sizes.get(str(rank), 0):
-            os.truncate(path, sizes.get(str(rank), 0))
+def cut_events(folder: Path, rank: int, end: Position) -> None:
+    """Take away what a rank wrote behind a position; segments before that are not touched."""
+    for (owner, segment), path in event_files(folder).items():
+        if owner == rank and segment > end[0]:
+            os.unlink(path)
+        elif (owner, segment) == (rank, end[0]) and path.stat().st_size > end[1]:
+            os.truncate(path, end[1])

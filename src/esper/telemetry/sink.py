@@ -1,4 +1,4 @@
-"""Events on disk: one JSON object per line, appended. A disk that fails is told once and never stops training."""
+"""Events on disk: one JSON object per line, appended to numbered segments. A disk that fails never stops training."""
 
 import json
 import os
@@ -6,50 +6,46 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from esper.leyline.files import sync_folder
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
+from esper.telemetry.runfolder import Position, cut_events, event_files, events_of
 
+SEGMENT = 2**26
+"""Bytes from which on a save ends a segment: it is complete then and never written again. The next one follows it."""
 _LONGEST_LINE = 2**20
 
 
-class Sink(Protocol):
-    """Where events go. It is passed to whoever has something to tell; there is no global one."""
-
-    telemetry: TelemetryConfig
-
-    def rewind(self, size: int) -> None: ...
-    def write(self, event: Event) -> None: ...
-    def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None: ...
-    def wants(self, severity: TelemetryLevel) -> bool: ...
-    def commit(self) -> int: ...
-
-
-class JsonlSink(AbstractContextManager["JsonlSink"]):
-    """Appends to a file what the level in effect lets through."""
+class Sink(AbstractContextManager["Sink"]):
+    """Appends to one rank's events what the level in effect lets through. Whoever has something to tell is given it."""
 
     def __init__(self, path: Path, telemetry: TelemetryConfig):
-        self.path, self.telemetry = path, telemetry
+        self.folder, self.rank, self.telemetry = path.parent, int(path.stem.partition("-")[2]), telemetry
         self.problem: str | None = None
         self._file: TextIO | None = None
+        newest = max((number for rank, number in event_files(self.folder) if rank == self.rank), default=0)
+        self._open((newest, sys.maxsize))
+
+    def _open(self, end: Position) -> None:
+        """Go on from a position; what is behind it is cut off."""
+        self.segment, self.path = end[0], self.folder / events_of(self.rank, end[0])
         try:
+            cut_events(self.folder, self.rank, end)
+            if self._file is not None:
+                self._file.close()
             # line by line, so that whoever follows the run sees what there is
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             self._file = os.fdopen(handle, "a", buffering=1, encoding="utf-8")
-            sync_folder(path.parent)  # a save that tells where its events end finds them after a power cut
+            sync_folder(self.folder)  # a save that tells where its events end finds them after a power cut
         except OSError as problem:
             self._give_up(problem)
 
-    def rewind(self, size: int) -> None:
-        """Cut off what was written behind the first `size` bytes."""
+    def rewind(self, end: Position) -> None:
+        """Go back to where `commit` said that events end."""
         if self._file is not None:
-            try:
-                self._file.flush()
-                os.truncate(self.path, min(size, self.path.stat().st_size))  # never longer: that would write zeros
-            except OSError as problem:
-                self._give_up(problem)
+            self._open(end)
 
     def wants(self, severity: TelemetryLevel) -> bool:
         """Whether a record of this severity would be kept; asked before one is made in a hot loop."""
@@ -67,17 +63,23 @@ class JsonlSink(AbstractContextManager["JsonlSink"]):
             except OSError as problem:
                 self._give_up(problem)
 
-    def commit(self) -> int:
-        """Make sure that all is on disk; returns how many bytes there are."""
-        if self._file is None:
-            return self.path.stat().st_size if self.path.exists() else 0
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as problem:
-            self._give_up(problem)
-            return self.path.stat().st_size
-        return os.fstat(self._file.fileno()).st_size  # rank 0 may have removed the files of a start that is refused
+    def commit(self) -> Position:
+        """Make sure that all is on disk; returns where it ends, or where the next segment begins."""
+        self._sync()
+        # rank 0 may have removed the files of a start that is refused
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._file is None or size < SEGMENT:
+            return self.segment, size
+        self._open((self.segment + 1, 0))
+        return self.segment, 0
+
+    def _sync(self) -> None:
+        if self._file is not None:
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as problem:
+                self._give_up(problem)
 
     def _give_up(self, problem: OSError) -> None:
         """Say so once; training goes on without records, and the file ends with a whole one."""
@@ -92,7 +94,7 @@ class JsonlSink(AbstractContextManager["JsonlSink"]):
                 torn.truncate(start + torn.read().rfind(b"\n") + 1)
 
     def __exit__(self, *problem: object) -> None:
-        self.commit()
+        self._sync()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -152,10 +152,7 @@ class Store:
 
     def _open(self, whole: Any) -> list[Generation]:
         body = whole.get("body", whole)  # the first format had no place of its own for what is not the body
-        written = whole.get("format", body.get("format"))
-        if written is None:
-            raise ValueError("it names no format")
-        if written != FORMAT:
+        if (written := whole.get("format") or body["format"]) != FORMAT:
             way_out = "Use the version that wrote it, or start anew."
             raise SaveError(f"{self.manifest} has format {written}, this version reads format {FORMAT}. {way_out}")
         if whole["kind"] != self.kind:

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,19 +141,20 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
         self.policy, self.tracker, self.arm = policy, tracker, arm
         self.memory: Any = None
+        self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext  # what is wrong with it may show late
         self.is_plan = getattr(policy, "is_plan", False)  # whether it may want several ops in one decision
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
         """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and nothing is left."""
-        if is_again:
-            self.memory = self.policy.ask_again(self.memory)  # type: ignore[attr-defined]  # plans have it
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
         policy = self.policy
         observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
-        actions, self.memory = policy.decide(observation, masks, [view.reports], self.memory)
+        with self.recalled():
+            memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans
+            actions, self.memory = policy.decide(observation, masks, [view.reports], memory)
         op, slot, blueprint, blend = (int(index) for index in actions[0])
         return op, slot, blueprint, blend
 

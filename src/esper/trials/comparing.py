@@ -276,9 +276,7 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
     chosen: dict[str, Trials] = {}
     for (arm, _), trials in done.items():
         name = ORACLE if arm.startswith(f"{ORACLE} ") else arm
-        known = chosen.get(name)
-        if known is None or trials.mean("validation_accuracy") > known.mean("validation_accuracy"):
-            chosen[name] = trials
+        chosen[name] = max(chosen.get(name, trials), trials, key=lambda tried: tried.mean("validation_accuracy"))
     arms = {name: _describe(trials) for name, trials in chosen.items()}
     for name, trials in chosen.items():
         arms[name]["minus"] = {other: _differ(trials, than) for other, than in chosen.items() if other != name}

@@ -19,7 +19,7 @@ from esper.simic.checkpoints import load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
-from esper.telemetry.runfolder import NETWORKS, POLICY
+from esper.telemetry.runfolder import NETWORKS, POLICY, Position
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store, fitting, require_plain
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
@@ -146,7 +146,7 @@ class EpochSaves:
         """
         save = self.store.newest()
         if save is None:
-            self.sink.rewind(0)
+            self.sink.rewind((0, 0))
             return None
         facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}
         with fitting(self.store.manifest):
@@ -156,10 +156,11 @@ class EpochSaves:
             for host, decider in enumerate(self.deciders):
                 own = f"{host}.0" in tensors
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
+                decider.recalled = partial(fitting, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
-            self.sink.rewind(int(facts["events"]))
-            known = facts["epoch"], facts["counts"]
-            epoch, counts = TypeAdapter(tuple[int, list[dict[str, int]]]).validate_python(known)
+            known = facts["epoch"], facts["counts"], facts["events"]
+            epoch, counts, end = TypeAdapter(tuple[int, list[dict[str, int]], Position]).validate_python(known)
+            self.sink.rewind(end)
             self.epochs = epoch + 1
             happened = [[from_record(record) for record in events] for events in facts["happened"]]
             [str(event) for events in happened for event in events]  # what is of another type cannot be told

@@ -130,15 +130,11 @@ class Draws:
         return tuple(sorted(parts))
 
 
-def starts_of(epochs: int) -> list[int]:
-    """Decisions at which the one seed is planted: the first, after a quarter and after half of the episode."""
-    return sorted({0, epochs // 4, epochs // 2})
-
-
 def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, str]:
     """A plan for every (slot, blueprint, start) whose seed fits and can be paid for; it is kept as soon as may be."""
+    starts = sorted({0, epochs // 4, epochs // 2})  # decisions: the first, after a quarter, after half of the episode
     room = math.inf if model.budget is None else model.budget - model.host_params
     payable = {tuple(place) for (*place, _), price in model.costs.items() if price <= room}
-    every = product(model.space.slots.slot_ids, model.space.blueprint_ids, starts_of(epochs))
+    every = product(model.space.slots.slot_ids, model.space.blueprint_ids, starts)
     tried = [(slot, name, start) for slot, name, start in every if (slot, name) in payable]
     return {f"{slot} {name} @{start}": write_plan(((start, f"{slot}.{name}"),)) for slot, name, start in tried}

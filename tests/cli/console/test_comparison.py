@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from esper.cli.console.comparison import arms_compared, compared_figure, differences, interval_figure, pairs_of
+from esper.cli.console import arms_compared, compared_figure, differences, interval_figure, pairs_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 LONG = "runs/a_long_folder/of/checkpoints/with_names/round-000012.safetensors"

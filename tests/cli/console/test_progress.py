@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from esper.cli.console.progress import round_line, rounds_table, show_rounds
+from esper.cli.console import round_line, rounds_table, show_rounds
 from esper.telemetry.events import RoundFinished, clock
 
 FIRST = RoundFinished(

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from esper.cli.console.tables import arms_table
+from esper.cli.console import arms_table
 from esper.telemetry.events import ArmFinished
 
 

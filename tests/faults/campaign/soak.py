@@ -6,6 +6,7 @@ import resource
 from collections import Counter
 
 from esper.simic.training import train_ppo
+from esper.telemetry import sink
 from faults.campaign.driver import WORKS, Group
 from faults.campaign.power import garden_subject
 from faults.commands import Bad, no_waiting
@@ -60,6 +61,7 @@ def rounds(draw, number, place):
     config = tiny(place / "run", rounds=count, telemetry__level="minimal", keep_checkpoints=2)
 
     def act(note):
+        sink.SEGMENT = 2**26  # as in any run: here the number of files has to stay the same
         train_ppo(config, watch=lambda event: note(event.round, len(list((place / "run").rglob("*")))))
 
     noted = apart(act, place)

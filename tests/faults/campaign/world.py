@@ -15,7 +15,7 @@ import torch
 from esper.cli import main
 from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.simic.checkpoints import read_checkpoint
-from esper.telemetry import runfolder
+from esper.telemetry import runfolder, sink
 from faults import commands
 from faults.campaign.driver import CLEAR, SAID, SAME
 from faults.commands import DONE, Bad
@@ -24,6 +24,8 @@ from simic.tiny_runs import events_of, manifest_of
 from trials.grown_runs import networks_of
 
 KINDS = ("ppo", "run", "compare")
+SEGMENT = 3000
+"""bytes of events after which a save ends a segment"""
 ROUNDS = 3
 """of a run of PPO that is killed on its way"""
 SHORT = {"ppo": "ppo", "run": "short", "compare": "compare"}
@@ -73,7 +75,8 @@ def policy():
 
 
 def prepare():
-    """Make everything that is forked off later."""
+    """Make everything that is forked off later. Segments are so short that every run has several."""
+    sink.SEGMENT = SEGMENT
     for kind in KINDS:
         for seed in (0, 7):
             finished(kind, seed)
@@ -152,6 +155,6 @@ def _difference(found, expected, where=""):
 
 
 def same_events(kind, folder, seed=0):
-    """Events too are those of the run that nobody disturbed."""
+    """Events too are those of the run that nobody disturbed. Where segments end depends on the digits of seconds."""
     if kind != "compare" and events_of(folder) != events_of(finished(kind, seed)):
         raise Bad("events are not those of the run that nobody disturbed")
