@@ -4,14 +4,13 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from frontier_figure import draw_figure, is_plain
-
-from esper.telemetry.statistics import compare_pairs
+from scipy.stats import t
 
 ROOT = Path(__file__).parent.parent
 METRICS = {"code": ("loss",), "code_large": ("loss",), "cifar10_resnet": ("error", "loss")}
@@ -89,11 +88,13 @@ def pair(own: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
         return None
-    values, others = ([side[seed] for seed in seeds] for side in (own, other))
-    interval = asdict(compare_pairs(values, others))
-    found = describe([value - against for value, against in zip(values, others, strict=True)])
+    found = describe([own[seed] - other[seed] for seed in seeds])
+    half = (
+        found["error"] * float(t.ppf(0.975, len(seeds) - 1)) if found["error"] else None
+    )  # a bootstrap of 5 is too sure
+    low, high = (None, None) if half is None else (found["mean"] - half, found["mean"] + half)
     sigmas = found["mean"] / found["error"] if found["error"] else None
-    return {**found, "low": interval["low"], "high": interval["high"], "sigmas": sigmas, "seeds": seeds}
+    return {**found, "low": low, "high": high, "sigmas": sigmas, "seeds": seeds}
 
 
 def equal_compute(points: Sequence[tuple[float, float]], value: float) -> float | None:
@@ -144,17 +145,18 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
             for best in frontier
         ]
         at = {best.compute: best for best in frontier}
+        lucky = {c: replace(best, values=best_by_seed(cells, static, c, metric)) for c, best in at.items()}
         for arm in own:
             found["arms"][arm] = {"settings": settings[arm], "computes": {}}
             for compute in sorted(compute for name, compute in cells if name == arm):
                 rows = cells[arm, compute]
                 cell = describe(list(values_of(rows, metric).values())) | costs_of(rows)
                 if compute in at:
-                    lucky = best_by_seed(cells, static, compute, metric)
                     cell["minus frontier"] = pair(values_of(rows, metric), at[compute].values)
-                    cell["minus best of each seed"] = pair(values_of(rows, metric), lucky)
+                    cell["minus best of each seed"] = pair(values_of(rows, metric), lucky[compute].values)
                 if frontier and not settings[arm]["is_static"]:
                     cell["saving"] = savings(rows, frontier, metric)
+                    cell["saving over the best of each seed"] = savings(rows, list(lucky.values()), metric)
                 if (base := base_of(settings[arm], settings)) and (base, compute) in cells:
                     cell["base"], other = base, values_of(cells[base, compute], metric)
                     cell["minus base"] = pair(values_of(rows, metric), other)
