@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cli.test_cli import call
-from esper.cli import ppo
 from esper.kasmina.blueprints import REGISTRY
 from esper.leyline.own import IMPORTED
 from esper.runtime.tasks import TASKS
@@ -193,13 +192,6 @@ def test_a_module_is_imported_by_name_from_the_folder_one_is_in_and_only_once(ca
     assert call(capsys, "--import", "my_spirals", "--import", "my_spirals.py", "runs", ".")[0] == 0
     assert "spirals" in TASKS
     assert set(IMPORTED) == {"my_spirals", "my_spirals.py"}
-
-
-def test_the_process_that_watch_starts_imports_it_too(capsys, monkeypatch, file, tmp_path):
-    asked = []
-    monkeypatch.setattr(ppo, "watch_beside", lambda own, out: asked.append(own.arguments) or sys.exit(0))
-    call(capsys, "--import", str(file), "ppo", *TINY, "--watch", "--out", str(tmp_path / "run"))
-    assert asked[0][:2] == ["--import", str(file)]
 
 
 @pytest.mark.ranks

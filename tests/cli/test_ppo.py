@@ -45,7 +45,7 @@ def configured(monkeypatch):
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
-WIRING = {"--preset", "--config-json", "--set", "--resume", "--json", "--watch"}
+WIRING = {"--preset", "--config-json", "--set", "--resume", "--json"}
 REACHES = {
     "--task": ("task.name", ["blobs"], "blobs"),
     "--epochs": ("task.epochs", ["7"], 7),

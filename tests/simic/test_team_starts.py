@@ -98,7 +98,7 @@ def test_an_anomaly_ends_all_ranks_where_that_is_asked_for(tmp_path):
     assert_one_line(ended, "stop_on_anomaly")
 
 
-def test_a_screen_is_not_for_ranks(tmp_path):
-    ended = run_ranks(tmp_path / "ranks", 2, lambda rank: esper([*command(tmp_path / "run", **SETTLED), "--watch"]))
-    assert_one_line(ended, "--watch")
+def test_json_is_not_for_ranks(tmp_path):
+    ended = run_ranks(tmp_path / "ranks", 2, lambda rank: esper([*command(tmp_path / "run", **SETTLED), "--json"]))
+    assert_one_line(ended, "--json")
     assert not (tmp_path / "run").exists()

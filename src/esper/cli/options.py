@@ -36,7 +36,6 @@ _WIRING: dict[str, Any] = {
     "--config-json": (Path | None, None, "Configuration file, instead of a preset."),
     "--resume": (bool, False, "Continue the run in --out."),
     "--json": (bool, False, "Print JSON instead of tables."),
-    "--watch": (bool, False, "Show the run on this terminal while it trains."),
 }
 
 
@@ -51,7 +50,6 @@ class Asked:
     file: Path | None
     resume: bool
     as_json: bool
-    watch: bool
 
 
 class ConfiguredCommand(TyperCommand):
@@ -104,14 +102,14 @@ def _function(module: Any) -> Callable[..., None]:
         tracked = [name for name in _TRACKERS if name in given]
         changes += [("telemetry.track", tracked)] if tracked else []
         changes += [read_setting(text) for text in given.get("set", ())]
-        flags = ("resume" in given, "json" in given, "watch" in given)
+        flags = ("resume" in given, "json" in given)
         module.play(Asked(call.obj, changes, given.get("preset"), given.get("config_json"), *flags))
 
     parameters = [Parameter("call", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for option, key in module.OPTIONS.items():
         text = leaves(module.CONFIG)[key].description.replace("`", "")
         parameters.append(_option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}."))
-    lacking = () if "telemetry" in module.CONFIG.model_fields else ("--watch", *(f"--{name}" for name in _TRACKERS))
+    lacking = () if "telemetry" in module.CONFIG.model_fields else [f"--{name}" for name in _TRACKERS]
     parameters += [_parameter(name, *parts) for name, parts in _WIRING.items() if name not in lacking]
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

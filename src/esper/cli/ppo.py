@@ -9,7 +9,7 @@ from rich.console import Console
 
 from esper.cli.console import show_rounds
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, stop_on_signals, teller, watch_beside, way_on
+from esper.cli.session import assemble, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.simic.checkpoints import saved_rounds
@@ -28,11 +28,9 @@ def play(asked: Asked) -> None:
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has its own device; omit --devices.")
-        if asked.watch or asked.as_json:
-            raise SettingError("ranks share one terminal; omit --watch and --json. Use: esper watch RUN")
+        if asked.as_json:
+            raise SettingError("ranks share one terminal; omit --json. Use: esper watch RUN")
     config = assemble(asked, "ppo", TrainingConfig)
-    if asked.watch:
-        watch_beside(asked, config.out)
     if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
         raise typer.Exit(130)
     if asked.as_json:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from esper.cli.console import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
-from esper.cli.session import assemble, read_started, stop_on_signals, teller, watch_beside, way_on
+from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest
@@ -30,8 +30,6 @@ OPTIONS = {**options_of("policy", "hosts"), **HOSTS}
 
 def play(asked: Asked) -> None:
     config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
-    if asked.watch:
-        watch_beside(asked, config.out)
     results = run_policy(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:
         raise typer.Exit(130)
