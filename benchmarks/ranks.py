@@ -21,6 +21,8 @@ from typing import IO
 
 from hardware import hardware
 
+from esper.telemetry.runfolder import event_files
+
 HERE = Path(__file__)
 SETTINGS = ["--set", "host_pool=8", "--set", "threads=1", "--seed", "3"]
 
@@ -42,7 +44,8 @@ def launch(command: list[str], ranks: int, output: int | IO[str]) -> subprocess.
 
 
 def records_of(folder: Path, kind: str, rank: int = 0) -> list[dict]:
-    records = [json.loads(line) for line in (folder / f"events-{rank}.jsonl").read_text().splitlines()]
+    paths = [path for (owner, _), path in event_files(folder).items() if owner == rank]
+    records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     return [record for record in records if record["type"] == kind]
 
 

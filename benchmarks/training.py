@@ -34,6 +34,7 @@ from esper.runtime.batches import whole_steps
 from esper.runtime.tasks import get_task, register_task
 from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
+from esper.telemetry.runfolder import event_files
 
 READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 
@@ -110,7 +111,7 @@ def measure(options: argparse.Namespace) -> dict | None:
 
 def records_in(folder: Path) -> Iterator[tuple[int, dict]]:
     """Every rank's records, each with the round it belongs to."""
-    for path in sorted(folder.glob("events-*.jsonl")):
+    for path in event_files(folder).values():
         number = 0
         for line in path.open():
             record = json.loads(line)

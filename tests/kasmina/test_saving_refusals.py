@@ -181,6 +181,12 @@ def test_a_value_of_another_type_is_refused(save, key, value):
     refuse(save, SaveError, "does not fit together")
 
 
+@pytest.mark.parametrize(("key", "value"), [("peak_rate", "x"), ("was_high", 3), ("steps", 0.5)])
+def test_an_optimisers_number_of_another_type_is_refused(save, key, value):
+    edit(save, lambda body: facts_of(body)["optimizer"].update({key: value}))
+    refuse(save, SaveError, "does not fit together")
+
+
 # -- other models, blueprints, policies, optimisers --------------------------------------------------------------------
 
 

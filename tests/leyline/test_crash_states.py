@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.leyline import files
+from esper.leyline.errors import SaveError
 from esper.telemetry import runfolder
 from esper.telemetry.store import Store
 from faults.power_cuts import NOTHING, Violation, play
@@ -138,3 +140,12 @@ def test_a_process_killed_before_any_fsync_and_a_power_cut_later_lose_nothing(ki
 
 def test_facts_without_files_survive_too():
     play(subject_of("", "", ""), 2, following=2)
+
+
+def test_what_is_too_large_to_be_read_back_is_not_written(tmp_path, monkeypatch):
+    store = Store(tmp_path / runfolder.MANIFEST, "test")
+    store.save({"number": 1})
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    with pytest.raises(SaveError, match="bytes"):
+        store.save({"number": 2, "text": "x" * 1000})
+    assert store.newest().facts == {"number": 1}

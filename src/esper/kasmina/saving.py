@@ -170,7 +170,12 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
 
 
 def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot | None:
-    return facts["optimizer"] and OptimizerSnapshot(facts["optimizer"], load_file(paths["optimizer"]))
+    if (found := facts["optimizer"]) is None:
+        return None
+    for each in (found, *found["others"]):
+        numbers = each["peak_rate"], each["was_high"], each["steps"]
+        TypeAdapter(tuple[float, bool, int]).validate_python(numbers, strict=True)
+    return OptimizerSnapshot(found, load_file(paths["optimizer"]))
 
 
 def _describe_tensors(host: nn.Module) -> Plain:

@@ -78,7 +78,10 @@ class Store:
         listing = [asdict(generation) for generation in kept]
         body = {"of": self.of, "best": best and best.number, "generations": listing}
         whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
-        disk.write_durably(self.manifest, (json.dumps(whole, indent=1) + "\n").encode())
+        content = (json.dumps(whole, indent=1) + "\n").encode()
+        if len(content) > disk.MOST_BYTES:
+            raise SaveError(f"the {self.kind} has {len(content):,} bytes of facts, which nothing would read back.")
+        disk.write_durably(self.manifest, content)
         self._newest = kept[-1].number
         names = {self.manifest.name}.union(*(generation.names for generation in kept))
         own = [name for name in disk.names_in(self.folder) if self._is_own(name) and name not in names]

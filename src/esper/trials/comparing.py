@@ -221,7 +221,7 @@ class Comparison:
                     state = load(store.path(save, "host").read_bytes())
                     self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
                     self.weights[seed] = state
-        if missing := [seed for seed in stores if seed not in self.weights]:
+        for missing in _batches([seed for seed in stores if seed not in self.weights], self.most):
             self.tell(f"training {len(missing)} hosts alone for {epochs} epochs")
             hosts = self.populate(replace(self.task, epochs=epochs, clock="epochs"), missing)
             episodes = Episodes(hosts)
@@ -241,7 +241,8 @@ class Comparison:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        place, of = self.config.out / folder / f"{slug}-{rate:g}.json", f"{self.config.digest()} {arm} {rate}"
+        shown = f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate)  # no two rates share a file
+        place, of = self.config.out / folder / f"{slug}-{shown}.json", f"{self.config.digest()} {arm} {rate}"
         return Store(place, kind, of=of)
 
     def _is_known(self, arm: str, rate: float) -> bool:
