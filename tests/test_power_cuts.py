@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
 from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished
+from esper.telemetry.store import Store
 from esper.trials import comparing
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import EpochSaves, build
@@ -133,13 +135,16 @@ class Epochs(Listed):
 class Twin(Listed):
     path = "twin-blobs-0-7.json"
 
+    def store(self, folder):
+        return Store(folder / self.path, "never-grown twin", of=Path(self.path).stem)
+
     def save(self, folder, number):
         readings = [spell_reading(replace(READING, epoch=number))]
-        twins._store(folder / self.path).save({"readings": readings})
+        self.store(folder).save({"readings": readings})
 
     def load(self, folder):
         """What is damaged would be computed anew, and must not be there."""
-        found = twins._read(twins._store(folder / self.path), 1)
+        found = twins._read(self.store(folder), 1)
         if found is None and (folder / self.path).exists():
             raise Violation("damaged")
         return NOTHING if found is None else found[0].epoch

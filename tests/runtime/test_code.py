@@ -89,15 +89,16 @@ def test_the_real_corpus_is_there():
     assert min(parts) > 0
 
 
-def test_the_heuristic_deepens_it_by_copies():
-    """From 2 blocks to the 8 that its budget has room for, one copy per decision."""
+@pytest.mark.parametrize(("rule", "copies"), [("heuristic", 2), ("heuristic:copies=9", 6)])
+def test_the_heuristic_deepens_it_by_copies(rule, copies):
+    """From 2 blocks to 4, or, where blocks may be copied again, to the 8 that its budget has room for."""
     task = replace(TEXT, epochs=20, compute=2.0, prunes=False)
-    (run,) = run_entries(task, [Entry("heuristic", 1, "heuristic")])
-    assert [name for _, name, _ in run.architecture] == ["copy"] * 6
+    (run,) = run_entries(task, [Entry("heuristic", 1, rule)])
+    assert [name for _, name, _ in run.architecture] == ["copy"] * copies
     sizes = [event.params for event in run.events if isinstance(event, HostEpoch)]
     host, block = sizes[0], sizes[1] - sizes[0]
-    assert sizes[:8] == [host + block * min(6, epoch) for epoch in range(8)]
-    assert len(run.network.blocks) == 8
+    assert sizes[:8] == [host + block * min(copies, epoch) for epoch in range(8)]  # one per decision
+    assert len(run.network.blocks) == 2 + copies
     assert run.result.flops <= Population(task, [1]).clock.budget
 
 
