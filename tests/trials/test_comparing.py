@@ -238,8 +238,10 @@ def test_final_networks_are_those_of_the_rate_that_validation_chose(rated):
         assert all(rated.done[arm, rate].architectures == chosen for rate in (1e-6, 1.0))
 
 
-def test_rates_that_look_alike_have_files_of_their_own(rated):
-    places = [rated._store("arms", "arm", "never", rate).manifest.name for rate in (1.0, 0.5, 0.3333333, 0.33333333)]
+def test_rates_that_look_alike_have_files_of_their_own(tmp_path):
+    own = Comparison.__new__(Comparison)
+    own.config = SimpleNamespace(out=tmp_path, digest=lambda: "settings")
+    places = [own._store("arms", "arm", "never", rate).manifest.name for rate in (1.0, 0.5, 0.3333333, 0.33333333)]
     assert places == ["never-1.json", "never-0.5.json", "never-0.3333333.json", "never-0.33333333.json"]
 
 
