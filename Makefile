@@ -13,7 +13,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not ranks'
 	$(BIN)/python -m pytest -n 2 -m 'ranks and not slow'
 
-slow: .venv/dev.ready
+slow: .venv/slow.ready
 	$(BIN)/python -m pytest -n 2 -m slow
 
 faults: .venv/dev.ready
@@ -34,6 +34,10 @@ lint: .venv/dev.ready
 
 .venv/dev.ready: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+.venv/slow.ready: .venv/dev.ready
+	$(INSTALL) --editable '.[slow]'
 	touch $@
 
 clean:
