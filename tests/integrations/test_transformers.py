@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 import esper
+from esper.integrations import Stepper
 from esper.integrations import transformers as growing
 from esper.leyline.errors import SaveError, SettingError
+from esper.telemetry.events import GrowthReported
 from user_models import script
 
 transformers = pytest.importorskip("transformers")
@@ -87,7 +89,8 @@ def state_of(garden):
     costs = {name: (cost.examples, cost.flops) for name, cost in garden.ledger.phases.items()}
     groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     averages = {f"average of {name}": value for name, value in garden.average.tensors().items()}
-    return {**weights_of(garden), **moments, **averages}, (garden.epoch, garden.history, costs, groups)
+    history = [event for event in garden.history if not isinstance(event, GrowthReported)]  # which tells seconds
+    return {**weights_of(garden), **moments, **averages}, (garden.epoch, history, costs, groups)
 
 
 def assert_same(first, second):
@@ -101,7 +104,7 @@ BY_STEP = {"save_strategy": "steps", "save_steps": 3, "every": 2, "optim": "sgd"
 
 
 @pytest.mark.parametrize("options", [{}, BY_STEP], ids=["by epoch", "by step"])
-def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options):
+def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsys):
     whole, garden = make_trainer(tmp_path / "whole", **options)
     whole.train()
     train_and_kill(tmp_path / "cut", 11, **options)
@@ -109,7 +112,15 @@ def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options):
     resumed.train(resume_from_checkpoint=True)
     assert again.model.fossilized_seeds + again.model.active_seeds == 2
     assert_same(garden, again)
+    assert isinstance(garden.history[-1], GrowthReported)  # what it was worth, in words
+    assert str(garden.history[-1]) in capsys.readouterr().out
     assert resumed.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
+
+
+def test_a_report_that_fails_costs_no_training(tmp_path, capsys):
+    _, garden = make_trainer(tmp_path)
+    Stepper(garden, evaluate=3).on_train_end()
+    assert "could not be measured: evaluate is a int" in capsys.readouterr().out
 
 
 def test_the_best_checkpoint_comes_back_with_the_structure_it_had(tmp_path):

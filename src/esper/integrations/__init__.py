@@ -1,10 +1,11 @@
 """Growing inside other people's training loops. Each module needs its framework, and is imported by its own name."""
 
 from importlib import import_module
+from typing import Any
 
 from esper.garden import Evaluate, Garden
 from esper.kasmina.processes import is_first
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import EsperError, SettingError
 
 GARDEN = "garden"
 """folder of the garden inside a framework's own checkpoint"""
@@ -32,3 +33,12 @@ class Stepper:
         for event in self.garden.step(self.evaluate):
             if is_first():
                 print(event)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Say what growing was worth; Trainer and Lightning call it by this name."""
+        try:
+            said = str(self.garden.report(self.evaluate))
+        except EsperError as problem:  # training is over, and what it made must not be lost for a report
+            said = f"what growing was worth could not be measured: {problem}"
+        if is_first():
+            print(said)
