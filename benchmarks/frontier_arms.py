@@ -189,7 +189,7 @@ def _smoke_resnet() -> Setup:
         get_task("cifar10_resnet"),
         load=lambda root: generated(256, 64),
         clock="compute",
-        reference=(partial(build, blocks=3), 24 * 16),
+        reference=(partial(build, blocks=3), 48 * 16),
         held_out=16,
         batch=16,
         epochs=10,

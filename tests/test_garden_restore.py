@@ -10,7 +10,7 @@ import esper
 from esper.integrations import require
 from esper.leyline.errors import SaveError, SettingError
 from esper.telemetry.events import HostEpoch, to_record
-from user_models import CNN, grow_cnn, losses_of, random_images, script, train_epoch
+from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, script, train_epoch
 
 IMAGES, HELD_OUT = random_images(32), random_images(16, seed=2)
 PLAN = {0: (1, 0, 1, 0), 1: (1, 1, 2, 0), 3: (2, 0, 0, 0)}
@@ -50,6 +50,35 @@ def test_time_before_a_restore_is_not_booked_as_training_after_it(tmp_path):
     garden._resumed -= 1000.0  # so long ago was the last step
     garden.restore(tmp_path)
     assert play(garden, range(1, 2)).ledger.phases["training"].seconds < 500.0
+
+
+class Drops:
+    """A schedule for LambdaLR that remembers a tuple, which JSON makes a list of."""
+
+    def __init__(self):
+        self.at = (1, 3)
+
+    def __call__(self, epoch):
+        return 0.5 ** sum(epoch >= at for at in self.at)
+
+
+def test_a_schedule_that_is_an_object_is_restored(tmp_path):
+    garden = grow_cnn({0: PLANT_FIRST}, attach=False)
+    optimizer = torch.optim.SGD(garden.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, Drops())
+    garden.attach(optimizer, scheduler)
+    rates = []
+    for epoch in range(4):
+        if epoch == 2:
+            garden.save(tmp_path)
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    garden.restore(tmp_path)
+    assert optimizer.param_groups[0]["lr"] == rates[1]
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == rates[2] < rates[1]
 
 
 def test_an_average_that_was_not_saved_begins_anew(tmp_path):

@@ -42,7 +42,7 @@ def test_importing_esper_does_not_load_torch():
     assert done.stdout.strip() == "False", done.stderr
 
 
-OTHERS = ("GrowthSettings", "blueprint", "check_host", "check_blueprint")
+OTHERS = ("blueprint", "check_host", "check_blueprint")
 
 
 @pytest.mark.parametrize("name", ["MorphogeneticModel", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])

@@ -105,6 +105,8 @@ class Garden:
             model.slot(slot_id).is_noted = True
         facts = facts_of(model, model.settings.epochs)
         own = getattr(policy, "__name__", type(policy).__name__)
+        if own == "<lambda>":  # two of them are not one policy
+            own += f":{policy.__code__.co_firstlineno}"  # type: ignore[union-attr]
         self.policy_name = policy if isinstance(policy, str) else f"{own}()"  # no rule is called so
         if not isinstance(policy, str) and not callable(policy):
             raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")

@@ -93,6 +93,44 @@ def test_what_growing_was_worth_is_said_at_the_end(tmp_path, capsys):
     assert str(garden.history[-1]) in capsys.readouterr().out
 
 
+def test_a_rate_that_a_finder_chose_is_trained_with(tmp_path):
+    from esper.integrations.lightning import GrowthCallback
+
+    garden, seen = make_garden(plan={}), []
+
+    class Rated(Module):
+        lr = 1e-2
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.garden.parameters(), lr=self.lr)
+            self.garden.attach(optimizer)
+            return optimizer
+
+        def on_train_epoch_end(self):
+            seen.append((self.lr, self.trainer.optimizers[0].param_groups[0]["lr"], self.garden.model.link.peak_rate))
+
+    growth = GrowthCallback(garden, lambda: losses_of(garden.model, HELD_OUT))
+    finder = lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=30, attr_name="lr")
+    options = {"accelerator": "cpu", "default_root_dir": tmp_path, "callbacks": [growth, finder], **QUIET}
+    trainer = lightning.Trainer(max_epochs=1, **options)
+    trainer.fit(Rated(garden), DataLoader(random_images(320), 8))
+    (rate, used, peak) = seen[-1]
+    assert rate == used == peak != 1e-2
+
+
+def test_testing_a_checkpoint_leaves_the_record_of_the_run_whole(tmp_path):
+    from esper.integrations.lightning import GrowthCallback
+
+    garden = make_garden()
+    garden.record(tmp_path / "run")
+    fit(tmp_path, garden, epochs=4)
+    events = (tmp_path / "run" / "events-0.jsonl").read_bytes()
+    trainer = lightning.Trainer(accelerator="cpu", callbacks=[GrowthCallback(garden, lambda: None)], **QUIET)
+    trainer.test(Module(garden), DataLoader(HELD_OUT, 16), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert garden.epoch == 2
+    assert (tmp_path / "run" / "events-0.jsonl").read_bytes() == events
+
+
 def test_a_garden_that_has_trained_goes_back_to_a_checkpoint(tmp_path):
     """The optimiser is a new one: its state comes by name, not by the order in which fossils join it."""
     plan = {0: (1, 1, 1, 0), 1: (1, 0, 1, 0)}

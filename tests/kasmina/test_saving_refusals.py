@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import pickle
+from collections import Counter, OrderedDict
+from enum import IntEnum
 
 import pytest
 import torch
@@ -15,6 +17,10 @@ from esper.leyline.errors import OptimizerError, SaveError, UnknownNameError
 from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
 
 IMAGES = random_images(8)
+
+
+class StageKind(IntEnum):
+    EARLY, LATE = 0, 1
 
 
 @pytest.fixture
@@ -253,6 +259,15 @@ def test_after_a_refused_optimizer_the_right_one_gets_its_state(save):
     assert all("momentum_buffer" in optimizer.state[p] for p in garden.parameters() if p.requires_grad)
 
 
+def test_a_save_after_an_optimizer_was_refused_holds_the_state_that_waits(save, tmp_path):
+    garden = esper.load(save, CNN(), policy=script({}))
+    with pytest.raises(OptimizerError):
+        garden.attach(torch.optim.AdamW(garden.parameters(), lr=0.1))
+    garden.save(tmp_path / "again")
+    kept = [json.loads((place / "manifest.json").read_text())["body"] for place in (save, tmp_path / "again")]
+    assert facts_of(kept[0])["optimizer"] == facts_of(kept[1])["optimizer"]
+
+
 def test_an_optimizer_with_other_groups_is_refused(save):
     garden = esper.load(save, CNN(), policy=script({}))
     first, *rest = garden.parameters()
@@ -260,7 +275,12 @@ def test_an_optimizer_with_other_groups_is_refused(save):
         garden.attach(torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1))
 
 
-@pytest.mark.parametrize("memory", [{"tensor": torch.ones(2)}, {"counts": {0: 1}}, [{"last": (1, 2)}], float("nan")])
+SUBCLASSES = [{"kind": StageKind.LATE}, Counter(a=1), {"seen": OrderedDict()}]  # equal to what comes back, and not it
+
+
+@pytest.mark.parametrize(
+    "memory", [{"tensor": torch.ones(2)}, {"counts": {0: 1}}, [{"last": (1, 2)}], float("nan"), *SUBCLASSES]
+)
 def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(memory, tmp_path):
     garden = grow_cnn()
     garden.save(tmp_path)

@@ -64,7 +64,7 @@ def test_a_start_that_was_refused_does_not_get_in_when_it_is_started_anew(finish
     arguments = ["esper", *command(finished, rounds=4, seed=7, **SETTLED)]
     code, said = torchrun(arguments, "--max-restarts", "1")
     assert code == 1
-    assert said.count("--resume, ") == 4
+    assert said.count("--resume (") == 4
     assert files_of(finished) == before
 
 

@@ -42,6 +42,8 @@ class GrowthCallback(Stepper, Callback):
             if GARDEN not in checkpoint:
                 raise SaveError(f"this checkpoint has no garden, only {', '.join(checkpoint)}. Use one of a garden.")
             self.saved = checkpoint[GARDEN]
+            if stage != "fit":
+                self.garden.record(None)  # the run is told as it was, not up to the checkpoint that is looked at
             self._restore()
             leave_slots_alone()
             before(checkpoint)
@@ -56,16 +58,18 @@ class GrowthCallback(Stepper, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.done = trainer.global_step
         if self.saved is not None:
+            link, rates = self.garden.model.link, [(g, g["lr"]) for o in trainer.optimizers for g in o.param_groups]
             self._restore()  # Lightning has loaded the optimiser's state by position; here it is by name
+            if link is not None and any(group["lr"] != rate for group, rate in rates):  # a rate finder chose them
+                for group, rate in rates:
+                    group["lr"] = rate
+                link.peak_rate = link.rate
+            self.saved = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         before, self.done = self.done, trainer.global_step
-        if self.every is not None and self.done // self.every > before // self.every:
-            self.step()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.every is None:
-            self.step()
+        if trainer.is_last_batch if self.every is None else self.done // self.every > before // self.every:
+            self.step()  # before validation, so that a checkpoint's score is that of the network in it
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         with TemporaryDirectory() as folder:

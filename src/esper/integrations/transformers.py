@@ -48,8 +48,13 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
     trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, create)
     trainer._save = partial(_save, trainer, garden, save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
-    trainer._load_best_model = lambda: garden.restore(Path(trainer.state.best_model_checkpoint, GARDEN))
+    trainer._load_best_model = lambda: _load_best(trainer, garden)
     trainer.add_callback(growth)
+
+
+def _load_best(trainer: Trainer, garden: Garden) -> None:
+    garden.record(None)  # the run is told to its end, not up to the best epoch
+    garden.restore(Path(str(trainer.state.best_model_checkpoint), GARDEN))
 
 
 def _show_host(trainer: Any, garden: Garden) -> None:

@@ -31,7 +31,7 @@ def check_blueprint(
     """
     what = f"{kind} blueprint {name!r}"
     blueprint = REGISTRY.get(kind, name)
-    shape = shape or TYPICAL_SHAPES[kind]
+    shape = tuple(shape or TYPICAL_SHAPES[kind])
     if blueprint.inherits and module is None:
         way_out = "Pass module=..., one that keeps the shape of its input, or check a whole network with check_host."
         raise BlueprintError(f"{what} takes after a module of the network and cannot be checked alone. {way_out}")

@@ -43,7 +43,7 @@ def save_network(
 ) -> Path:
     """Write model, optimiser (or what is `pending` for one), averages and `extra`, plain data of the caller's."""
     facts, contents = describe_network(model)
-    if pending is not None and model.link is None:
+    if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"], contents["optimizer"] = pending.facts, partial(save_file, dict(pending.tensors))
     if average is not None:
         contents["average"] = partial(save_file, dict(average))
@@ -221,7 +221,7 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
         "slots": link.slot_groups,
         "scalars": scalars,
         "groups": groups,
-        "scheduler": schedule and {key: value for key, value in schedule.items() if is_plain(value)},
+        "scheduler": schedule and {key: value for key, value in schedule.items() if is_plain(value, exact=False)},
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
         "steps": link.steps,
@@ -264,7 +264,7 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
         foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
-        link.scheduler.load_state_dict(dict(facts["scheduler"]))
+        link.scheduler.load_state_dict({**link.scheduler.state_dict(), **facts["scheduler"]})
     link.peak_rate, link.was_high, link.steps = facts["peak_rate"], facts["was_high"], facts["steps"]
 
 

@@ -9,8 +9,9 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +185,15 @@ def fitting(place: Path) -> Iterator[None]:
         raise SaveError(f"{place} does not fit together ({reason}). Use another save, or start anew.") from problem
 
 
-def is_plain(value: Any) -> bool:
-    """Whether JSON gives it back as it is: text, numbers, None, lists, and dicts whose keys are text."""
-    with suppress(TypeError, ValueError):
-        return bool(json.loads(json.dumps(value)) == value)
-    return False
+def is_plain(value: Any, *, exact: bool = True) -> bool:
+    """Whether JSON gives it back as it is or, if not `exact`, as something equal: tuples as lists, enums as numbers."""
+    if exact and type(value) not in (dict, list, str, int, float, bool, type(None)):
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and is_plain([*value, *value.values()], exact=exact)
+    if isinstance(value, list | tuple):
+        return all(is_plain(item, exact=exact) for item in value)
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
 
 
 def require_plain(memory: Any) -> Any:
