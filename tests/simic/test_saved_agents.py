@@ -69,6 +69,15 @@ def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(grown):
     assert all(torch.equal(value, states[1][k][name]) for k, own in states[0].items() for name, value in own.items())
 
 
+def test_an_agent_of_another_kind_of_device_acts_alike_and_draws_anew(grown, tmp_path):
+    agent, path = grown
+    tensors, plain = read_checkpoint(path)
+    (tmp_path / "gpu.safetensors").write_bytes(seal({**tensors, "draws": torch.zeros(16, dtype=torch.uint8)}, plain))
+    again = esper.PPOAgent.load(tmp_path / "gpu.safetensors")
+    obs = np.random.default_rng(0).normal(size=(5, agent.network.state_dim)).astype(np.float32)
+    np.testing.assert_array_equal(*(one.act(obs)[0] for one in (agent, again)))
+
+
 PAIRS = Head("first", 3), Head("second", 2, "first", (0, 2))
 OTHERS = {
     "box": (Box(-1, 1, (2, 3), np.float32), Discrete(2), None),

@@ -134,6 +134,8 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
         config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
         agent = PPOAgent(network.to(device), config, codecs=codecs)
     agent.layout = layout if isinstance(layout, Layout) else None
+    if "draws" in tensors and len(tensors["draws"]) != len(fresh := agent.draws.get_state()):
+        tensors["draws"] = fresh  # it was saved on another kind of device, whose draws nothing here can go on with
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
