@@ -44,6 +44,7 @@ from hardware import hardware
 
 from esper.leyline.files import write_durably
 from esper.runtime.splits import Splits
+from esper.simic.team import code_digest
 
 STAGES = ("tune", "plans", "static", "grown", "why", "large", "seconds")
 LOADING, START = 30.0, 8.0
@@ -63,6 +64,7 @@ def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", help="only arms of these names, as --list has them")
     parser.add_argument("--plans", nargs="+", help="plans in place of the four, as --stage plans --list has them")
     parser.add_argument("--rates", nargs="+", type=float, help="times the task's learning rate; 1, or four to tune")
+    parser.add_argument("--warmup", type=float, default=1.0, help="times the warm-up that every run has")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float, help="begin no job that would end later")
     parser.add_argument("--device", default="cpu")
@@ -95,6 +97,7 @@ def chosen_jobs(options: argparse.Namespace) -> list[Job]:
                 asked = (options.computes, options.depths, options.rates)
                 seeds = range(options.skip, count)
                 found += jobs_of(setup, stage, seeds, *asked, is_smoke=options.smoke)
+    found = [replace(job, arm=replace(job.arm, warmup=options.warmup)) for job in found]
     if not options.arms:
         return found
     if unknown := set(options.arms) - {job.arm.name for job in found}:
@@ -150,6 +153,7 @@ def work(job: Job, options: argparse.Namespace) -> str:
         "units": job.units,
         "workers": options.workers,
         "corpus": splits.corpus,
+        "code": code_digest(),
         "amp": options.amp,
         "hardware": hardware(options.device),
         "date": datetime.date.today().isoformat(),

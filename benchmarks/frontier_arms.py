@@ -69,12 +69,15 @@ class Arm:
     """which of the blocks are copied, if not all: the first half, the last half, or the one at the end"""
     factor: float = 1.0
     """of the task's learning rate"""
+    warmup: float = 1.0
+    """times `WARMUP`"""
 
     @property
     def name(self) -> str:
         extras = [self.kind, self.where, self.ramp and f"ramp={self.ramp}"]
         extras += [self.decay != 0.2 and f"decay={self.decay:g}"]
-        return " ".join(filter(None, [self.shape, *extras, self.factor != 1 and f"rate={self.factor:g}"]))
+        extras += [self.factor != 1 and f"rate={self.factor:g}", self.warmup != 1 and f"warmup={self.warmup:g}"]
+        return " ".join(filter(None, [self.shape, *extras]))
 
     @property
     def is_static(self) -> bool:
@@ -209,7 +212,12 @@ def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
         task = replace(task, blueprints=names, lengths=replace(task.lengths, ramp=arm.ramp))
     if arm.shape.split()[0] in ("static", "direct"):
         slots, budget = slots[-1:], task.budget  # nothing is planted; the fewer slots, the less is measured for nobody
-    changes = {"warmup": WARMUP / compute, "decay": arm.decay, "lr": task.lr * arm.factor, "compute": compute}
+    changes = {
+        "warmup": WARMUP * arm.warmup / compute,
+        "decay": arm.decay,
+        "lr": task.lr * arm.factor,
+        "compute": compute,
+    }
     return replace(task, build_host=start, slots=slots, budget=budget, **changes)
 
 
@@ -252,7 +260,7 @@ def settings_of(setup: Setup, job: Job) -> dict[str, Any]:
         "arm": job.arm.name,
         **{key: getattr(job.arm, key) for key in ("shape", "kind", "where", "factor", "is_static")},
         "policy": policy_of(setup, job.arm),
-        "warmup": WARMUP,
+        "warmup": WARMUP * job.arm.warmup,
         "ramp": task.lengths.ramp,
         **{key: getattr(task, key) for key in keys},
     }
