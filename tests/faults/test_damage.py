@@ -176,9 +176,9 @@ def test_a_trained_host_of_another_shape_is_one_error(copy_of, tmp_path):
 
 
 def test_a_file_that_is_too_large_to_be_ours_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_BYTES", 1000)
     store = Store(tmp_path / "manifest.json", "thing")
     store.save({"text": "x" * 1000})
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
     with pytest.raises(SaveError, match="large"):
         store.newest()
 
