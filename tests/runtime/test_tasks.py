@@ -320,7 +320,9 @@ def test_a_batch_larger_than_the_split_is_refused():
 
 
 def test_a_batch_as_large_as_the_split_is_taken():
-    Population(own_task(batch=340), [1]).train_epoch()
+    population = Population(own_task(batch=340), [1])
+    population.train_epoch()
+    assert (population.runs[0].plan.steps, population.runs[0].plan.examples) == (1, 340)
 
 
 class Three(Plain):
@@ -388,4 +390,7 @@ class Words(Plain):
 def test_whole_numbers_can_be_tokens():
     """An embedding reads them as they are."""
     data = TensorDataset(torch.randint(10, (100, 4)), torch.randint(2, (100,)))
-    Population(own_task(train=data, test=data, build_host=Words), [1]).train_epoch()
+    population = Population(own_task(train=data, test=data, build_host=Words), [1])
+    before = population.runs[0].model.host.words.weight.detach().clone()
+    population.train_epoch()
+    assert not torch.equal(population.runs[0].model.host.words.weight, before)

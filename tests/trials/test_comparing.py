@@ -370,7 +370,8 @@ def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(checkpoint, 
     monkeypatch.chdir(tmp_path)
     with open("final.safetensors", "wb") as file, open(checkpoint, "rb") as source:
         file.write(source.read())
-    configured(tmp_path / "run", policies=["never", "final.safetensors"], static=["start"])
+    config = configured(tmp_path / "run", policies=["never", "final.safetensors"], static=["start"])
+    assert (config.checkpoints, list(config.static)) == (["final.safetensors"], ["start"])
 
 
 def test_a_policy_for_another_layout_is_refused_before_anything_runs(checkpoint, tmp_path):

@@ -1,7 +1,6 @@
 """Growing with accelerate: `join(accelerator, garden)`, then `save_state` and `load_state` know of the garden."""
 
 from pathlib import Path
-from typing import Any
 
 from esper.garden import Garden
 from esper.integrations import GARDEN, UNAWARE, require
@@ -20,10 +19,5 @@ def join(accelerator: Accelerator, garden: Garden) -> None:
     kind = accelerator.distributed_type.value
     if kind.partition("_")[0] not in ("NO", "MULTI"):
         raise SettingError(f"{kind} {UNAWARE}")
-
-    def restore(models: Any, folder: str) -> None:
-        accelerator.wait_for_everyone()  # the first process may still be saving it
-        garden.restore(Path(folder, GARDEN))
-
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: garden.save(Path(folder, GARDEN)))
-    accelerator.register_load_state_pre_hook(restore)
+    accelerator.register_load_state_pre_hook(lambda models, folder: garden.restore(Path(folder, GARDEN)))

@@ -114,6 +114,8 @@ def read_checkpoint(path: Path, layouts: Any = Layout) -> tuple[dict[str, Tensor
     if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
         raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another copy.")
     with fitting(path):
+        if layouts is Layout and "observation" in plain["layout"]:
+            raise SaveError(f"{path} is a policy for another environment than growth; give one that learned to grow.")
         plain["layout"] = TypeAdapter(layouts).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
@@ -177,11 +179,10 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
 
 def require_layout(saved: Layout, own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
-    pairs = {name: (then, getattr(own, name)) for name, then in vars(saved).items()}
     rows = [
         f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here"
-        for n, (then, now) in pairs.items()
-        if then != now
+        for n, then in vars(saved).items()
+        if then != (now := getattr(own, n))
     ]
     if rows:
         found = f"{path} was trained for another layout (size mismatch):"
