@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 DOCS = Path(__file__).parent
@@ -51,11 +51,11 @@ WHY = """## Why?
 
 Compute 0.6, the plan above with one thing changed, on two of the same host seeds."""
 SURVIVES = """What survives so far: copies that work from their first step beat the same copies with zero output,
-and trained blocks beat random ones (random minus copied, both with zero output: +0.007 and +0.008). Copies of
-another block and copies of an untrained network vary by 0.01 between two seeds, so they decide nothing yet. **Not
-excluded**: that growing from a shallow network avoids bad starts that deep ones have here. Over seeds the plan and
-3 blocks spread by 0.002 (standard deviation at 0.6), 5 and 6 blocks by 0.005, 4 blocks by 0.011. A longer warm-up,
-or an initialisation that scales with depth, might give deep networks a part of the lead."""
+and trained blocks beat random ones (random minus copied, both with zero output: {zeroed}). Copies of another block
+and copies of an untrained network vary by 0.01 between two seeds, so they decide nothing yet. **Not excluded**:
+that growing from a shallow network avoids bad starts that deep ones have here. Standard deviation over seeds at
+0.6: {spread}. A longer warm-up, or an initialisation that scales with depth, might give deep networks a part of the
+lead."""
 NOTES = {
     "random_block_zero": "random blocks with zero output in place of copies",
     "copy_zero": "copies whose output is zero at first",
@@ -79,7 +79,7 @@ OPEN = """## What is not known
   `2-4@15` on the seeds that judge: not run.
 - Seconds: `--stage seconds` has not been run. Compute is counted in FLOPs; small networks use a GPU worse than deep
   ones.
-- Passes over the data differ: 3 blocks see it 1.3 times at 0.6 and 2.2 times at 1.0, the plan 0.9 and 1.5 times.
+- Passes over the data differ: 3 blocks train on {passes} times as many windows as the plan at 0.6 and 1.0.
 - Depths 2 and 8 and the first plans have one host seed each; they lie far above the frontier. A depth with fewer
   seeds that lay below it would be named here: {rivals}.
 
@@ -148,6 +148,21 @@ def without_bad_start(setup: dict[str, Any], plan: str) -> list[float]:
     computes = sorted(compute for arm, compute in full if arm == plan)
     static = {arm for arm, _ in full if arm.startswith("static")}
     return [means[plan, c] - min(means[arm, c] for arm in static if (arm, c) in means) for c in computes]
+
+
+def column(setup: dict[str, Any], arm: str, compute: float, key: str = "loss") -> dict[int, float]:
+    """What an arm had on each seed that judges."""
+    rows = [row for row in setup["rows"] if (row["role"], row["arm"], row["compute"]) == ("judge", arm, compute)]
+    return {row["seed"]: row[key] for row in rows}
+
+
+def survives(setup: dict[str, Any]) -> str:
+    shape, _, where = setup["verdict"]["plan"].partition(" ")
+    random, copied = (column(setup, f"{shape} {kind} {where}", 0.6) for kind in ("random_block_zero", "copy_zero"))
+    arms = (setup["verdict"]["plan"], "static 3 rate=1.5", "static 4", "static 5", "static 6")
+    spread = ", ".join(f"{arm} {stdev(column(setup, arm, 0.6).values()):.4f}" for arm in arms)
+    zeroed = ", ".join(f"{random[seed] - copied[seed]:+.4f}" for seed in sorted(random))
+    return SURVIVES.format(zeroed=zeroed, spread=spread)
 
 
 def judged_rows(arms: dict[str, Any], *, is_static: bool) -> list[str]:
@@ -221,12 +236,18 @@ def render(found: dict[str, Any]) -> str:
     lines += ["## What it costs not to know the right size", "", "Nats above the best depth in hindsight.", ""]
     lines += regrets(judged["regret"])
     doubted = doubts(judged["arms"], setup["verdict"]["plan"])
-    lines += [WHY, "", *table("instead | seeds | test loss | minus the plan", doubted), SURVIVES, ""]
+    lines += [WHY, "", *table("instead | seeds | test loss | minus the plan", doubted), survives(setup), ""]
     cells = [f"{arm} | {each['computes']['0.6']['count']} | {nats(each['computes']['0.6'])}" for arm, each in plans]
     lines += [CHOICE, "", *table("plan | seeds | test loss", cells)]
     lines += [TUNE, "", *tuned(setup["roles"]["tune"]["loss"]["arms"])]
     again = "\n".join(f"    {line}" for line in commands)
-    lines += [OPEN.format(commands=again, rivals=", ".join(rivals) or "there is none")]
+    plan, seen = setup["verdict"]["plan"], "examples"
+    ratios = [
+        fmean(column(setup, "static 3 rate=1.5", c, seen).values()) / fmean(column(setup, plan, c, seen).values())
+        for c in (0.6, 1.0)
+    ]
+    passes = " and ".join(f"{ratio:.1f}" for ratio in ratios)
+    lines += [OPEN.format(commands=again, rivals=", ".join(rivals) or "there is none", passes=passes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
