@@ -194,8 +194,8 @@ class Heuristic:
     Of the seeds that take at most `share` of the room left (if none does: of the smallest alone), those in the slots
     with the fewest fossils count, and of these the one with the most FLOPs on an example is planted. Ties: more
     parameters, the later slot, the first listed. A slot with `copies` fossils is not copied again: on the task code, a
-    network that was doubled once, early, did better than one that grew on. Where the episode's length is known, only its first part is
-    for planting: a seed needs time and a high learning rate.
+    network that was doubled once, early, did better than one that grew on. Where the episode's length is known, only
+    its first part is for planting: a seed needs time and a high learning rate.
     """
 
     facts: HostFacts
