@@ -44,6 +44,7 @@ def main(epochs: int, weights: str | None) -> None:
     if weights and rank == 0:
         torch.save(state, weights)
     if size > 1:
+        del wrapped  # before its group: see docs/processes.md
         distributed.destroy_process_group()
 
 

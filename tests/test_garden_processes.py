@@ -1,5 +1,6 @@
 """Growing in several processes: all of them hold the same network to the bit, and it is the one that one would have."""
 
+import gc
 import hashlib
 import os
 import re
@@ -53,6 +54,7 @@ def in_group(work):
         try:
             return work(rank)
         finally:
+            gc.collect()  # a DDP that outlives its group waits for gloo's thread with the GIL, for which that may wait
             distributed.destroy_process_group()
 
     return live

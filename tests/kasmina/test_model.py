@@ -1,5 +1,8 @@
 """The growing network as a whole: refusals, limits, counts, copies, and that the host stays the user's own."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -122,6 +125,20 @@ def test_a_refusal_leaves_the_model_as_before(build, call, error):
     assert isinstance(caught.value, EsperError)
     assert is_same(before, snapshot(model))
     assert model.link is link
+
+
+def test_a_refusal_is_gone_once_it_was_caught():
+    """Its traceback would hold the model until the next collection."""
+    model, was_on = used(), gc.isenabled()
+    gc.disable()
+    try:
+        try:
+            model.germinate_seed("r0c0", "norm")
+        except SlotOccupiedError as problem:
+            held = weakref.ref(problem)
+        assert held() is None
+    finally:
+        (gc.enable if was_on else gc.disable)()
 
 
 def test_the_seed_limit_counts_live_seeds_and_fossils():

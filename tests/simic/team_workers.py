@@ -1,5 +1,7 @@
 """Ranks of a team: forked, so that nothing is imported anew, joined by gloo, and none of them outlives its test."""
 
+import faulthandler
+import gc
 import json
 import math
 import os
@@ -81,6 +83,7 @@ def _live(work, path):
         os.dup2(sys.stdout.fileno(), 1)
         os.dup2(sys.stdout.fileno(), 2)
         torch.set_num_threads(1)
+        gc.freeze()  # what is collected here is this rank's own
         path.with_suffix(".value").write_bytes(pickle.dumps(work()))
         code = 0
     except EsperError as problem:
@@ -101,6 +104,7 @@ def run_ranks(folder, size, work, seconds=40, environments=None):
 
     def live(rank):
         team._BEAT = timedelta(milliseconds=50)
+        faulthandler.dump_traceback_later(0.9 * seconds, file=sys.stderr)  # where it hangs, should it hang
         if size > 1 or environments:
             os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             os.environ.update((environments or {}).get(rank, {}))

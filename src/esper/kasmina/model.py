@@ -175,7 +175,10 @@ class MorphogeneticModel(nn.Module):
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
         if (problem := refuse(op, slot_id, blueprint_id, blend_id, self.view())) is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # its traceback holds this frame, and with it the network, until the next collection
         return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
