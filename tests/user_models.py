@@ -174,3 +174,14 @@ def walk_to(garden, stage, slot_id="r0c0", evaluate=None):
             return garden
         garden.step(evaluate or made_up(garden))
     raise AssertionError(f"{slot_id} is {stage_of(garden, slot_id)} and never came to be {stage}")
+
+
+class OneBuffer(MLP):
+    """Weights that are parts of one tensor, as cuDNN has those of an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        flat, place = nn.utils.parameters_to_vector(self.parameters()).detach(), 0
+        for parameter in self.parameters():
+            parameter.data = flat[place : place + parameter.numel()].view_as(parameter)
+            place += parameter.numel()

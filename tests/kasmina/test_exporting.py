@@ -16,7 +16,7 @@ from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.lifecycle import StageLengths
 from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
-from user_models import CNN, Encoder, made_up, random_images, random_vectors, script
+from user_models import CNN, Encoder, OneBuffer, made_up, random_images, random_vectors, script
 
 IMAGES = random_images(16)
 OFFSET = 2
@@ -196,6 +196,14 @@ def test_a_network_without_fossils_is_exported_as_its_host(tmp_path):
     garden = grown(CNN(), ["layer1", "layer2"], IMAGES, [], unfinished=False)
     garden.export(tmp_path)
     assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.model, IMAGES))
+
+
+def test_weights_that_are_parts_of_one_tensor_are_exported(tmp_path):
+    vectors = random_vectors(4)
+    garden = esper.grow(OneBuffer(), slots="enter", example=vectors, policy="never")
+    expected = garden.model.eval()(vectors)
+    host = graft_here(garden.export(tmp_path / "out"), OneBuffer())
+    assert torch.equal(host.eval()(vectors), expected)
 
 
 def test_a_sham_fossil_is_exported_as_nothing(tmp_path):

@@ -15,11 +15,13 @@ from esper.leyline.lifecycle import StageLengths
 from user_models import (
     CNN,
     PLANT_FIRST,
+    OneBuffer,
     TiedLanguageModel,
     grow_cnn,
     losses_of,
     made_up,
     random_images,
+    random_vectors,
     script,
     stage_of,
     train_epoch,
@@ -311,6 +313,18 @@ def test_tied_weights_are_tied_and_the_same_after_loading(tmp_path):
     loaded = esper.load(garden.save(tmp_path), TiedLanguageModel(), policy=script({}))
     assert loaded.model.host.head.weight is loaded.model.host.embedding.weight
     assert torch.equal(loaded.model(tokens), garden.model(tokens))
+
+
+def test_weights_that_are_parts_of_one_tensor_are_saved_and_stay_so(tmp_path):
+    vectors = random_vectors(8, seed=1)
+    options = {"blueprints": ["mlp"], "policy": script({0: PLANT_FIRST}), "settings": GrowthSettings(scale_at_birth=1)}
+    garden = esper.grow(OneBuffer(), slots="enter", example=vectors, **options)
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    garden.step(lambda: losses_of(garden.model, vectors))
+    host = OneBuffer()
+    loaded = esper.load(garden.save(tmp_path / "save"), host, policy="never")
+    assert torch.equal(loaded.model(vectors), garden.model(vectors))
+    assert len({parameter.untyped_storage().data_ptr() for parameter in host.parameters()}) == 1
 
 
 def test_a_save_is_replaced_by_the_next_one_and_leaves_no_rubbish(tmp_path):

@@ -132,8 +132,7 @@ class BlueprintRegistry:
     def register(self, kind: str, name: str, *, replace: bool = False, **traits: float) -> Callable[[Builder], Builder]:
         """Decorator: the function takes the number of channels and returns the body of a seed.
 
-        With a second parameter named `site` it also gets the `Site`: `site.module` is what stands there, `site.copy()`
-        a copy of it.
+        With a second parameter named `site` it also gets the `Site`: `site.module` stands there, `site.copy()` copies.
         """
         if kind not in KINDS.values():
             raise UnknownNameError("kind of blueprint", kind, KINDS.values())

@@ -76,7 +76,7 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     plain = harvest(model)
     _prove(render_source(model, ""), model, plain)
     sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-    written = write_files(folder, {WEIGHTS: lambda path: save_model(plain, str(path))})
+    written = write_files(folder, {WEIGHTS: lambda path: save_model(seeds.whole(plain), str(path))})
     write_files(folder, {SOURCE: render_source(model, written[WEIGHTS]).encode()})
     return folder
 
@@ -228,6 +228,6 @@ def graft(model, weights=None):
     if weights is None and sha256(path.read_bytes()).hexdigest() != {digest!r}:
         raise ValueError(f"{{path}} was not exported with this file. Export again, or name weights of your own.")
     place(model, build(model))
-    load_model(model, str(path))
+    load_model(whole(model), str(path))
     return model
 '''

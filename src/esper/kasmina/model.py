@@ -174,11 +174,8 @@ class MorphogeneticModel(nn.Module):
         slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
         blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
-        if (problem := refuse(op, slot_id, blueprint_id, blend_id, self.view())) is not None:
-            try:
-                raise problem
-            finally:
-                del problem  # its traceback holds this frame, and with it the network, until the next collection
+        if refused := [*filter(None, [refuse(op, slot_id, blueprint_id, blend_id, self.view())])]:
+            raise refused.pop()  # a name would hold the traceback, which holds this frame and with it the network
         return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.kasmina.fitting import KnownSlots
 from esper.kasmina.inheritance import Inheritance
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.seeds import whole
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
 from esper.kasmina.surgery import OptimizerLink
@@ -104,7 +105,7 @@ def _store(folder: Path) -> Store:
 
 def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:
     """A network and its optimiser as plain facts, and by role what their tensor files hold."""
-    contents: dict[str, Content] = {"model": lambda path: save_model(model, str(path))}
+    contents: dict[str, Content] = {"model": lambda path: save_model(whole(model), str(path))}
     network = {
         "modules": dict(model.slot_config.modules),
         "blueprints": list(model.space.blueprint_ids[1:]),
@@ -165,7 +166,7 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
                 slot.seed = model.build_seed(slot_id, *saved["seed"])
             slot.assign(TypeAdapter(SeedState).validate_python(saved["state"]))
             slot.gradient_ratio = saved["gradient_ratio"]
-    load_model(model, str(paths["model"]))
+    load_model(whole(model), str(paths["model"]))
     model.births, model.shadow_passes = network["births"], network["shadow_passes"]
 
 

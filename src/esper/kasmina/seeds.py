@@ -1,5 +1,6 @@
 """The modules that seeds are made of. Needs torch alone: an exported network carries this file along as its source."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ class Sham(nn.Module):
 
 def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
     """A seed's per-channel scale, shaped to multiply its features."""
-    return torch.full((channels, 1, 1) if channels_first else (channels,), value)
+    return torch.full((channels, 1, 1) if channels_first else (channels,), float(value))
 
 
 CHILD = "grown"  # Name of the child that holds a module's fossils in a harvested network.
@@ -199,3 +200,9 @@ def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
         raise ValueError(f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting")
     site.add_module(CHILD, fossils)
     site.register_forward_hook(run_grown, with_kwargs=True)
+
+
+def whole(model: nn.Module) -> Any:
+    """A network as safetensors takes it: parts of one tensor, as an LSTM has them on CUDA, as tensors of their own."""
+    state = {k: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v for k, v in model.state_dict().items()}
+    return SimpleNamespace(state_dict=lambda: state, load_state_dict=model.load_state_dict)

@@ -7,6 +7,7 @@ measures one epoch first, so an action is paid for by the epoch that follows it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.episodes = Episodes(self.population, first)
         self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
+        self.layout_of = partial(Layout.of, self.space, use_telemetry)  # of two widths: what a policy here fits
         self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
@@ -87,10 +89,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.seed, self.begun, self.refused = 0, 0, 0
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
-
-    def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
-        """What a policy of these widths for this environment fits."""
-        return Layout.of(self.space, self.use_telemetry, hidden_dim, head_dim)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
