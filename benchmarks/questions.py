@@ -43,7 +43,7 @@ QUESTIONS = {
         "rates": [0.5, 1.0, 2.0],
     },
     "q2-cifar10": {
-        "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
+        "asks": "From a host trained for 20 epochs, 10 more: growing against more training, sham, and from scratch.",
         "task": {"name": "cifar10", "epochs": 10},
         "policies": ["never", "sham", "heuristic"],
         "static": ["final", "final-whole"],
@@ -63,14 +63,14 @@ QUESTIONS = {
         "rates": [1.0, 2.0],
     },
     "q2-digits": {
-        "asks": "From a host trained for 30 epochs, 15 more: growing against kept training, sham, and from scratch.",
+        "asks": "From a host trained for 30 epochs, 15 more: growing against more training, sham, and from scratch.",
         "task": {"name": "digits", "epochs": 15},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 30,
     },
     "q2-fashion_mnist": {
-        "asks": "From a host trained for 20 epochs, 10 more: growing against kept training, sham, and from scratch.",
+        "asks": "From a host trained for 20 epochs, 10 more: growing against more training, sham, and from scratch.",
         "task": {"name": "fashion_mnist", "epochs": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],

@@ -19,8 +19,10 @@ INTRODUCTION = """# Configuration
 <!-- written by docs/make_config.py; change the fields in src/esper, then run it -->
 
 One frozen value decides each `esper ppo`, `esper run` and `esper compare`. It starts from a JSON file
-(`--config-json mine.json`, which names only what it changes), from a preset (`--preset digits`: all of it for
-`esper ppo`, its `task` for the others) or from the defaults below. The options of a command set some of the keys, and
+(`--config-json mine.json`, which names only what it changes from the defaults below), from a preset (`--preset digits`:
+all of it for `esper ppo`, its `task` for the others) or from neither. Then `esper run` and `esper compare` have the
+defaults below; `esper ppo` takes the preset that is named after its `--task` (`digits` without one), or the defaults if
+there is none. The options of a command set some of the keys, and
 `--set` sets any:
 `--set ppo.lr=3e-4 --set 'devices=["cuda:0","cuda:1"]' --set task.lengths.ramp=3`. Values are JSON; what is not JSON is
 text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. A number is at

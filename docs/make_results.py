@@ -18,7 +18,7 @@ ORDER = (
     ("A trained controller", ("controller-cifar10", "controller-digits")),
 )
 BARS = (
-    ("q2-cifar10", "heuristic", "never", 3.0, "at 3 x the host's parameters, at least +3.0 points over kept training"),
+    ("q2-cifar10", "heuristic", "never", 3.0, "at 3 x the host's parameters, at least +3.0 points over more training"),
     ("budget-cifar10", "heuristic", "random", 0.0, "under 1.3 x the host's parameters, ahead of random growth"),
     ("budget-cifar10", "greedy", "random", 0.0, "under 1.3 x the host's parameters, ahead of random growth"),
     ("q1-cifar10", "heuristic", "final-equal-flops", -0.5, "lower end of the interval above -0.5 points"),
@@ -46,7 +46,7 @@ still on probation are left out.
 
 FLOPs are per episode, measuring and policy included, pretraining not. Seconds are the wall clock of hosts that trained
 side by side, divided by their number: on a GPU arms share a population, so their seconds say nothing about each other.
-CIFAR-10 here means its images after JPEG compression. The governor brings a host back to its last good epoch when its
+CIFAR-10 here means its images after JPEG compression. The governor rolls a host back to its last good epoch when its
 loss explodes. In the sections up to "Does the choice of place and kind matter?" heuristic and greedy are the rules of
 an earlier version: the largest blueprint, in the heuristic's case later slots first, and seeds kept by early evidence.
 The rule greedy is gone since: it was level with the heuristic in every question here.

@@ -32,6 +32,7 @@ def registering(known: dict[str, Any], what: str, reserved: Sequence[str] = ()) 
     """A decorator for a registry: `@it("name")` or `@it("name", replace=True)` enters what it stands on."""
 
     def register(name: str, *, replace: bool = False) -> Callable[[Value], Value]:
+        """Decorator: `@rule("mine")` enters a frozen dataclass, `facts` first, then its settings, or a function."""
         if not name.isidentifier() or name in reserved:
             raise SettingError(f"a {what} cannot be called {name!r}; take an identifier not in {list(reserved)}.")
         return lambda build: enter(known, f"{what} {name!r}", name, build, replace)

@@ -45,9 +45,9 @@ class TaskConfig(Configuration):
     epochs: int | None = Field(None, ge=2, le=MOST_EPOCHS)
     """epochs in an episode, or decisions"""
     clock: Literal["epochs", "compute"] | None = None
-    """what an episode is a length of; `compute` makes it compute"""
+    """unit of an episode's length; naming task.compute chooses compute"""
     compute: float | None = Field(None, gt=0, le=1e4)
-    """FLOPs of an episode, in reference runs of the task"""
+    """FLOPs of an episode; 1 is the task's reference run"""
     decay: float | None = Field(None, gt=0, le=1)
     """last part of the compute, in which the learning rate falls to zero"""
     budget: float | None = Field(None, gt=1, le=1e6)

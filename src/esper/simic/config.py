@@ -76,7 +76,7 @@ class PPOSettings(Configuration):
 
 
 class PPOConfig(PPOSettings):
-    """The same for environments whose episodes have no fixed length. In growth a rollout is N whole episodes."""
+    """How an agent learns where episodes have no fixed length. In growth a rollout is N whole episodes."""
 
     horizon: int = Field(256, ge=1)
     """steps of every environment in one rollout"""
@@ -86,7 +86,7 @@ class RewardConfig(Configuration):
     """What a decision earns."""
 
     family: str | None = None
-    """contribution, loss, or your own; see esper list"""
+    """contribution, loss, compute or your own; see esper list"""
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 

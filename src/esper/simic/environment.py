@@ -48,7 +48,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         host_seeds: the hosts there are; each episode takes one, and each one's twin is computed once.
         folder: where twins are kept.
-        weights: reward terms by name; `rewards.FAMILIES` has two sets.
+        weights: reward terms by name; `rewards.FAMILIES` has sets of them.
         first: the number that the first host goes by in events, where other processes have hosts too.
         population: how to run hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
     """

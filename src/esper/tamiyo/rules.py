@@ -242,7 +242,6 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
 rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all"))  # these mean something in comparisons
-"""Decorator: `@rule("mine")` enters a frozen dataclass, `facts` first, then its settings, or a function of these."""
 
 
 def is_rule(name: str) -> bool:
