@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "own_cnn.py": ["--epochs", "6"],
     "own_rule.py": ["--epochs", "4"],
+    "one_host.py": ["--steps", "6"],
     "ddp.py": ["--epochs", "4"],
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],

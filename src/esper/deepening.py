@@ -38,7 +38,7 @@ def deepen(
     """
     _refuse_unfit(model, optimizer, identity, example)
     path = _find_layers(model, layers)
-    members = dict(model.get_submodule(path).named_children())
+    members = {name: part for name, part in model.get_submodule(path)._modules.items() if part is not None}
     old = list(members.values())
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
         has = f"{path or 'the model'} has {len(old)} layers"

@@ -24,6 +24,7 @@ from esper.kasmina.probing import Example, Place, choose_places, find_places, un
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
 from esper.kasmina.settings import GrowthSettings
+from esper.kasmina.slot import remove_slots
 from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_WAIT
@@ -86,7 +87,16 @@ def grow(
     limits = {"max_seeds": most, "budget": total_budget(budget, model)}
     config = SlotConfig.for_modules(place.name for place in places)
     grown = MorphogeneticModel(model, config, example=example, blueprints=names, settings=settings, **limits)
-    return Garden(grown, policy, higher_is_better, count_flops(model, example))
+    return _tend(grown, policy, higher_is_better, count_flops(model, example))
+
+
+def _tend(model: MorphogeneticModel, *given: Any) -> "Garden":
+    """A garden of this model; if that is refused, the host can be grown again."""
+    try:
+        return Garden(model, *given)
+    except Exception:
+        remove_slots(model.host)
+        raise
 
 
 class Garden:
@@ -113,7 +123,7 @@ class Garden:
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
             raise SettingError(f"policy built a {type(self.policy).__name__}, which has no method decide(...).")
-        self.higher_is_better = higher_is_better
+        self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
         self.epoch = 0
         self.is_pruned = False  # whether fossils were judged by themselves, as the rate had fallen
@@ -361,6 +371,6 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
 
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
-    garden = Garden(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
+    garden = _tend(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
     keeping.take(garden, optimizer, average, extra)
     return garden

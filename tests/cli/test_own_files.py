@@ -187,6 +187,42 @@ def test_what_cannot_be_imported_is_one_line(capsys, monkeypatch, file, name, sa
     assert re.search(said, err)
 
 
+@pytest.mark.parametrize(("text", "said"), [("x = 1 / 0\n", "ZeroDivision"), ("import no_such\n", "named 'no_such'")])
+def test_a_package_that_fails_is_told_apart_from_one_that_is_not_there(capsys, monkeypatch, file, text, said):
+    monkeypatch.chdir(file.parent)
+    Path("my_failing").mkdir()
+    Path("my_failing/__init__.py").write_text(text)
+    Path("my_failing/rules.py").write_text("")
+    code, out, err = call(capsys, "--import", "my_failing.rules", "list")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("name", ["start", "oracle", "never"])
+def test_names_of_controls_cannot_be_taken(capsys, monkeypatch, file, name):
+    monkeypatch.chdir(file.parent)
+    Path("my_start.py").write_text(f'import esper\n\nesper.rule("{name}")(len)\n')
+    code, out, err = call(capsys, "--import", "my_start.py", "list")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"called '{name}'" in err
+
+
+def test_a_host_that_cannot_be_built_without_memory_is_listed_with_the_reason(capsys, monkeypatch, file):
+    monkeypatch.chdir(file.parent)
+    lines = ["import esper, torch", "data = [(torch.zeros(2), 0)] * 9", "host = lambda: torch.ones(1).item()"]
+    lines += ["esper.register_task(esper.task_from_datasets('strict', data, data, host, 2))", ""]
+    Path("my_strict.py").write_text("\n".join(lines))
+    code, out, err = call(capsys, "--import", "my_strict.py", "list")
+    TASKS.pop("strict")
+    assert (code, err) == (0, "")
+    assert "strict: its host cannot be built" in out
+
+
+def test_no_policy_at_all_is_refused(capsys, tmp_path):
+    code, out, err = call(capsys, "compare", "--task", "blobs", "--policies", "", "--out", str(tmp_path / "out"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
 def test_a_module_is_imported_by_name_from_the_folder_one_is_in_and_only_once(capsys, monkeypatch, file):
     monkeypatch.chdir(file.parent)
     assert call(capsys, "--import", "my_spirals", "--import", "my_spirals.py", "runs", ".")[0] == 0

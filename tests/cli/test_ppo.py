@@ -293,6 +293,24 @@ def test_resuming_where_nothing_is_yet_begins_at_the_beginning(capsys, finished,
     assert events_of(tmp_path / "run") == events_of(finished)
 
 
+def test_a_preset_or_a_file_cannot_change_a_run_that_goes_on(capsys, configured, finished, tmp_path):
+    """What is named may change; all else stays what the run was started with."""
+    run = copy_of(finished, tmp_path)
+    options = ["--out", str(run), "--rounds", "3", "--resume"]
+    before = (run / "config.json").read_bytes()
+    code, _, err = call(capsys, "ppo", "--preset", "digits", *options)
+    assert code == 2
+    assert re.match(r"esper: .*started with \S+ .*, not ", err)
+    assert (run / "config.json").read_bytes() == before
+    own = {name: value for name, value in json.loads(before).items() if name in TrainingConfig.model_fields}
+    own["ppo"]["anneal_decisions"] = None
+    (tmp_path / "same.json").write_text(json.dumps(own))
+    config, resume = configured("--config-json", str(tmp_path / "same.json"), *options)
+    assert resume
+    assert config.rounds == 3
+    assert config.ppo.anneal_decisions == json.loads(before)["ppo"]["anneal_decisions"]
+
+
 def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, finished, tmp_path):
     run = copy_of(finished, tmp_path)
     code, out, err = call(capsys, "ppo", "--out", str(run), "--resume")

@@ -282,7 +282,7 @@ def test_text_from_events_is_neither_markup_nor_a_command_to_the_terminal():
 # -- all panels --------------------------------------------------------------------------------------------------------
 
 MOMENTS = [moment_of([]), moment_of(WHOLE), moment_of(WHOLE, host=1, wanted="cull"), moment_of([events.RoundBegan(0)])]
-MOMENTS += [moment_of(grown_epochs(3), kind="run", is_paused=True), moment_of([], kind="run", note="reading")]
+MOMENTS += [moment_of(grown_epochs(3), kind="run"), moment_of([], kind="run", note="reading")]
 
 
 @given(st.sampled_from(MOMENTS), st.integers(0, 220), st.integers(0, 70))

@@ -157,6 +157,15 @@ def test_runs_of_one_policy_join_and_runs_with_other_settings_do_not(tmp_path):
     assert [row["accuracy"]["count"] for row in standings_of(first, second, larger)] == [2, 1]
 
 
+@pytest.mark.parametrize("name", ["amp", "compile", "corpus", "imports", "files"])
+def test_runs_that_were_played_in_another_way_do_not_join(tmp_path, name):
+    never = grow_run(tmp_path / "never", "never", seeds=(0,), **{name: "other"})
+    first, second = grow_run(tmp_path / "a", seeds=(0,)), grow_run(tmp_path / "b", seeds=(0,), **{name: "other"})
+    _, one, other = standings_of(never, first, second)
+    is_own_code = name in ("imports", "files")  # a rule's file says nothing about a host that never grows
+    assert (one["gain"] is not None, other["gain"] is not None) == (is_own_code, True)
+
+
 def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
     folder = grow_run(tmp_path / "run", seeds=(0, 1))
     events = folder / "events-0.jsonl"

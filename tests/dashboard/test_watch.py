@@ -14,7 +14,7 @@ import pytest
 
 from dashboard.test_drawing import CONFIG, WHOLE, grown_epochs, round_end, round_events, stage
 from esper.dashboard.reader import RunReader
-from esper.dashboard.watch import Help, Panel, WatchApp, watch
+from esper.dashboard.watch import Panel, WatchApp, watch
 from esper.leyline.errors import EsperError, SettingError
 from esper.telemetry import events
 
@@ -89,7 +89,7 @@ def test_everything_is_on_the_screen_at_both_sizes_and_nothing_overlaps(folder, 
             assert fact in text
         for fact in ("held-out loss", "GERMINATE", "accuracy_beyond_twin", "KL", "clip", "explained variance"):
             assert fact in text
-        for fact in ("first ratio gap", "entropy op", "blueprint", "blend", "events", "next host", "help", "quit"):
+        for fact in ("first ratio gap", "entropy op", "blueprint", "blend", "events", "next host", "quit"):
             assert fact in text
         assert_in_place(pilot.app)
 
@@ -113,9 +113,8 @@ def test_a_host_with_many_slots_leaves_room_for_the_rest_and_can_be_scrolled(fol
     play(folder, script, size)
 
 
-def test_a_new_size_is_drawn_anew_even_in_a_pause(folder):
+def test_a_new_size_is_drawn_anew(folder):
     async def script(pilot):
-        await pilot.press("space")
         assert "mean of all hosts" not in screen_of(pilot.app)
         await pilot.resize_terminal(*LARGE)
         await until(pilot, lambda text: "╭─ host 0" in text and "mean of all hosts" in text)
@@ -162,19 +161,6 @@ def test_keys_go_round_the_hosts(folder):
     play(folder, script)
 
 
-def test_help_opens_and_closes_and_hides_no_news(folder):
-    async def script(pilot):
-        await pilot.press("question_mark")
-        await until(pilot, lambda text: "previous host" in text)
-        assert isinstance(pilot.app.screen, Help)
-        append(folder, lines_of([round_end(2)]))
-        await pilot.pause(0.6)
-        await pilot.press("escape")
-        await until(pilot, lambda text: "previous host" not in text and "3 of 4 rounds" in text)
-
-    play(folder, script)
-
-
 def test_q_quits(folder):
     async def script(pilot):
         await pilot.press("q")
@@ -217,8 +203,8 @@ def test_keys_are_answered_while_the_run_is_being_read_and_nothing_is_drawn_half
     async def run():
         async with app.run_test(size=SMALL) as pilot:
             await until(pilot, lambda text: "reading" in text)
-            await pilot.press("n", "question_mark")
-            await until(pilot, lambda text: "previous host" in text)
+            await pilot.press("n", "slash", "x")
+            await until(pilot, lambda text: app.wanted == "x")
             await pilot.press("escape")
             go_on.set()
             await until(pilot, lambda text: "2 of 4 rounds" in text and "host 1 (2 of 2)" in text)
@@ -245,23 +231,6 @@ def test_a_running_run_is_followed_until_it_is_over(folder):
             assert "ETA" not in screen_of(pilot.app)
 
         play(folder, script)
-
-
-def test_in_a_pause_the_picture_stands_and_afterwards_it_catches_up(folder):
-    async def script(pilot):
-        await pilot.press("space")
-        await until(pilot, lambda text: "‖ paused, not reading on" in text)
-        before = pilot.app.reader.view.events
-        append(folder, lines_of([round_end(2)]))
-        await pilot.pause(0.6)
-        assert "2 of 4 rounds" in screen_of(pilot.app)
-        assert pilot.app.reader.view.events == before
-        await pilot.press("n")  # the moment that stands can be looked at from all sides
-        await until(pilot, lambda text: "host 1 (2 of 2)" in text)
-        await pilot.press("space")
-        await until(pilot, lambda text: "3 of 4 rounds" in text and "paused" not in text)
-
-    play(folder, script)
 
 
 def test_a_torn_last_line_is_read_when_it_is_whole(folder):

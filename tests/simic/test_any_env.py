@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 
-from esper.leyline.errors import EnvironmentMismatchError, MaskError, SettingError
+from esper.leyline.errors import EnvironmentMismatchError, MaskError, MeasurementError, SettingError
 from esper.simic import PPOAgent, PPOConfig, learn
 from esper.simic.any_env import ActionCodec, ObservationCodec
 from esper.tamiyo.heads import HeadSpec
@@ -267,3 +268,37 @@ def test_acting_does_not_learn(agent):
 def test_an_agent_without_an_environment_says_how_to_give_it_one(agent):
     with pytest.raises(SettingError, match=r"spaces.*codecs="):
         PPOAgent(agent.network).act(OBSERVATIONS)
+
+
+class Masked(VectorEnv):
+    """Masks of its own, and nothing that could be called in other processes."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, reward=1.0):
+        self.num_envs, self.reward, self.forbidden = 2, reward, 0
+        self.single_observation_space, self.single_action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(5)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+
+    def action_masks(self):
+        return np.tile(np.arange(5) == 2, (2, 1))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, actions):
+        self.forbidden += int((actions != 2).sum())
+        never = np.zeros(2, bool)
+        return np.zeros((2, 2), np.float32), np.full(2, self.reward), never, never, {}
+
+
+def test_masks_of_a_vector_environment_are_obeyed():
+    env = Masked()
+    learn(env, 64, SMALL)
+    assert env.forbidden == 0
+
+
+def test_rewards_that_are_no_numbers_are_told():
+    with pytest.raises(MeasurementError, match="NaN"):
+        learn(Masked(float("nan")), 64, SMALL)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.simic.rewards import (
     BOUND,
@@ -334,3 +334,9 @@ def test_an_unknown_term_is_refused_with_the_nearest():
 def test_a_weight_that_would_turn_a_price_into_a_prize_is_refused(weight):
     with pytest.raises(SettingError, match=r"reward term 'rent' is .* 0"):
         weights_of("contribution", {"rent": weight})
+
+
+def test_a_term_that_is_no_number_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(TERMS, "mine", lambda facts: float("nan"))
+    with pytest.raises(MeasurementError, match="'mine' is nan"):
+        reward_parts(STILL, {"mine": 1.0})

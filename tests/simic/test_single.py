@@ -1,17 +1,17 @@
 """One growing host as an ordinary environment, checked and played by other people's code."""
 
+import runpy
 import warnings
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
 from esper.leyline.legality import is_legal
-from esper.simic.environment import GrowthEnv
 from simic.growths import (
     BUSY,
     POINTS,
@@ -20,6 +20,8 @@ from simic.growths import (
     play,
     scripted,
 )
+
+GrowthEnv = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "one_host.py"))["GrowthEnv"]
 
 
 def test_one_host_passes_gymnasiums_own_check(twins):
@@ -41,7 +43,7 @@ def test_one_host_is_the_vector_environments_host(twins):
 
 
 def test_a_view_of_one_host_is_of_one_host(twins):
-    with pytest.raises(SettingError, match="cannot show 2"):
+    with pytest.raises(ValueError, match="cannot show 2"):
         GrowthEnv(grow(POINTS, 2, twins))
 
 

@@ -1,8 +1,10 @@
 """One arm of a comparison: the same twice, controls that are controls, results that say what happened."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ import torch
 from esper.episodes import Episodes
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
+from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.telemetry.events import ActionTaken, FossilJudged, HostEpoch, HostRolledBack, StageChanged
-from esper.trials.arms import Entry, make_decider, play_epoch, run_entries
+from esper.trials.arms import Entry, arm_result, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
 
@@ -196,6 +199,30 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
         next(population.runs[0].model.host.parameters()).fill_(float("nan"))
     (told,) = play_epoch(episodes, [decider])
     assert {e.slot for e in told if isinstance(e, StageChanged) and e.after == "CULLED"} == set(live)
+
+
+def test_the_network_that_is_scored_is_the_one_that_was_measured_last():
+    """A seed that is planted after the last epoch would never be trained; with a ramp of 0 it would be kept at once."""
+    task = replace(TASK, epochs=3, lengths=StageLengths(ramp=0))
+    (never,), (late,) = (run_arm(task, arm, [1]) for arm in ("never", "schedule:epochs=2:places=r0c0.norm"))
+    assert not planted(late)
+    assert same(never, late)
+
+
+def test_a_seed_that_was_kept_and_undone_by_a_rollback_counts_once():
+    population = Population(TASK, [1])
+    episodes, told = Episodes(population), []
+    decider = make_decider(episodes, 0, "schedule:epochs=0:places=r0c0.norm")
+    while not population.runs[0].model.fossilized_seeds:
+        told += play_epoch(episodes, [decider])[0]
+    with torch.no_grad():
+        next(population.runs[0].model.host.parameters()).fill_(float("nan"))
+    told += play_epoch(episodes, [decider])[0]
+    stages = Counter(event.after for event in told if isinstance(event, StageChanged))
+    final = SimpleNamespace(params=1, validation_accuracy=0.5, accuracy=0.5, loss=1.0)
+    result = arm_result("it", population.runs[0], final, stages, start_params=1, seconds=0.0)
+    live = sum(slot.seed is not None for slot in population.runs[0].slots)
+    assert result.germinated == 1 == result.fossilized + result.culled + live
 
 
 def test_the_random_arm_draws_anew_for_every_host():

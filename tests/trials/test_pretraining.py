@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
@@ -176,3 +177,18 @@ def test_weights_are_copied_and_not_shared():
     population.train_epoch()
     assert equal(weights, before)
     assert not equal(population.runs[0].model.host.state_dict(), before)
+
+
+def test_a_host_with_tied_weights_is_pretrained_and_kept(monkeypatch, tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.middle, self.leave = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+            self.leave.weight = self.enter.weight
+
+        def forward(self, points):
+            return self.leave(torch.relu(self.middle(torch.relu(self.enter(points)))))
+
+    monkeypatch.setitem(TASKS, "tied", replace(TASKS["blobs"], name="tied", build_host=Tied, slots=("middle",)))
+    found = compare(configured(tmp_path, policies=("never",), pretrain=1, seeds=1, task__name="tied"))
+    assert len(found["never", 1.0].rows) == 1

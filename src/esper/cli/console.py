@@ -73,7 +73,7 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
     for row in rows:
         is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "error"
         examples = "-" if row["train"] is None else f"{row['train']:,} +\n{row['validation']:,}"
-        params = f"{row['host_parameters']:,}"
+        params = "?" if row["host_parameters"] is None else f"{row['host_parameters']:,}"
         table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)
     return table
 

@@ -120,11 +120,13 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
 
     from esper.runtime.fetch import is_fetched
 
-    with torch.device("meta"):
-        host = task.build_host()
     row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
-    row["host_parameters"] = sum(parameter.numel() for parameter in host.parameters())
-    row |= {"source": task.source, "is_there": False, "problem": None}
+    row |= {"host_parameters": None, "source": task.source, "is_there": False, "problem": None}
+    try:
+        with torch.device("meta"):
+            row["host_parameters"] = sum(parameter.numel() for parameter in task.build_host().parameters())
+    except Exception as problem:  # of a user's own code
+        return row | {"problem": f"its host cannot be built without memory (device meta): {problem}"}
     if not is_fetched(task.name, root):
         return row
     try:

@@ -21,7 +21,7 @@ Config = TypeVar("Config", bound=HostsConfig)
 
 
 def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None) -> Config:
-    """Preset or file (on resume: what the run began with), then the changes: of `may_change`, or of all if None."""
+    """Preset or file (on resume: what the run began with), then changes: of `may_change`, or of all named if None."""
     if asked.preset is not None and asked.file is not None:
         raise SettingError("--preset and --config-json both name a configuration; give one of them.")
     named = dict(asked.changes)
@@ -35,13 +35,17 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
         config = saved if asked.preset is None and asked.file is None else config
     if changes := [*asked.changes, *([("imports", dict(IMPORTED))] if IMPORTED else [])]:
         config = config.with_changes(changes, "the command line")
-    if saved is not None and may_change is not None:
+    if saved is not None:
         now, then = config.settled(), saved.settled()
+        free = {*(named if may_change is None else may_change), "out"}
+        if may_change is None:  # a length that the preset or the file leaves open is the saved one's
+            free |= {key for key in leaves(model) if config.value(key) is None}
         for key in leaves(model):
-            if key not in (*may_change, "out") and now.value(key) != then.value(key):
+            if key not in free and now.value(key) != then.value(key):
                 before, given = (json.dumps(one.value(key), default=str) for one in (then, now))
                 advice = "Leave that out, or choose another --out."
                 raise SettingError(f"the run was started with {key} {before}, not {given}. {advice}")
+        config = saved.with_changes(changes, "the command line") if may_change is None else config
     return config
 
 

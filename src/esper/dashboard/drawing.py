@@ -23,7 +23,7 @@ Form = Callable[[float], str]
 ROUNDS_OF_PACE = 5  # Newest rounds whose mean time says how long the rest takes.
 GREEN, GREY, AMBER, VIOLET, BLUE = "#5fb49c", "#9fb0c8", "#e0a458", "#c792ea", "#7fc8f8"
 STYLES = {"GERMINATED": BLUE, "TRAINING": BLUE, "BLENDING": AMBER, "PROBATIONARY": VIOLET, "CULLED": "#ef6f6c"}
-SIGNS = {"running": "▶", "finished": "■", "stopped": "▲", "paused": "‖"}
+SIGNS = {"running": "▶", "finished": "■", "stopped": "▲"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Moment:
     episode: Episode | None  # the chosen host's
     seen: Sequence[tuple[float, int]] = ()  # clock and progress, whenever it moved while somebody watched
     wanted: str = ""  # words that an event must have to be listed
-    is_paused: bool = False
     note: str = ""  # why there is nothing newer
 
 
@@ -85,11 +84,9 @@ def seconds_left(moment: Moment) -> float | None:
 def draw_header(moment: Moment, width: int, height: int) -> Picture:
     """Whose run it is, how it stands, how far it is and how long it takes."""
     summary, left = moment.summary, seconds_left(moment)
-    status = "paused" if moment.is_paused else summary.status
     text = Text.assemble((printable(summary.name), "bold"), no_wrap=True, overflow="ellipsis")
     text.append(printable(f" · task {summary.task} · policy {summary.policy} · "))
-    text.append(f"{SIGNS.get(status, '!')} {status}", "bold reverse" if moment.is_paused else "bold")
-    text.append(", not reading on" if moment.is_paused else "")
+    text.append(f"{SIGNS.get(summary.status, '!')} {summary.status}", "bold")
     share = min(1.0, summary.done / summary.total) if summary.total else 0.0
     parts = [f"{summary.done} of {summary.total or '?'} {'rounds' if summary.kind == 'ppo' else 'epochs'}"]
     if summary.status == "running":

@@ -17,7 +17,6 @@ try:
     from textual.app import App, ComposeResult
     from textual.binding import Binding
     from textual.containers import Horizontal, VerticalScroll
-    from textual.screen import ModalScreen
     from textual.widgets import Footer, Input, Static
 
     from esper.dashboard import drawing
@@ -26,18 +25,6 @@ except ModuleNotFoundError as missing:
     raise SettingError("esper watch needs textual: pip install 'esper-lite[tui]'") from missing
 
 SECONDS_BETWEEN_READINGS = 0.25
-HELP = """\
-n, p        next, previous host
-space       pause: reading stops and the picture stands; nothing is lost,
-            the next press catches up
-/           filter events: all words must be in the line, such as
-            cull r5 h3 (round 5, host 3); Enter keeps it, Escape drops it
-tab, arrows choose a panel and scroll it
-q           quit; the run goes on
-
-alpha is a seed's share of the output. contribution is the held-out loss
-without the slot minus with it, ± one standard error. fossils are seeds
-that are part of the host now. The twin is the same host left alone."""
 
 
 class Panel(VerticalScroll):
@@ -57,17 +44,6 @@ class Panel(VerticalScroll):
         self.query_one(Static).update(picture)
 
 
-class Help(ModalScreen[None]):
-    """Keys and words."""
-
-    BINDINGS: ClassVar = [("escape,question_mark,q,space,enter", "dismiss", "back")]
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll() as box:
-            box.border_title = "help (Escape goes back)"
-            yield Static(Text(HELP))
-
-
 class WatchApp(App[None]):
     """One run, all panels."""
 
@@ -76,14 +52,11 @@ class WatchApp(App[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = "#log"
-    SCREENS: ClassVar = {"help": Help}
     BINDINGS: ClassVar = [
         ("n", "choose_host(1)", "next host"),
         ("p", "choose_host(-1)", "previous"),
-        ("space", "pause", "pause"),
         ("slash", "focus('filter')", "filter"),
         Binding("escape", "drop_filter", "drop filter", show=False),
-        ("question_mark,h", "push_screen('help')", "help"),
         ("q", "quit", "quit"),
     ]
 
@@ -94,7 +67,7 @@ class WatchApp(App[None]):
         self.seen: deque[tuple[float, int]] = deque(maxlen=8)
         self.host = 0
         self.wanted, self.note = "", "reading"
-        self.is_paused = self.is_reading = self.is_late = False
+        self.is_reading = self.is_late = False
 
     def compose(self) -> ComposeResult:
         yield Panel(id="header")
@@ -116,14 +89,13 @@ class WatchApp(App[None]):
         """Read on in a thread, so that keys never wait, and draw when that is done."""
         self.redraw()
         while True:
-            if not self.is_paused:
-                self.is_reading = True
-                is_new = await asyncio.to_thread(self.read)
-                self.is_reading = False
-                if not self.seen or self.seen[-1][1] != self.summary.done:
-                    self.seen.append((time.monotonic(), self.summary.done))
-                if is_new or self.is_late:
-                    self.redraw()
+            self.is_reading = True
+            is_new = await asyncio.to_thread(self.read)
+            self.is_reading = False
+            if not self.seen or self.seen[-1][1] != self.summary.done:
+                self.seen.append((time.monotonic(), self.summary.done))
+            if is_new or self.is_late:
+                self.redraw()
             await asyncio.sleep(SECONDS_BETWEEN_READINGS)
 
     def read(self) -> bool:
@@ -144,17 +116,13 @@ class WatchApp(App[None]):
         view = self.reader.view
         hosts = sorted(view.episodes)
         episode = view.episodes[hosts[self.host % len(hosts)]] if hosts else None
-        moment = Moment(view, self.summary, episode, self.seen, self.wanted, self.is_paused, self.note)
+        moment = Moment(view, self.summary, episode, self.seen, self.wanted, self.note)
         for panel in self.query(Panel):
             if panel.display:
                 panel.show(moment)
 
     def action_choose_host(self, by: int) -> None:
         self.host += by
-        self.redraw()
-
-    def action_pause(self) -> None:
-        self.is_paused = not self.is_paused
         self.redraw()
 
     def action_drop_filter(self) -> None:

@@ -137,7 +137,7 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
     unequal: list[str] = []
     try:
         exec(compile(source, SOURCE, "exec"), scope)
-        fresh = copy.deepcopy(model).host
+        fresh = copy.deepcopy(model, copies.detached_memo(model)).host
         remove_slots(fresh)
         built = scope["build"](fresh)
         for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True):
@@ -160,7 +160,7 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
     # a deep copy runs uncompiled; with compiled or channels-last fossils rounding would differ
     own = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     rebuilt.load_state_dict(own.state_dict())
-    rebuilt.to(slot.alpha)
+    rebuilt.to(next(own.parameters(), slot.alpha))
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
     features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
     with torch.no_grad():

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Copy, copy_module, shared_names, silence
-from esper.kasmina.natives import locate, restack, source_name
+from esper.kasmina.natives import locate, members_of, restack, source_name
 from esper.kasmina.probing import Call, Example, batch_size, call_with, record_calls, refuse_copy, undisturbed
 
 
@@ -107,6 +107,8 @@ def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
     Raises ValueError with the reason if no such layers exist.
     """
     layers = _layers_in_order(body, run)
+    for parameter in filter(Tensor.is_floating_point, body.parameters()):
+        parameter.detach().add_(0.01)  # a branch that begins at zero would look silent, and does not stay so
     if not _is_identity(body, run, features, layers):
         raise ValueError("its output is not its input when all its layers give zeros: nothing goes around them")
     needed = list(layers)
@@ -196,11 +198,14 @@ def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> Re
 
 
 def _try_taps(host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]) -> Reasons:
-    members = list(enumerate(host.get_submodule(path).children()))
+    members = list(enumerate(members_of(host.get_submodule(path))))
     taps = {place: Tap(module) for place, module in members if place in places}
     layout = [(place, each) for place, module in members for each in (module, taps.get(place)) if each is not None]
     outputs: dict[int, list[Any]] = {place: [] for place in places}
+    ran = set[int]()  # one who is left out need not show in the output: dropout, or a branch that begins at zero
     with ExitStack() as stack:
+        for place, module in members:
+            stack.enter_context(module.register_forward_hook(lambda *_, place=place: ran.add(place)))
         for place, name in places.items():
             site, note = host.get_submodule(name), outputs[place].append
             stack.enter_context(site.register_forward_hook(lambda _m, _i, output, note=note: note(output)))
@@ -210,7 +215,7 @@ def _try_taps(host: nn.Module, example: Example, path: str, places: dict[int, st
                 output = _tensors(call_with(host.eval(), example))
         except Exception as problem:  # whatever a user's network does with a longer list
             return dict.fromkeys(places.values(), f"one more member does not work: {type(problem).__name__}: {problem}")
-    pairs = list(zip(plain, output, strict=False))
+    pairs = list(zip(plain, output, strict=False)) if len(ran) == len(members) else []
     # of outputs with an entry for every layer only the first can be compared
     if not pairs or not all(torch.equal(*pair) for pair in (pairs if len(plain) == len(output) else pairs[:1])):
         return dict.fromkeys(places.values(), f"what the network does with {path} depends on how long it is")

@@ -106,11 +106,16 @@ class MorphogeneticModel(nn.Module):
         blueprint = REGISTRY.get(slot.kind, blueprint_id)
         seed = blueprint.build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
         remove_slots(seed)
+        if (blueprint_id, gated) not in slot.prices:  # of a save whose blends were others
+            slot.prices[blueprint_id, gated] = fitting.price(slot, blueprint_id, gated, site)
+        own = next(filter(Tensor.is_floating_point, self.host.parameters()), slot.alpha)
+        # the weights' type: features are shorter where a model opens autocast itself
+        like = slot.alpha.to(max(own.dtype, slot.alpha.dtype, key=lambda kind: kind.itemsize))
         if isinstance(seed, Copy):  # as its original, which need not have the features' type; the gate has no original
             if seed.gate is not None:
-                seed.gate.to(slot.alpha)
+                seed.gate.to(like)
             return seed
-        return seed.to(slot.alpha)
+        return seed.to(like)
 
     def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
         """Whose optimiser settings each parameter of a copy takes over."""
@@ -375,4 +380,4 @@ class MorphogeneticModel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies are without an optimiser: the original's one trains the original."""
-        return {**self.__dict__, "link": None}
+        return {**super().__getstate__(), "link": None}

@@ -32,6 +32,11 @@ def source_name(model: nn.Module, name: str) -> str:
     return name if said is None else said(name)
 
 
+def members_of(module: nn.Module) -> list[nn.Module]:
+    """All members of a list; `children()` names one that stands there twice only once."""
+    return [member for member in module._modules.values() if member is not None]
+
+
 def locate(host: nn.Module, name: str) -> tuple[str, int]:
     """The list in which a copy at `name` would stand, and the place of its original there."""
     path, _, key = source_name(host, name).rpartition(".")
@@ -47,11 +52,11 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
     ValueError, with the host as before, if its configuration cannot follow.
     """
     path, index = locate(host, name)
-    old = list(enumerate(host.get_submodule(path).children()))
+    old = list(enumerate(members_of(host.get_submodule(path))))
     for module in modules:
         follow_flags(old[index][1], module)
     restack(host, path, [*old[: index + 1], *((index, module) for module in modules), *old[index + 1 :]])
-    own = list(host.get_submodule(name.rpartition(".")[0]).children())
+    own = members_of(host.get_submodule(name.rpartition(".")[0]))
     return own[index + 1 : index + 1 + len(modules)]
 
 
@@ -88,7 +93,7 @@ def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
     """Give a list these members; all that counts them follows. Close the result to undo everything."""
     steps = [path.rsplit(".", back)[0] for back in range(1, path.count(".") + 1)]
     around = [host.get_submodule(step) for step in dict.fromkeys([path, *steps, ""])]  # from the inside out
-    members, old = around[0], list(around[0].children())
+    members, old = around[0], members_of(around[0])
     keeper = next((module for module in reversed(around) if hasattr(module, "save_pretrained")), None)
     with ExitStack() as undo:
         known = set() if keeper is None else _compare(keeper, members)[0]
@@ -106,13 +111,13 @@ def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
 
 
 def _place(members: nn.Module, owner: nn.Module | None, layout: Layout, undo: ExitStack) -> None:
-    old = {id(module): key for key, module in members._modules.items()}
+    old = {(place, id(module)): key for place, (key, module) in enumerate(members._modules.items())}
     for each in (members, *(() if owner is None else owner.children())):
         undo.callback(_restore, each._modules, dict(each._modules))
     insert = getattr(owner, "insert_block", None)
     if insert is not None:  # an owner with more than one list to keep in step
-        for place, (_, module) in enumerate(layout):
-            if id(module) not in old:
+        for place, (source, module) in enumerate(layout):
+            if (source, id(module)) not in old:
                 insert(place, module)
         return
     keys = list(members._modules)
@@ -121,7 +126,7 @@ def _place(members: nn.Module, owner: nn.Module | None, layout: Layout, undo: Ex
     for place, (source, module) in enumerate(layout):
         tries = (f"{keys[source]}_copy{count}" for count in itertools.count(1))
         free = (key for key in tries if key not in keys and key not in named)
-        named[str(place) if are_numbers else old.get(id(module)) or next(free)] = module
+        named[str(place) if are_numbers else old.get((source, id(module))) or next(free)] = module
     _restore(members._modules, named)
 
 

@@ -30,7 +30,9 @@ class Seed(nn.Module):
         return torch.lerp(features, self._grown(features), weight.to(features.dtype))
 
     def _grown(self, features: Tensor) -> Tensor:
-        return features + (self.scale * self.body(features)).to(features.dtype)
+        is_cast = any(map(torch.is_autocast_enabled, ("cuda", "cpu")))  # which chooses types for itself
+        grown = self.scale * self.body(features if is_cast else features.to(self.scale.dtype))
+        return features + grown.to(features.dtype)
 
 
 class Gate(nn.Module):
@@ -45,8 +47,9 @@ class Gate(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.channels_first:
-            return torch.sigmoid(self.linear(features.mean((2, 3))))[:, :, None, None]
-        return torch.sigmoid(self.linear(features))  # token by token: a gate must not look at the future
+            return torch.sigmoid(self.linear(features.mean((2, 3)).to(self.linear.weight.dtype)))[:, :, None, None]
+        # token by token: a gate must not look at the future
+        return torch.sigmoid(self.linear(features.to(self.linear.weight.dtype)))
 
 
 class SqueezeExcite(nn.Module):

@@ -150,7 +150,8 @@ class OptimizerLink:
     def _add_group(self, like: int) -> int:
         """An empty group with the settings of another; returns its number."""
         home = self.optimizer.param_groups[like]
-        home.pop("param_names", None)  # names given at construction cannot be kept true while parameters move
+        for group in self.optimizer.param_groups:  # names given at construction do not stay true while parameters move
+            group.pop("param_names", None)
         self.optimizer.add_param_group({"params": [], **_options(home)})
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):  # the scheduler's plan for the host is the slot's too
             values = getattr(self.scheduler, name, None)

@@ -52,7 +52,9 @@ def import_own(given: str) -> None:
     invalidate_caches()
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # of a package that does not exist
+    except Exception as problem:  # of a package that does not exist, or that fails
+        if not isinstance(problem, ValueError) and not name.startswith(getattr(problem, "name", None) or "?"):
+            raise SettingError(f"--import {given}: it failed with {type(problem).__name__}: {problem}") from problem
         spec = None
     origin = Path((spec and spec.origin) or "")
     if not origin.name or (is_file and origin.resolve() != path.resolve()):

@@ -135,9 +135,9 @@ class HostRun:
             self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_cuda else self.rates[self.step - 1])
             self.taken += 1
         devices = [self.device.index or 0] if is_cuda else []
-        # a host with dropout draws from numbers of its own, so that it does not matter who trains beside it
+        # a host that draws does so from numbers of its own, so that it does not matter who trains beside it
         own = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
-        with own if self.is_random else nullcontext():
+        with own if self.is_random or not is_cuda else nullcontext():
             self._learn(inputs, targets)
 
     def _set_rate(self, rate: float | Tensor) -> None:
@@ -252,7 +252,8 @@ class HostRun:
 
 
 def draws_random_numbers(host: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in host.modules())
+    shares = [getattr(m, "p" if isinstance(m, nn.modules.dropout._DropoutNd) else "dropout", 0) for m in host.modules()]
+    return any(isinstance(share, int | float) and share > 0 for share in shares)
 
 
 def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:

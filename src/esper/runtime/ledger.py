@@ -80,15 +80,15 @@ class HostFlops:
 def _count_host(build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool) -> HostFlops:
     with torch.device("meta"):
         host, example = build_host(), torch.zeros(shape, dtype=dtype)
-    learnt = _count(lambda: host(example).sum().backward(), learns=True)
-    host.eval()
-    after: dict[str, int] = {}
-    if is_cut and isinstance(host, SegmentedHost):
-        for slot_id in host.slot_config().slot_ids:
-            with torch.no_grad():
-                features = host.forward_to_segment(slot_id, example)
-            after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
-    return HostFlops(_count(partial(host, example)), after, learnt)
+        learnt = _count(lambda: host(example).sum().backward(), learns=True)
+        host.eval()
+        after: dict[str, int] = {}
+        if is_cut and isinstance(host, SegmentedHost):
+            for slot_id in host.slot_config().slot_ids:
+                with torch.no_grad():
+                    features = host.forward_to_segment(slot_id, example)
+                after[slot_id] = _count(partial(host.forward_from_segment, slot_id, features))
+        return HostFlops(_count(partial(host, example)), after, learnt)
 
 
 def count_flops(model: nn.Module, example: Example) -> int | None:
@@ -101,7 +101,10 @@ def count_flops(model: nn.Module, example: Example) -> int | None:
 
 
 def _count(run: Callable[[], object], learns: bool = False) -> int:
-    counter = FlopCounterMode(display=False)
+    def lstm(x, own, back, *_, **__):  # type: ignore[no-untyped-def]  # as a CPU runs it, which torch does not count
+        return 2 * math.prod(x[:-1]) * (math.prod(own) + math.prod(back))
+
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: lstm})
     with torch.set_grad_enabled(learns), counter:
         run()
     return int(counter.get_total_flops())

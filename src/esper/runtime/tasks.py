@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,10 @@ def task_from_datasets(
 
     def load(root: Path | None) -> Splits:
         stacked = stack_examples(train, classes, f"{name}: training set")
-        return Splits(*carve(stacked), SealedSplit(stack_examples(test, classes, f"{name}: test set")))
+        sealed = stack_examples(test, classes, f"{name}: test set")
+        parts = [part.numpy().tobytes() for each in (stacked, sealed) for part in (each.inputs, each.targets)]
+        corpus = f"{len(stacked):,} and {len(sealed):,} examples, sha256 {sha256(b''.join(parts)).hexdigest()[:16]}"
+        return Splits(*carve(stacked), SealedSplit(sealed), corpus)
 
     return Task(name, f"{name} (your own)", "your data sets", load, build_host, chance=1 / classes, **settings)
 
@@ -164,16 +168,14 @@ def check_fit(task: Task, splits: Splits) -> None:
         raise SettingError(f"task {task.name}: a batch of {task.batch} is larger than {most}; lower the batch.")
     if task.held_out is not None and task.held_out > (size := len(splits.validation)):
         raise SettingError(f"task {task.name}: held_out is {task.held_out}, but the validation split has {size}.")
-    with torch.device("meta"):
-        host = task.build_host()
     example = splits.train.example().to("meta")
     try:
-        outputs = host.eval()(example)
-    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        with torch.device("meta"):
+            found = task.build_host().eval()(example).shape[-1]
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as problem:
         shape = tuple(example.shape[1:])
         raise HostError(f"task {task.name}: the host does not run on examples of shape {shape}: {problem}") from problem
-    needed, found = round(1 / task.chance), outputs.shape[-1]
-    if task.score is cross_entropy_scores and found < needed:
+    if task.score is cross_entropy_scores and found < (needed := round(1 / task.chance)):
         raise HostError(f"task {task.name}: the host has {found} outputs for {needed} classes; give its head {needed}.")
 
 

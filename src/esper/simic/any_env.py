@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.leyline.errors import EnvironmentMismatchError, MaskError, SettingError
+from esper.leyline.errors import EnvironmentMismatchError, MaskError, MeasurementError, SettingError
 from esper.simic.agent import PPOAgent
 from esper.simic.config import MOST_WIDTH, PPOConfig
 from esper.simic.diagnostics import UpdateRecord
@@ -53,12 +53,15 @@ def learn(
     with own_randomness(mix_seed(seed, 0)):
         network = RecurrentActorCritic(seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
     agent = PPOAgent(network, config, seed=seed, codecs=(seen, acts))
-    if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None and acts.spec == own:
+    is_bare = acts.spec == own and env.single_observation_space == env.unwrapped.single_observation_space
+    if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None and is_bare:
         agent.layout = lay_out(config.hidden_dim, config.head_dim)
     player = Player(env, agent, seed)
     steps = total_steps // env.num_envs
     for done in range(0, steps, config.horizon):
-        watch(agent, agent.update(player.play(min(config.horizon, steps - done))))
+        watch(agent, record := agent.update(player.play(min(config.horizon, steps - done))))
+        if not record.steps:
+            raise MeasurementError("no gradient was finite, so nothing was learned. Look for NaN in the environments.")
     return agent
 
 
@@ -83,6 +86,8 @@ class Player:
         self.is_filler = torch.zeros(env.num_envs, dtype=torch.bool)
         call = getattr(env.unwrapped, "call", None)  # environments in other processes are asked the same way
         self._ask = call if call is not None and all(call("has_wrapper_attr", "action_masks")) else None
+        if call is None and (own := getattr(env.unwrapped, "action_masks", None)) is not None:
+            self._ask = lambda _: own()
         self._is_masked = "action_mask" in info or self._ask is not None
         self.masks = self._read_masks(info)
         self._rollout: Rollout | None = None

@@ -70,7 +70,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
             raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
-        self.weights = check_weights(FAMILIES["contribution"] if weights is None else weights)
+        self.weights = check_weights(FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights)
         self.use_telemetry, self.first = use_telemetry, first
         found = twin_readings(task, self.host_seeds, folder, **population)
         assert found is not None  # nobody is asked whether to stop
@@ -192,37 +192,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             **more,
         }
         return observe(self.episodes.trackers, self.use_telemetry), info
-
-
-class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
-    """A view of a `GrowthVectorEnv` with one host. An action that is impossible as a whole is executed as WAIT."""
-
-    def __init__(self, hosts: GrowthVectorEnv):
-        if hosts.num_envs != 1:
-            raise SettingError(f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1.")
-        self.metadata, self.hosts = {"render_modes": []}, hosts
-        self.observation_space, self.action_space = hosts.single_observation_space, hosts.single_action_space
-        self._masks: dict[str, NDArray[np.bool_]] = {}
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
-        super().reset(seed=seed)
-        obs, info = self.hosts.reset(seed=seed, options=options)
-        return obs[0], self._own(info)
-
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
-        obs, rewards, terminated, truncated, info = self.hosts.step(np.asarray(action)[None])
-        return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), self._own(info)
-
-    def _own(self, info: Info) -> Info:
-        self._masks = {head: mask[0] for head, mask in info["action_mask"].items()}
-        return {name: self._masks if name == "action_mask" else values[0] for name, values in info.items()}
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """One flat mask for agents whose heads do not depend on each other: a choice counts if any case allows it."""
-        masks = self._masks
-        used = masks["op"].nonzero()[0]
-        open_slots = masks["slot"][used].any(0)
-        return np.concatenate([masks["op"], open_slots, masks["blueprint"][open_slots].any(0), masks["blend"]])
 
 
 def _measured(value: float | None) -> float:

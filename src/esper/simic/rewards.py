@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
 from esper.leyline.own import enter
 
@@ -126,4 +126,7 @@ def check_weights(
 
 def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, float]:
     """Each term's share. Their sum, in this order, is the reward."""
-    return {name: weight * TERMS[name](facts) for name, weight in weights.items()}
+    parts = {name: weight * TERMS[name](facts) for name, weight in weights.items()}
+    for name in [name for name, part in parts.items() if not math.isfinite(part)]:
+        raise MeasurementError(f"reward term {name!r} is {parts[name]}; it must be finite. It was given {facts}.")
+    return parts

@@ -41,6 +41,7 @@ def twin_readings(
     task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
 ) -> dict[int, list[EpochReading]] | None:
     """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
+    population["splits"] = population.get("splits") or task.load(population.get("data_root"))
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings

@@ -241,7 +241,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "sham": plain_sham,
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
-rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all"))  # these mean something in comparisons
+rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all", "start", "oracle"))  # of comparisons
 
 
 def is_rule(name: str) -> bool:

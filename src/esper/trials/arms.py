@@ -94,9 +94,9 @@ def run_entries(
 def arm_result(
     arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each began. What late pruning removed counts as culled."""
+    """What one episode came to; `stages` counts how often each began. What is not there any more counts as culled."""
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
-    removed = max(0, stages.get("FOSSILIZED", 0) - kept)
+    here = kept + sum(slot.seed is not None for slot in run.slots)
     return ArmFinished(
         arm=arm,
         seed=run.seed,
@@ -110,7 +110,7 @@ def arm_result(
         seconds=seconds,
         germinated=stages.get("GERMINATED", 0),
         fossilized=kept,
-        culled=stages.get("CULLED", 0) + removed,
+        culled=stages.get("GERMINATED", 0) - here,
     )
 
 
@@ -191,8 +191,9 @@ def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[E
 def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]) -> None:
     """Decide, act and tick after an epoch that was measured; what happens is added to each host's events."""
     for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
+        is_last = episodes.population.runs[host].epoch >= episodes.population.task.epochs  # nobody would train it
         # of a host that was rolled back nothing was measured as it is now
-        may_act = not any(isinstance(event, HostRolledBack) for event in happened[host])
+        may_act = not is_last and not any(isinstance(event, HostRolledBack) for event in happened[host])
         started = time.perf_counter()
         choice = decider.decide(view, may_act)
         while may_act and choice[0] != OP_WAIT:
@@ -200,7 +201,6 @@ def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list
             if not decider.is_plan:
                 break
             choice = decider.decide(episodes.population.runs[host].model.view(), may_act, is_again=True)
-        is_last = episodes.population.runs[host].epoch >= episodes.population.task.epochs  # nothing follows from it
         episodes.charge_policy([host], 0 if is_last else decider.flops, time.perf_counter() - started)
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked

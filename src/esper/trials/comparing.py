@@ -178,8 +178,8 @@ class Comparison:
         if arm in self.trained:
             return episodes_of(Path(arm))
         if arm in self.placements:  # validation chooses among all of them
-            return len(self.placements) * self.config.seeds
-        return read_search(arm).episodes if is_search(arm) else 0
+            return len(self.placements) * self.config.seeds * len(self.config.rates)
+        return read_search(arm).episodes * len(self.config.rates) if is_search(arm) else 0
 
     def _search(self, arm: str, rate: float) -> str:
         """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
@@ -229,7 +229,7 @@ class Comparison:
                 self._watch(epoch, ())
                 episodes.train()  # rolls back a host that broke
             for seed, run in zip(missing, hosts.runs, strict=True):
-                state = {name: value.cpu().contiguous() for name, value in run.model.host.state_dict().items()}
+                state = {name: value.cpu().contiguous().clone() for name, value in run.model.host.state_dict().items()}
                 stores[seed].save({"epochs": epochs}, {"host": (f"seed-{seed}.safetensors", partial(save_file, state))})
                 self.weights[seed] = state
 

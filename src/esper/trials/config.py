@@ -59,7 +59,7 @@ class RunConfig(TrialConfig):
 class CompareConfig(TrialConfig):
     """One comparison."""
 
-    policies: tuple[str, ...] = ("never", "sham", "heuristic", "random")
+    policies: tuple[str, ...] = Field(("never", "sham", "heuristic", "random"), min_length=1)
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
