@@ -20,8 +20,6 @@ SECOND_CASES = (
     "dashboard/test_browser.py::test_nothing_has_to_be_scrolled_sideways[#/run/ppo",
     "dashboard/test_watch.py::test_a_filter_is_applied_while_it_is_typed_kept_by_enter_and_dropped_by_escape",
     "dashboard/test_watch.py::test_a_host_with_many_slots_leaves_room_for_the_rest_and_can_be_scrolled[size1]",
-    "dashboard/test_watch.py::test_a_new_size_is_drawn_anew_even_in_a_pause",
-    "dashboard/test_watch.py::test_help_opens_and_closes_and_hides_no_news",
     "dashboard/test_watch.py::test_keys_go_round_the_hosts",
     "dashboard/test_watch.py::test_whoever_scrolled_back_in_the_log_is_left_there",
     "dashboard/test_watch.py::test_without_colour_the_same_text_is_there",
