@@ -157,7 +157,7 @@ def test_runs_of_one_policy_join_and_runs_with_other_settings_do_not(tmp_path):
     assert [row["accuracy"]["count"] for row in standings_of(first, second, larger)] == [2, 1]
 
 
-@pytest.mark.parametrize("name", ["amp", "compile", "corpus", "imports", "files"])
+@pytest.mark.parametrize("name", ["amp", "compile", "imports", "files"])
 def test_runs_that_were_played_in_another_way_do_not_join(tmp_path, name):
     never = grow_run(tmp_path / "never", "never", seeds=(0,), **{name: "other"})
     first, second = grow_run(tmp_path / "a", seeds=(0,)), grow_run(tmp_path / "b", seeds=(0,), **{name: "other"})

@@ -16,6 +16,7 @@ from esper.kasmina.harvesting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
@@ -44,6 +45,8 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
     require_trackers(config.telemetry.track)
     say, level = teller(console), TelemetryConfig(config.telemetry.level)
     values = {"command": "run", **config.settled().model_dump(mode="json")}
+    if not is_rule(config.policy) and Path(config.policy).is_file():
+        values["files"] = {config.policy: digest(Path(config.policy).resolve())}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out, fresh=not resume):
         say(f"{config.policy} on {describe_map(places)}")

@@ -16,7 +16,7 @@ POINTS = 400  # Rows of a chart; more than a screen can tell apart.
 MOST_SPANS, MOST_ROWS = 400, 200
 _LONGEST_TEXT, _DEEPEST = 2000, 16
 CONTROL, _REST = "never", ("results", "ledgers", "anomalies", "worth")
-_WAYS = ("amp", "compile", "corpus", "imports", "files")  # The first three change a host that never grows, too.
+_WAYS = ("amp", "compile", "imports", "files")  # The first two change a host that never grows, too.
 _TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", "decay")
 """Settings of a task that a host feels even if nothing grows."""
 
@@ -152,7 +152,7 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     for result in view.results:
         policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}
         own = json.dumps([policy, task, epochs, *map(view.config.get, _WAYS)], sort_keys=True)
-        training = json.dumps([*(task.get(name) for name in _TRAINING), epochs, *map(view.config.get, _WAYS[:3])])
+        training = json.dumps([*(task.get(name) for name in _TRAINING), epochs, *map(view.config.get, _WAYS[:2])])
         if isfinite(result["test_accuracy"]):
             arms.append(Arm(policy, name, epochs, "test", own, training, accuracy, {}, [result["final_params"]]))
     return arms

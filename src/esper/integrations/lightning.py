@@ -26,7 +26,7 @@ class GrowthCallback(Stepper, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise SettingError(f"{type(trainer.strategy).__name__} {UNAWARE}")
-        kinds = [kind.__name__ for other in trainer.callbacks for kind in type(other).__mro__]
+        kinds = [kind.__name__ for other in vars(trainer)["callbacks"] for kind in type(other).__mro__]
         for kind in [kind for kind in kinds if kind.endswith("WeightAveraging")]:
             raise SettingError(f"{kind} would leave out seeds that are planted later; use garden.ema(decay).")
         names = [name for name, part in pl_module.named_modules() if part is self.garden.model]
