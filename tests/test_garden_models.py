@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.leyline.errors import EsperError, HostError, SettingError, UnknownNameError
+from esper.leyline.errors import EsperError, HostError, SaveError, SettingError, UnknownNameError
 from esper.runtime.ledger import count_flops
 from esper.runtime.population import Population
 from user_models import MLP, losses_of, made_up, random_vectors, script
@@ -167,6 +167,28 @@ def test_epochs_are_whole_and_scores_are_told_by_a_bool(tmp_path):
         esper.GrowthSettings(epochs=7.5)
     garden = garden_of(MLP(), "middle", "mlp", higher_is_better=1)
     assert esper.load(garden.save(tmp_path), MLP(), policy="never").higher_is_better is True
+
+
+class Extra(MLP):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Expanded(MLP):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1).expand(8))
+
+
+@pytest.mark.parametrize(("model", "name"), [(Extra, "_extra_state"), (Expanded, "mask")])
+def test_what_cannot_be_saved_is_refused_by_name(model, name, tmp_path):
+    garden = garden_of(model(), "middle", "mlp")
+    with pytest.raises(SaveError, match=f"^{name} of"):
+        garden.save(tmp_path / "save")
+    assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
 
 
 def test_named_parameters_in_several_groups_are_attached():

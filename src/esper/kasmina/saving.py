@@ -182,6 +182,14 @@ def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot
 def _describe_tensors(host: nn.Module) -> Plain:
     """What a host must have in common with another one to carry its weights; its grown parts are not looked at."""
     found = host.state_dict()
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or value.untyped_storage().nbytes() < value.nbytes:
+            rule = (
+                "Only tensors with memory of their own can be saved: make it one, or register it with persistent=False"
+            )
+            raise SaveError(
+                f"{name} of the host is {'expanded' if isinstance(value, Tensor) else type(value)}. {rule}."
+            )
     return {key: [list(value.shape), str(value.dtype)] for key, value in found.items() if NOTE not in key}
 
 
