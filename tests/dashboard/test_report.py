@@ -151,3 +151,12 @@ def test_the_configuration_of_a_taught_policy_is_there_to_be_saved():
     assert "esper ppo --config-json config.json" in command
     assert json.loads(command.split("config.json:\n")[1]) == config
     assert "config.json" in advice
+
+
+def test_the_command_again_has_every_digit_and_no_endless_depth():
+    deep = 1
+    for _ in range(5000):
+        deep = [deep]
+    text, _ = reproduce({"ppo": {"lr": 0.000312345678}, "deep": deep, "none": float("nan")}, "ppo")
+    assert '"lr": 0.000312345678' in text
+    assert "NaN" not in text

@@ -26,16 +26,16 @@ def encode(value: Any) -> str:
     return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON has it: no infinities, seven digits, no endless text or depth."""
+def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
+    """The value as JSON has it: no infinities, seven digits (17 are exact), no endless text or depth."""
     if isinstance(value, float):
-        return float(f"{value:.7g}") if isfinite(value) else None
+        return float(f"{value:.{digits}g}") if isfinite(value) else None
     if value is None or isinstance(value, bool | int):
         return value
     if depth < _DEEPEST and isinstance(value, Mapping):
-        return {str(name)[:_LONGEST_TEXT]: plain(item, depth + 1) for name, item in value.items()}
+        return {str(name)[:_LONGEST_TEXT]: plain(item, depth + 1, digits) for name, item in value.items()}
     if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [plain(item, depth + 1) for item in value]
+        return [plain(item, depth + 1, digits) for item in value]
     return str(value)[:_LONGEST_TEXT]
 
 

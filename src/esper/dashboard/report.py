@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, rest, standings
+from esper.dashboard.payload import arms_of, curves, encode, episode_data, header, plain, rest, standings
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.leyline.errors import SaveError
 from esper.leyline.files import write_durably
@@ -63,7 +63,7 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     same = "The same version and kind of hardware give the same run" + (
         "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
     )
-    text = json.dumps({name: value for name, value in config.items() if name != "command"}, indent=1)
+    text = json.dumps(plain({name: own for name, own in config.items() if name != "command"}, digits=17), indent=1)
     if config.get("command") == GARDEN:
         return text, "Run your own training loop again. This is what esper.grow knew:"
     command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
