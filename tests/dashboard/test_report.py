@@ -153,6 +153,15 @@ def test_the_configuration_of_a_taught_policy_is_there_to_be_saved():
     assert "config.json" in advice
 
 
+def test_a_long_configuration_is_told_whole(tmp_path):
+    config = {"task": {"name": "digits"}, "ppo": {f"setting {number}": number for number in range(500)}}
+    folder = ppo_run(tmp_path / "run")
+    (folder / "config.json").write_text(json.dumps(config))
+    _, _, data = report_of(tmp_path, folder)
+    command = "\n".join(data["runs"][0]["command"])
+    assert json.loads(command.split("config.json:\n")[1]) == config
+
+
 def test_the_command_again_has_every_digit_and_no_endless_depth():
     deep = 1
     for _ in range(5000):

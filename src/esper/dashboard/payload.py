@@ -36,7 +36,7 @@ def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
         return {str(name)[:_LONGEST_TEXT]: plain(item, depth + 1, digits) for name, item in value.items()}
     if depth < _DEEPEST and isinstance(value, list | tuple):
         return [plain(item, depth + 1, digits) for item in value]
-    return str(value)[:_LONGEST_TEXT]
+    return "…" if isinstance(value, Mapping | list | tuple) else str(value)[:_LONGEST_TEXT]
 
 
 def header(reader: RunReader) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
         "episodes": [episode_data(episode, 200) for episode in episodes[:MOST_EPISODES]],
         "episodes_left_out": max(0, len(episodes) - MOST_EPISODES),
         "rest": rest(view),
-        "command": command,
+        "command": command.split("\n"),  # one text may be too long to be told whole
         "advice": advice,
     }
 

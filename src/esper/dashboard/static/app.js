@@ -816,7 +816,7 @@
     article.append(...outcome(`run-${index}`, rest));
     if (episodes.length) add("gates", "Gate decisions", ...gateDecisions(episodes));
     add("config", "Configuration", configTable(rest.config));
-    add("again", "How to reproduce", el("p", {}, run.advice), el("pre", { tabindex: 0 }, el("code", {}, run.command)));
+    add("again", "How to reproduce", el("p", {}, run.advice), el("pre", { tabindex: 0 }, el("code", {}, run.command.join("\n"))));
     for (const { episode, part } of drawings) part.draw(episode, header.slots, header.epochs);
     ofRounds.draw(header.kind === "ppo" ? roundCharts(run.rounds) : []);
     if (episodes.length) ofEpisode.draw(episodeCharts(episodes[0]));
