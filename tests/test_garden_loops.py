@@ -1,4 +1,4 @@
-"""Loops as people have them, where a garden would be silently wrong: states, averages, rates, evaluations, harvests."""
+"""Loops as people have them, where a garden would be silently wrong: states, rates, evaluations, harvests."""
 
 import copy
 import warnings
@@ -68,98 +68,6 @@ def test_what_is_harvested_has_an_ordinary_state():
     plain = walk_to(grow_cnn({0: PLANT_FIRST}), "DORMANT").harvest()
     assert not any("esper" in name for name in plain.state_dict())
     assert not any(module._load_state_dict_pre_hooks or module._state_dict_hooks for module in plain.modules())
-
-
-# -- averages ----------------------------------------------------------------------------------------------------------
-
-
-def averaged_by_hand(garden, decay, epochs):
-    """What an average of each parameter is that begins with the parameter itself."""
-    found = {}
-
-    def note(*_):
-        for p in garden.parameters():
-            found[p] = found[p] * decay + p.detach() * (1 - decay) if p in found else p.detach().clone()
-
-    note()
-    garden.model.link.optimizer.register_step_post_hook(note)
-    play(garden, epochs)
-    return {name: found[p] for name, p in garden.model.named_parameters()}
-
-
-def test_an_average_follows_growth():
-    garden = grow_cnn({0: PLANT_FIRST, 1: (1, 1, 2, 0), 5: (2, 0, 0, 0)}, scale=0.5)
-    ema = garden.ema(0.9)
-    expected = averaged_by_hand(garden, 0.9, 6)
-    own = {name: p.detach().clone() for name, p in garden.model.named_parameters()}
-    assert garden.model.fossilized_seeds
-    with ema.applied():
-        for name, p in garden.model.named_parameters():
-            assert torch.allclose(p, expected[name], atol=1e-6), name
-        assert not torch.equal(garden.model.slot("r0c0").fossils[0].scale, own["slots.r0c0.fossils.0.scale"])
-    assert all(torch.equal(p, own[name]) for name, p in garden.model.named_parameters())
-
-
-def test_an_average_is_harvested():
-    garden = grow_cnn({0: PLANT_FIRST}, scale=0.5)
-    ema = garden.ema(0.9)
-    play(garden, 5)
-    with ema.applied(), torch.no_grad():
-        plain, expected = garden.harvest().eval(), garden.model.eval()(HELD_OUT)
-    assert torch.equal(plain(HELD_OUT), expected)
-    assert not torch.equal(garden.harvest().eval()(HELD_OUT), expected)
-
-
-def test_an_average_is_saved_and_goes_on(tmp_path):
-    garden = grow_cnn({0: PLANT_FIRST}, scale=0.5)
-    garden.ema(0.9)
-    play(garden, 3)
-    garden.save(tmp_path)
-    again = esper.load(tmp_path, CNN(), policy=script({}))
-    again.attach(optim.SGD(again.parameters(), lr=0.05, momentum=0.9))
-    for each in (garden, again):
-        play(each, 2)
-    ours, theirs = garden.ema(0.9).tensors(), again.ema(0.9).tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    with pytest.raises(SettingError, match=r"0\.9.* 0\.99"):
-        again.ema(0.99)
-
-
-def test_the_average_of_a_newborn_begins_at_the_same_step_after_a_resume(tmp_path):
-    garden = grow_cnn({1: PLANT_FIRST})
-    garden.ema(0.9)
-    play(garden, 2).save(tmp_path / "run")
-    resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
-    resumed.attach(type(garden.model.link.optimizer)(resumed.parameters(), lr=1e-2))
-    assert not [name for name in resumed.average.tensors() if ".seed." in name], "it has taken no step yet"
-
-
-def test_an_average_follows_a_model_that_is_converted():
-    garden = grow_cnn()
-    ema = garden.ema(0.9)
-    garden.model.double()
-    ema.update()
-    assert {value.dtype for value in ema.tensors().values()} == {torch.float64}
-
-
-def test_an_average_of_half_precision_moves():
-    garden = esper.grow(MLP().bfloat16(), slots="middle", example=random_vectors(2).bfloat16(), policy="never")
-    garden.attach(optim.SGD(garden.parameters(), lr=0.1))
-    weight = garden.model.host.enter.weight
-    with torch.no_grad():
-        weight.fill_(1.0)
-        ema = garden.ema(0.999)
-        weight.fill_(1.5)  # a step towards it is a tenth of what half precision can add to 1
-    for _ in range(100):
-        ema.update()
-    assert (ema.tensors()["host.enter.weight"] > 1.04).all()
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
-def test_a_decay_without_meaning_is_refused(decay):
-    with pytest.raises(SettingError, match="decay"):
-        grow_cnn().ema(decay)
 
 
 # -- rates and optimisers ----------------------------------------------------------------------------------------------

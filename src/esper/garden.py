@@ -133,7 +133,7 @@ class Garden:
         self._resumed = time.perf_counter()
         self.pending_optimizer: OptimizerSnapshot | None = None
         self.average: keeping.Average | None = None
-        self._stepped: torch.utils.hooks.RemovableHandle | None = None
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []  # on steps of the optimisers
         self._follower = processes.Follower(model)
         self._is_split = self._is_passed_by = False
         """whether every process measures examples of its own; you train a compiled copy"""
@@ -155,9 +155,11 @@ class Garden:
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
         self._resumed = time.perf_counter()
         keeping.settle_optimizer(self)
-        if self._stepped is not None:
-            self._stepped.remove()
-        self._stepped = link.all[-1].optimizer.register_step_post_hook(self._after_step)
+        for hook in self._hooks:
+            hook.remove()
+        optimizers = [each.optimizer for each in link.all]
+        self._hooks = [each.register_step_pre_hook(self._before_step) for each in optimizers]
+        self._hooks += [each.register_step_post_hook(self._after_step) for each in optimizers]
         self._follower.follow()
 
     def ema(self, decay: float) -> keeping.Average:
@@ -218,6 +220,7 @@ class Garden:
 
     def save(self, folder: str | Path) -> Path:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
+        keeping.refuse_applied(self.average)
         if not processes.is_first():
             return Path(folder)
         averages = None if self.average is None else self.average.tensors()
@@ -228,6 +231,7 @@ class Garden:
 
         Settings and limits stay those of this garden. The scheduler is yours to restore unless it was attached.
         """
+        keeping.refuse_applied(self.average)
         processes.gather(lambda: None)  # the first process may be saving still
         keeping.take(self, *restore_network(self.model, Path(folder), partial(keeping.check, garden=self)))
         self._settle([])
@@ -271,6 +275,7 @@ class Garden:
     def _together(self) -> Iterator[None]:
         """All processes hold the same network before it is measured, and after it has changed."""
         refuse_wrapped(self.model)
+        keeping.refuse_applied(self.average)
         processes.share(self.model.buffers())
         processes.require_equal(self.model)
         before = structure_of(self.model)
@@ -283,9 +288,13 @@ class Garden:
         if self._is_passed_by and structure_of(self.model) != before:
             forget_compiled()
 
-    def _after_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.average is not None:
-            self.average.update()
+            self.average.begin_step(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.average is not None:
+            self.average.end_step(optimizer, len(self._hooks) // 2)
 
     def _measure(self, evaluate: Evaluate, epoch: int, link: OptimizerLink) -> list[Event]:
         started = time.perf_counter()

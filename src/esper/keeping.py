@@ -133,13 +133,30 @@ class Average:
     def __init__(self, model: MorphogeneticModel, decay: float):
         if not 0.0 < decay < 1.0:
             raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
-        self.model, self.decay = model, decay
+        self.model, self.decay, self.is_applied = model, decay, False
         self._values: dict[nn.Parameter, Tensor] = {}
+        self._moved: set[torch.optim.Optimizer] = set()  # those that have stepped since the last update
         self.update()
+        self._is_new = True
+
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before the first step the weights may still have changed, as DDP makes those of all processes equal."""
+        refuse_applied(self)
+        if self._is_new:
+            self._values = {}
+        if self._is_new or optimizer in self._moved:  # the others step less often
+            self.update()
+
+    def end_step(self, optimizer: torch.optim.Optimizer, count: int) -> None:
+        """An update belongs to a step of all `count` optimisers."""
+        self._moved.add(optimizer)
+        if len(self._moved) == count:
+            self.update()
 
     def update(self) -> None:
         """Move towards the weights as they are; the garden does so after each step of the optimiser."""
-        fresh = {}
+        self._is_new, fresh = False, {}
+        self._moved.clear()
         for parameter in self.model.parameters():
             # half precision would lose small steps, and the average would silently stand still
             now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
@@ -149,13 +166,15 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network with its averaged weights, to evaluate, harvest or export. Save outside of it."""
+        """The network with its averaged weights, to evaluate, harvest or export; all else is refused meanwhile."""
         kept = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
+        was_applied, self.is_applied = self.is_applied, True
         try:
             for parameter, value in kept:
                 parameter.detach().copy_(self._values.get(parameter, value))
             yield
         finally:
+            self.is_applied = was_applied
             for parameter, value in kept:
                 parameter.detach().copy_(value)
 
@@ -165,3 +184,9 @@ class Average:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters() if name in tensors}
+        self._is_new = False
+
+
+def refuse_applied(average: Average | None) -> None:
+    if average is not None and average.is_applied:
+        raise SettingError("inside ema.applied() the weights are averages: train, step, save and restore after it.")

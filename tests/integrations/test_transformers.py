@@ -101,9 +101,11 @@ def assert_same(first, second):
 
 
 BY_STEP = {"save_strategy": "steps", "save_steps": 3, "every": 2, "optim": "sgd"}
+AT_ENDS = {"save_strategy": "steps", "save_steps": 3}
+"""saved after the last step of an epoch, before the Trainer says that it has ended"""
 
 
-@pytest.mark.parametrize("options", [{}, BY_STEP], ids=["by epoch", "by step"])
+@pytest.mark.parametrize("options", [{}, BY_STEP, AT_ENDS], ids=["by epoch", "by step", "at ends of epochs"])
 def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsys):
     whole, garden = make_trainer(tmp_path / "whole", **options)
     whole.train()
@@ -115,6 +117,17 @@ def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsy
     assert isinstance(garden.history[-1], GrowthReported)  # what it was worth, in words
     assert str(garden.history[-1]) in capsys.readouterr().out
     assert resumed.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
+
+
+@pytest.mark.parametrize("most", [-1, 10], ids=["whole epochs", "ends within an epoch"])
+def test_the_last_checkpoint_has_the_garden_of_the_end(tmp_path, most):
+    trainer, garden = make_trainer(tmp_path, save_strategy="steps", save_steps=500, max_steps=most)
+    trainer.train()
+    (last,) = tmp_path.glob("checkpoint-*")
+    saved = esper.load(last / "garden", tiny_llama(), policy=script(PLAN))
+    assert saved.epoch == garden.epoch == (5 if most == -1 else 4)
+    assert saved.history == garden.history[: len(saved.history)]
+    assert weights_of(saved).keys() == weights_of(garden).keys()
 
 
 def test_a_report_that_fails_costs_no_training(tmp_path, capsys):

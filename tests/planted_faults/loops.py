@@ -50,14 +50,14 @@ FAULTS = [
         "keeping.py",
         "torch.promote_types(parameter.dtype, torch.float32)",
         "parameter.dtype",
-        "test_garden_loops.py::test_an_average_of_half_precision_moves",
+        "test_garden_average.py::test_an_average_of_half_precision_moves",
     ),
     Fault(
         "an average is lost when it is saved",
         "keeping.py",
         'garden.ema(extra["decay"]).restore(average)',
         'garden.ema(extra["decay"])',
-        "test_garden_loops.py::test_an_average_is_saved_and_goes_on",
+        "test_garden_average.py::test_an_average_is_saved_and_goes_on",
     ),
     Fault(
         "Muon gets a seed's vectors",

@@ -236,12 +236,14 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
     assert ledger.phases["validation"].seconds < ledger.phases["shadow"].seconds - trained["shadow"].seconds < 2.5
 
 
-def test_a_span_without_flops_is_shared_by_examples():
+def test_a_span_without_flops_is_shared_by_examples_and_without_those_it_is_the_firsts():
     ledger = Ledger()
     ledger.settle([("training", 30, 0), ("shadow", 10, 0)], 8.0)
     assert (ledger.phases["training"].seconds, ledger.phases["shadow"].seconds) == (6.0, 2.0)
-    ledger.settle([("training", 0, 0)], 8.0)
-    assert ledger.phases["training"] == PhaseCost(30, 0, 6.0)
+    ledger.settle([("training", 0, 0), ("shadow", 0, 0)], 8.0)
+    assert (ledger.phases["training"], ledger.phases["shadow"]) == (PhaseCost(30, 0, 14.0), PhaseCost(10, 0, 2.0))
+    ledger.settle([], 8.0)
+    assert ledger.phases["training"].seconds == 14.0
 
 
 def test_the_largest_size_is_remembered():

@@ -313,3 +313,8 @@ def test_an_environment_without_hosts_or_decisions_is_refused(task, count, seeds
 def test_an_unknown_reward_term_is_refused_at_once_with_the_nearest(twins):
     with pytest.raises(UnknownNameError, match=r"'rant'.*'rent'"):
         grow(POINTS, 1, twins, weights={"rant": 1.0})
+
+
+def test_a_task_by_name_is_refused_with_the_way_to_get_it(twins):
+    with pytest.raises(SettingError, match=r"'blobs'.*get_task"):
+        grow("blobs", 1, twins)

@@ -161,6 +161,8 @@ def test_training_from_python_leaves_a_run_folder_and_goes_on(tmp_path):
     assert (config.out / runfolder.EVENTS).stat().st_size
     with pytest.raises(SaveError, match="--resume"):
         train_ppo(config)
+    with pytest.raises(EsperError, match=r"dict.*TrainingConfig\.of"):
+        train_ppo({"rounds": 1})
     more = esper.train_ppo(config.with_changes([("rounds", 2)], "the test"), resume=True)
     (newest,) = (config.out / runfolder.CHECKPOINTS).glob("round-000002*")
     assert bytes_of(esper.PPOAgent.load(newest).network) == bytes_of(more.network)

@@ -11,7 +11,7 @@ from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import only_waiting
 from esper.tamiyo.policies import RulePolicy
-from esper.tamiyo.rules import Heuristic, Random, Schedule, is_rule, make_policy, read_rule
+from esper.tamiyo.rules import RULES, Heuristic, Random, Schedule, is_rule, make_policy, read_rule
 from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
@@ -116,6 +116,30 @@ def test_a_slots_queue_does_not_hold_up_another_slot():
     plan = Schedule(FACTS, epochs=(0, 0, 0), places=("r0c0.norm", "r0c0.norm", "r0c1.norm"))
     taken = {1: {"r0c0": {"stage": SeedStage.BLENDING}}, 4: {}}
     assert plays(plan, taken) == {0: "r0c0.norm", 1: "r0c1.norm", 4: "r0c0.norm"}
+
+
+class Bare:
+    """No dataclass, so it takes nothing."""
+
+
+@pytest.mark.parametrize(("build", "said"), [(Bare, "takes no facts"), (lambda facts: Bare(), r"without .* choose")])
+def test_what_cannot_be_a_rule_is_told_in_one_line(monkeypatch, build, said):
+    monkeypatch.setitem(RULES, "mine", build)
+    with pytest.raises(EsperError, match=said):
+        make_policy("mine", FACTS)
+
+
+@pytest.mark.parametrize("found", [0, WAIT, (WAIT, None)])
+def test_a_choice_without_its_memory_is_told_in_one_line(monkeypatch, found):
+    class Mine(Heuristic):
+        def choose(self, masks, reports, memory):
+            return found
+
+    policy = RulePolicy(Mine(FACTS))
+    with pytest.raises(EsperError, match=r"Mine\.choose gave .*, memory"):
+        policy.decide(
+            None, {name: mask[None] for name, mask in masks_for(FACTS, reports_of()).items()}, [reports_of()], None
+        )
 
 
 def test_a_file_is_no_rule():

@@ -19,14 +19,18 @@ from transformers.utils.generic import can_return_loss, find_labels  # noqa: E40
 
 
 class GrowthCallback(Stepper, TrainerCallback):
-    """Steps the garden before the Trainer saves."""
+    """Steps the garden before the Trainer saves, which it may do between an epoch's last step and its end."""
+
+    done = -1  # optimiser steps at the garden's last one
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every is not None and state.global_step % self.every == 0:
+        is_last = state.epoch % 1 == 0 or state.global_step >= state.max_steps
+        if is_last if self.every is None else state.global_step % self.every == 0:
+            self.done = state.global_step
             self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every is None:
+        if self.every is None and self.done != state.global_step:  # it ended early, or nobody knew its length
             self.step()
 
 

@@ -40,13 +40,13 @@ class Ledger:
         return replace(self, phases=dict(self.phases))
 
     def settle(self, charges: Sequence[Charge], seconds: float) -> None:
-        """Charge a span that was timed as a whole: its phases share the seconds by FLOPs, else by examples."""
-        weights = [examples * flops for _, examples, flops in charges]
-        if not any(weights):
-            weights = [examples for _, examples, _ in charges]
-        for (phase, examples, each), weight in zip(charges, weights, strict=True):
-            cost, share = self.phases[phase], seconds * weight / max(sum(weights), 1)
-            self.phases[phase] = PhaseCost(cost.examples + examples, cost.flops + examples * each, cost.seconds + share)
+        """Charge a span that was timed as a whole: phases share its seconds by FLOPs, by examples, or one has all."""
+        examples, first = [count for _, count, _ in charges], [int(number == 0) for number in range(len(charges))]
+        ways = [count * flops for _, count, flops in charges], examples, first
+        weights = next((way for way in ways if any(way)), first)
+        for (phase, count, each), weight in zip(charges, weights, strict=True):
+            cost, share = self.phases[phase], seconds * weight / sum(weights)
+            self.phases[phase] = PhaseCost(cost.examples + count, cost.flops + count * each, cost.seconds + share)
 
     def counts(self) -> dict[str, int]:
         """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""

@@ -66,6 +66,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
+        if not isinstance(task, Task):
+            raise SettingError(f"task is {task!r}; get_task(name) of esper.runtime.tasks gives one.")
         if count < 1 or not host_seeds or task.epochs < 2:
             given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
             raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")

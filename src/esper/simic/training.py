@@ -28,6 +28,8 @@ def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -
         resume: go on from the newest whole checkpoint in the folder, which has to be empty otherwise.
         options: functions that follow it, as `train_ppo_vectorized` takes them: watch, should_stop, tell.
     """
+    if not isinstance(config, TrainingConfig):
+        raise SettingError(f"config is a {type(config).__name__}; write esper.TrainingConfig.of({{...}}).")
     wants_cuda = config.devices[0].startswith("cuda")
     with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
         return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **options)

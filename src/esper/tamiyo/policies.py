@@ -51,7 +51,11 @@ class RulePolicy:
         after = []
         for host, (own_reports, own_memory) in enumerate(zip(reports, memory, strict=True)):
             own_masks = {head: mask[host] for head, mask in masks.items()}
-            actions[host], kept = self.rule.choose(own_masks, own_reports, own_memory)
+            found = self.rule.choose(own_masks, own_reports, own_memory)
+            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+                name = type(self.rule).__name__
+                raise SettingError(f"{name}.choose gave {found!r}; return (op, slot, blueprint, blend), memory.")
+            actions[host], kept = found
             kept = {key: value for key, value in kept.items() if key != "is_again"}
             after.append({**kept, "epoch": own_memory["epoch"] + 1, "host": own_memory["host"]})
         return actions, after

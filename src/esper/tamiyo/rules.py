@@ -267,4 +267,7 @@ def make_policy(name: str, facts: HostFacts) -> RulePolicy:
     rule, settings = read_rule(name)
     if not facts.costs:
         raise SettingError("a policy needs a price list; build `HostFacts` from a MorphogeneticModel's view.")
-    return RulePolicy(RULES[rule](facts, **settings))
+    made = RULES[rule](facts, **settings)
+    if not hasattr(made, "choose"):
+        raise SettingError(f"rule {rule} is a {type(made).__name__} without a method choose(masks, reports, memory).")
+    return RulePolicy(made)
