@@ -122,6 +122,5 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
             return
         assert isinstance(example, torch.Tensor)
         for slot_id in model.slot_config.slot_ids:
-            features = twin.forward_to_segment(slot_id, example)
-            if not torch.equal(twin.forward_from_segment(slot_id, features), plain):
+            if not torch.equal(twin.forward_from_segment(slot_id, twin.forward_to_segment(slot_id, example)), plain):
                 raise HostError(f"{type(host).__name__} changes its output when its pass is split at {slot_id}.")

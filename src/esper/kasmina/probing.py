@@ -88,8 +88,7 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
 
     with ExitStack() as stack, undisturbed(model):
         for name in names:
-            module = model.get_submodule(name)
-            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
+            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True))
         call_with(model, example)
     return calls
 

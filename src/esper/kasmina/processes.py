@@ -16,8 +16,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def count() -> int:
     """How many processes train together. All of them make the calls of this file, at the same points."""
-    is_joined = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_joined else 1
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def is_first() -> bool:

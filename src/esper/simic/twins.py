@@ -71,8 +71,7 @@ def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            saved = [] if kept is None else kept.facts["readings"]
-            readings = TypeAdapter(list[EpochReading]).validate_python(saved)
+            readings = TypeAdapter(list[EpochReading]).validate_python([] if kept is None else kept.facts["readings"])
     except SaveError:
         return None
     return readings if len(readings) == epochs else None

@@ -132,8 +132,7 @@ class RecurrentActorCritic(nn.Module):
             drawn = self._case(place, features, masks, choices)
             own = None if noise is None else noise[..., place, : head.size]
             choice = drawn.mode() if deterministic else drawn.sample(generator, own)
-            found = self._where_used(head, choices, choice, drawn.log_prob(choice))
-            choices[head.name], log_probs[head.name] = found
+            choices[head.name], log_probs[head.name] = self._where_used(head, choices, choice, drawn.log_prob(choice))
         return choices, log_probs, self._values(features), hidden
 
     def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
@@ -318,8 +317,7 @@ def run_sequences(
     begins[:, 0] = True
     piece = begins.flatten().cumsum(0) - 1  # which piece each step belongs to
     first = begins.flatten().nonzero().squeeze(1)
-    ends = torch.cat([first[1:], first.new_tensor([count * steps])])
-    lengths = ends - first
+    lengths = torch.cat([first[1:], first.new_tensor([count * steps])]) - first
     within = torch.arange(count * steps, device=starts.device) - first[piece]
     padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
     padded = padded.index_put((piece, within), inputs.flatten(0, 1))

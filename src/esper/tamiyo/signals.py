@@ -71,8 +71,7 @@ class SignalTracker:
             is_better = before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
             least = loss if before.best_loss is None else min(loss, before.best_loss)
             plateau = 0 if is_better else before.plateau_epochs + 1
-            losses = (*before.losses, loss)[-HISTORY:]
-            after = replace(after, losses=losses, best_loss=least, plateau_epochs=plateau)
+            after = replace(after, losses=(*before.losses, loss)[-HISTORY:], best_loss=least, plateau_epochs=plateau)
         if accuracy is not None:
             best = accuracy if before.best_accuracy is None else max(accuracy, before.best_accuracy)
             after = replace(after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best)

@@ -236,8 +236,7 @@ class LedgerClosed(Event):
     seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
 
     def __str__(self) -> str:
-        whole = sum(self.flops.values())
-        return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
+        return f"host {self.host}: {sum(self.flops.values()):.3g} FLOPs, at most {self.peak_params:,} parameters"
 
 
 class RoundBegan(Event):

@@ -131,8 +131,7 @@ class Comparison:
             for epochs in dict.fromkeys(lengths):
                 task = replace(self.task, lr=self.task.lr * rate, epochs=epochs)
                 task = replace(task, blueprints=(SHAM,)) if SHAM in group else task
-                own = [index for index, length in enumerate(lengths) if length == epochs]
-                for part in _batches(own, self.most):
+                for part in _batches([index for index, length in enumerate(lengths) if length == epochs], self.most):
                     runs = run_entries(task, [entries[index] for index in part], self.populate, watch=self._watch)
                     found |= dict(zip(part, runs, strict=True))
             for arm in group:

@@ -85,8 +85,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
         load_fitting(Path(config.policy), space)
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
     policy = load_fitting(store.path(kept, "policy"), space)
-    hosts = range(config.hosts)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in hosts]
+    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in range(config.hosts)]
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
