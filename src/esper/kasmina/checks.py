@@ -97,8 +97,7 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
         optimizer.step()
         if step == 0 and torch.equal(seed(features), features):
             raise BlueprintError(f"{what} does not change in its first optimiser step: its gradient is zero.")
-    asleep = sorted({name for name, _ in seed.named_parameters()} - woken)
-    if asleep:
+    if asleep := sorted({name for name, _ in seed.named_parameters()} - woken):
         raise BlueprintError(f"{what} has parameters without a gradient after {_STEPS_TO_WAKE} steps: {asleep}.")
 
 

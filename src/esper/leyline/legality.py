@@ -82,8 +82,7 @@ def _refuse_germinate(slot: str, blueprint: str | None, blend: str, view: Growth
     report = view.reports[slot]
     if (problem := _refuse_place(report, view)) is not None:
         return problem
-    cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
-    if cost is None:
+    if (cost := None if blueprint is None else view.costs.get((slot, blueprint, blend))) is None:
         fitting = ", ".join(sorted({b for s, b, _ in view.costs if s == slot})) or "none"
         place = f"slot {slot} with {report.kind} features of shape {report.feature_shape}"
         return errors.BlueprintMismatchError(f"blueprint {blueprint!r} does not fit {place}. Fitting here: {fitting}.")

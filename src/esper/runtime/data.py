@@ -63,8 +63,7 @@ def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -
             text = path.read_bytes()[:room]
         except OSError:  # a broken link, or somebody else's file
             continue
-        key = hashlib.sha256(text).digest()
-        if text and key not in texts:
+        if text and (key := hashlib.sha256(text).digest()) not in texts:
             texts[key] = text
             room -= len(text)
         if not room:

@@ -78,8 +78,7 @@ class Governor:
         """(kept, live) tensors that are still to be copied; a new structure is kept at once and leaves none."""
         if self.bad_checks:
             return []
-        topology = self.run.topology()
-        if topology == self._topology:
+        if (topology := self.run.topology()) == self._topology:
             self._good.update(self.run.plain_state())
             return list(zip(self._good["tensors"].values(), self._live, strict=True))
         self._topology = topology

@@ -47,8 +47,7 @@ def twin_readings(
     # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings
     stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
     found = {seed: kept for seed, store in stores.items() if (kept := _read(store, task.epochs)) is not None}
-    missing = [seed for seed in paths if seed not in found]
-    if missing:
+    if missing := [seed for seed in paths if seed not in found]:
         hosts = Population(task, missing, **population)
         for run in hosts.runs:
             run.is_static = True

@@ -54,8 +54,7 @@ class SignalTracker:
 
     def update(self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]) -> TrackedSignals:
         """Take in one epoch; every enabled slot must be in the reports. NaN and Inf count as not measured."""
-        missing = [slot for slot in self.slots.slot_ids if slot not in reports]
-        if missing:
+        if missing := [slot for slot in self.slots.slot_ids if slot not in reports]:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
         # what broke tells nothing: one NaN would stay in the best values for the rest of an episode

@@ -339,8 +339,7 @@ def from_record(record: dict[str, Any]) -> Event:
     """The event a record was made from; a record of another shape is refused."""
     values = dict(record)
     name = values.pop("type", None)
-    cls = EVENT_TYPES.get(str(name))
-    if cls is None or set(values) != {field.name for field in fields(cls)}:
+    if (cls := EVENT_TYPES.get(str(name))) is None or set(values) != {field.name for field in fields(cls)}:
         raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
     return cls(**values)
 

@@ -136,8 +136,7 @@ class Comparison:
                     found |= dict(zip(part, runs, strict=True))
             for arm in group:
                 runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
-                broken = [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]
-                if broken:
+                if broken := [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]:
                     where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
                     raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
                 rows, built, told = zip(*map(_plain, runs), strict=True)

@@ -143,8 +143,7 @@ class EpochSaves:
 
         Returns that epoch, what had happened in it, and the stages that each host had entered so far.
         """
-        save = self.store.newest()
-        if save is None:
+        if (save := self.store.newest()) is None:
             self.sink.rewind((0, 0))
             return None
         facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}
