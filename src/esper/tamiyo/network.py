@@ -199,11 +199,9 @@ class RecurrentActorCritic(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
-        shapes = {
-            name: (state_dict[name].shape, own.shape) for name, own in self.state_dict().items() if name in state_dict
-        }
-        pairs = {name: (tuple(there), tuple(here)) for name, (there, here) in shapes.items() if there != here}
-        if lines := [f"{name} is {there} in the weights and {here} here" for name, (there, here) in pairs.items()]:
+        here = {name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict}
+        there = {name: tuple(state_dict[name].shape) for name in here}
+        if lines := [f"{n} is {there[n]} in the weights and {here[n]} here" for n in here if there[n] != here[n]]:
             raise CheckpointMismatchError(
                 f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
                 "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
