@@ -108,10 +108,8 @@ class Episodes:
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
     """What an episode has cost, without the phases that it did not have."""
     costs = {name: cost for name, cost in ledger.phases.items() if cost.examples}
-    flops = {name: cost.flops for name, cost in costs.items()}
-    examples = {name: cost.examples for name, cost in costs.items()}
-    seconds = {name: cost.seconds for name, cost in costs.items()}
-    return LedgerClosed(host, seed, ledger.peak_params, flops, examples, seconds)
+    spent = ({name: getattr(cost, part) for name, cost in costs.items()} for part in ("flops", "examples", "seconds"))
+    return LedgerClosed(host, seed, ledger.peak_params, *spent)
 
 
 def act(
