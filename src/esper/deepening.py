@@ -122,7 +122,6 @@ def _extend(optimizer: torch.optim.Optimizer, layout: list[tuple[int, nn.Module]
     owner = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for source, copied in layout:
         for parameter, original in zip(copied.parameters(), old[source].parameters(), strict=True):
-            group = owner.get(id(original))
-            if group is not None and id(parameter) not in owner:
+            if (group := owner.get(id(original))) is not None and id(parameter) not in owner:
                 group["params"].append(parameter)
                 group.pop("param_names", None)  # names given at construction cannot be kept true

@@ -148,8 +148,7 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
     finals = {f"{kind} of {arm}": arm for kind in CONTROLS for arm in names}
     others = [name for name in names if name not in finals]
     controls = [name for name in others if name.partition(":")[0] in CONTROLS]
-    tried = [name for name in others if name not in controls]
-    if not tried:
+    if not (tried := [name for name in others if name not in controls]):
         controls, tried = [], others
     pairs = []
     for name in others:

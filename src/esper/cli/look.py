@@ -95,13 +95,12 @@ def _names() -> dict[str, dict[str, str]]:
     from esper.simic.rewards import FAMILIES, TERMS
     from esper.tamiyo.rules import RULES
 
-    kinds = {
-        name: [kind for kind in KINDS.values() if REGISTRY.has(kind, name)]
-        for name in REGISTRY.names_for(KINDS.values())
-    }
     return {
         "rules": _first_lines(RULES),
-        "blueprints": {name: f"for {', '.join(own)}" for name, own in kinds.items()},
+        "blueprints": {
+            name: f"for {', '.join(kind for kind in KINDS.values() if REGISTRY.has(kind, name))}"
+            for name in REGISTRY.names_for(KINDS.values())
+        },
         "reward terms": _first_lines(TERMS),
         "reward families": {
             family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())

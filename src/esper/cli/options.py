@@ -44,8 +44,7 @@ class Asked:
     """What a command line asks for: its arguments as written, and what they mean."""
 
     arguments: Sequence[str]
-    changes: list[tuple[str, Any]]
-    """(key, value) of the options that were given, then of each --set; later ones win"""
+    changes: list[tuple[str, Any]]  # (key, value) of the options that were given, then of each --set; later ones win
     preset: str | None
     file: Path | None
     resume: bool

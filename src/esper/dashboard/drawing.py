@@ -138,8 +138,7 @@ def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], he
     """Columns (label, name, form, colour) one above the other, each with its newest value and its range."""
     rows = []
     for label, name, form, style in curves:
-        values = [value for value in series.column(name) if math.isfinite(value)]
-        if values:
+        if values := [value for value in series.column(name) if math.isfinite(value)]:
             between = f"{form(min(values))} to {form(max(values))}"
             rows.append((label, form(values[-1]), spark(values, style, max(1, height // len(curves))), between))
     return lay_out(rows[: max(1, height)], wide=2)

@@ -60,14 +60,13 @@ def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
 
 def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     """The command that does the run again, and what has to be known about it."""
-    same = "The same version and kind of hardware give the same run" + (
-        "." if config.get("deterministic") else "; to the bit only with --deterministic on both."
-    )
+    how = "" if config.get("deterministic") else "; to the bit only with --deterministic on both"
     text = json.dumps(plain({name: own for name, own in config.items() if name != "command"}, digits=17), indent=1)
     if config.get("command") == GARDEN:
         return text, "Run your own training loop again. This is what esper.grow knew:"
     command = f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
-    return f"{command}\n\nconfig.json:\n{text}", f"Save what follows as config.json. {same}"
+    advice = f"Save what follows as config.json. The same version and kind of hardware give the same run{how}."
+    return f"{command}\n\nconfig.json:\n{text}", advice
 
 
 def page(data: Mapping[str, Any], title: str) -> str:

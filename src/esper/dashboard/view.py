@@ -187,8 +187,7 @@ class RunView:
                     self.episodes[host] = Episode(host, number, rank)
 
     def _episode(self, record: Record, rank: int) -> Episode:
-        slot = record.get("slot")
-        if slot is not None and slot not in self.slots:
+        if (slot := record.get("slot")) is not None and slot not in self.slots:
             self.slots = list(ordered_slots([*self.slots, slot]))
         if rank not in self.begun:
             self.enter(0, rank)
@@ -228,8 +227,7 @@ _FIELDS = {
 def is_sound(record: Record) -> bool:
     """Whether a record has the fields of its type, each with a value that may be there."""
     kind = record.get("type")
-    fields = _FIELDS.get(str(kind))
-    if fields is None or record.keys() != fields.keys():
+    if (fields := _FIELDS.get(str(kind))) is None or record.keys() != fields.keys():
         return kind in _DEBUG_KINDS
     return all(type(value) in fields[name] for name, value in record.items())
 
@@ -280,8 +278,7 @@ def _gate(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 
 
 def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    span = episode.alive(record["slot"])
-    if span is None:
+    if (span := episode.alive(record["slot"])) is None:
         span = _plant(episode, record)
         span.stages.append((record["stage"], epoch))
     gain, error = finite(record["contribution"]), finite(record["standard_error"])

@@ -172,7 +172,6 @@ class BlueprintRegistry:
 REGISTRY = BlueprintRegistry()
 blueprint = REGISTRY.register
 
-
 _CONV, _MLP = {"spatial": 1.0, "normalising": 1.0}, {"normalising": 1.0, "depth": 2.0}
 _BUILT_IN: tuple[tuple[str, str, Builder, dict[str, float]], ...] = (
     ("image", "conv_light", seeds.conv_light, _CONV),

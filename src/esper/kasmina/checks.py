@@ -97,8 +97,7 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
         optimizer.step()
         if step == 0 and torch.equal(seed(features), features):
             raise BlueprintError(f"{what} does not change in its first optimiser step: its gradient is zero.")
-    asleep = sorted({name for name, _ in seed.named_parameters()} - woken)
-    if asleep:
+    if asleep := sorted({name for name, _ in seed.named_parameters()} - woken):
         raise BlueprintError(f"{what} has parameters without a gradient after {_STEPS_TO_WAKE} steps: {asleep}.")
 
 
@@ -122,6 +121,5 @@ def check_host(host: nn.Module, slots: SlotConfig | None = None, example: Exampl
             return
         assert isinstance(example, torch.Tensor)
         for slot_id in model.slot_config.slot_ids:
-            features = twin.forward_to_segment(slot_id, example)
-            if not torch.equal(twin.forward_from_segment(slot_id, features), plain):
+            if not torch.equal(twin.forward_from_segment(slot_id, twin.forward_to_segment(slot_id, example)), plain):
                 raise HostError(f"{type(host).__name__} changes its output when its pass is split at {slot_id}.")

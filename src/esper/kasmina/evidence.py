@@ -59,8 +59,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 
 def gradient_ratio(seed_norm: float, seed_size: int, host_norm: float, host_size: int) -> float | None:
     """Gradient norm per root parameter, seed over host; None where there is nothing to compare."""
-    is_known = seed_size and host_norm > 0
-    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5) if is_known else None
+    return (seed_norm / seed_size**0.5) / (host_norm / host_size**0.5) if seed_size and host_norm > 0 else None
 
 
 def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

@@ -55,8 +55,7 @@ def build_slots(
     names = {name for name, _ in host.named_modules() if name}
     slots: dict[str, SeedSlot] = {}
     for slot_id in config.slot_ids:
-        name = config.modules[slot_id]
-        if name not in names:
+        if (name := config.modules[slot_id]) not in names:
             raise UnknownNameError("module", name, names, f"Slot {slot_id} needs the name of a sub-module.")
         place = places.get(name)
         problem = "it does not run on the example batch" if place is None else place.problem
@@ -79,8 +78,7 @@ def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:
     if name not in (COPY, COPY_ZERO):
         return blueprint.cost_at(slot.feature_shape, gated, site)
     handed = slot.inheritance
-    problem = handed.problem or (handed.zero_problem if name == COPY_ZERO else None)
-    if problem is not None:
+    if (problem := handed.problem or (handed.zero_problem if name == COPY_ZERO else None)) is not None:
         raise BlueprintMismatchError(f"{name} does not fit slot {slot.slot_id}: {problem}.")
     positions = 1 if slot.kind == "image" else math.prod(slot.feature_shape[:-1])
     gate = BlueprintCost(slot.channels + 1, 2 * slot.channels * positions) if gated else BlueprintCost(0, 0)
@@ -116,8 +114,7 @@ def price_copies(slots: Sequence[SeedSlot], costs: Prices, site_of: Callable[[st
     for slot in slots:
         own = [(name, blend) for of, name, blend in costs if of == slot.slot_id and name in (COPY, COPY_ZERO)]
         site = site_of(slot.slot_id)
-        size = count_parameters(site.module)
-        if size == slot.copied_params:
+        if (size := count_parameters(site.module)) == slot.copied_params:
             continue  # what it shares with the network takes a walk through all of it to find out
         slot.copied_params = size
         for name, blend in own:
@@ -168,8 +165,7 @@ def refuse_limits(max_seeds: int | None, budget: int | None, host_params: int, c
 
 def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
     """A blueprint that builds something else than it was priced for could break the budget."""
-    counted = count_parameters(seed)
-    if counted != price:
+    if (counted := count_parameters(seed)) != price:
         rule = "It must build the same modules every time; register it before wrapping."
         what = f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built {counted:,}"
         raise BlueprintError(f"{what}. {rule}")

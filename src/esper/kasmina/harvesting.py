@@ -34,8 +34,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     """
     grown = copy.deepcopy(model, copies.detached_memo(model))
     remove_slots(grown.host, runs=False)
-    sites = [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]
-    for slot, site in sites:
+    for slot, site in [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]:
         hooks = site._forward_hooks
         own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
         try:
@@ -95,8 +94,7 @@ def render_source(model: MorphogeneticModel, digest: str) -> str:
             if name != SHAM:
                 own.setdefault((slot.kind, name), _builder_source(slot.kind, name))
             inherits, is_member = REGISTRY.get(slot.kind, name).inherits, _becomes_member(slot, fossil)
-            is_image = slot.kind == "image"
-            stack.append((slot.kind, name, slot.channels, is_image, has_gate(fossil), inherits, is_member))
+            stack.append((slot.kind, name, slot.channels, slot.kind == "image", has_gate(fossil), inherits, is_member))
         if stack:
             table.append((module, natives.source_name(model.host, module), stack))
     parts = [seeds, *([copies, natives] if any(entry[5] for *_, stack in table for entry in stack) else [])]

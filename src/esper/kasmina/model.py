@@ -54,8 +54,7 @@ class MorphogeneticModel(nn.Module):
         self.max_seeds, self.budget = max_seeds, budget
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.link: OptimizerLink | None = None
-        self.births = 0
-        self.shadow_passes = 0
+        self.births = self.shadow_passes = 0
         self.examples = {"training": 0, "shadow": 0}
         """learned from since whoever keeps the books last looked; calls of a compiled network are not counted"""
         self._clipped_norms: list[Tensor | None] | None = None
@@ -103,8 +102,7 @@ class MorphogeneticModel(nn.Module):
     def build_seed(self, slot_id: str, blueprint_id: str, gated: bool, scale: float = 0.0) -> AnySeed:
         """A newborn seed of this slot, on its device; nothing is planted."""
         slot, site = self.slot(slot_id), self.site_of(slot_id)
-        blueprint = REGISTRY.get(slot.kind, blueprint_id)
-        seed = blueprint.build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
+        seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
         remove_slots(seed)
         if (blueprint_id, gated) not in slot.prices:  # of a save whose blends were others
             slot.prices[blueprint_id, gated] = fitting.price(slot, blueprint_id, gated, site)

@@ -114,8 +114,7 @@ def _place(members: nn.Module, owner: nn.Module | None, layout: Layout, undo: Ex
     old = {(place, id(module)): key for place, (key, module) in enumerate(members._modules.items())}
     for each in (members, *(() if owner is None else owner.children())):
         undo.callback(_restore, each._modules, dict(each._modules))
-    insert = getattr(owner, "insert_block", None)
-    if insert is not None:  # an owner with more than one list to keep in step
+    if (insert := getattr(owner, "insert_block", None)) is not None:  # an owner with more than one list to keep in step
         for place, (source, module) in enumerate(layout):
             if (source, id(module)) not in old:
                 insert(place, module)
@@ -244,8 +243,7 @@ def _find_configuration(
             except (ValueError, AttributeError) as problem:
                 problems.append(str(problem))
                 continue
-            new = sorted(found - known, key=str)
-            if not new:
+            if not (new := sorted(found - known, key=str)):
                 for part, field, value in numbers:
                     _set(part, field, value, undo)
                 return undo.pop_all()

@@ -88,8 +88,7 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
 
     with ExitStack() as stack, undisturbed(model):
         for name in names:
-            module = model.get_submodule(name)
-            stack.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
+            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True))
         call_with(model, example)
     return calls
 
@@ -160,8 +159,7 @@ def _judge(outputs: list[Any], tokens_first: bool, said: str | None) -> tuple[st
         return None, f"its output is {output.dtype}, and seeds work on floating point features"
     if said is not None and said not in KINDS.values():
         raise UnknownNameError("kind of slot", said, KINDS.values())
-    natural = KINDS.get(output.dim())
-    if natural is None:
+    if (natural := KINDS.get(output.dim())) is None:
         return None, f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4"
     if said not in (None, natural, "vector"):
         return None, f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions"
@@ -192,11 +190,9 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
     problems |= {place.name: place.problem for place in places}
     chosen: set[str] = set()
     for pattern in patterns:
-        meant = find_names(pattern, names)
-        if not meant:
+        if not (meant := find_names(pattern, names)):
             raise UnknownNameError("module or pattern", pattern, names, "See esper.inspect(model, example).")
-        fitting = {name for name in meant if problems[name] is None}
-        if not fitting:
+        if not (fitting := {name for name in meant if problems[name] is None}):
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
             rule = "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
             raise HostError(f"no slot fits {pattern!r}: {misfits}. {rule}")

@@ -16,8 +16,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def count() -> int:
     """How many processes train together. All of them make the calls of this file, at the same points."""
-    is_joined = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_joined else 1
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def is_first() -> bool:
@@ -61,8 +60,7 @@ def require_equal(model: MorphogeneticModel) -> None:
     bits = {name: p.detach().contiguous().view(_BITS[p.element_size()]) for name, p in model.named_parameters()}
     everyone = gather(lambda: {name: int(own.sum(dtype=torch.int64)) for name, own in bits.items()})
     for rank, other in enumerate(everyone):
-        differing = [name for name in {**everyone[0], **other} if everyone[0].get(name) != other.get(name)]
-        if differing:
+        if differing := [name for name in {**everyone[0], **other} if everyone[0].get(name) != other.get(name)]:
             what = f"rank {rank} and rank 0 hold different networks; the first difference is {differing[0]}"
             network = "DistributedDataParallel(garden.model), or what accelerate makes of garden.model"
             raise SettingError(f"{what}. Train {network}, with the same steps on all ranks.")
@@ -95,8 +93,7 @@ class Follower:
 
     def _note(self, parameter: Tensor) -> None:
         """Once per backward pass, whichever parameter it reaches first: processes may reach different ones."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task and count() > 1:
+        if (task := torch._C._current_graph_task_id()) != self._task and count() > 1:
             self._task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._average)
 

@@ -213,8 +213,7 @@ def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[An
     owned = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
     if len(owned) != len(known := set(owned)):
         raise OptimizerError("two of these optimisers own the same parameter; give each one parameters of its own.")
-    missing = [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]
-    if missing:
+    if missing := [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         way_out = "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         count = f"{len(missing)} of the host's trainable parameters ({shown})"

@@ -72,9 +72,8 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
         rule = "A seed can be germinated only where the slot is DORMANT; wait until it is, or choose another slot."
         return errors.SlotOccupiedError(f"slot {slot} is {report.stage.name}. {rule}")
     if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
-        return errors.SeedLimitError(
-            f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}; cull one or raise max_seeds."
-        )
+        found = f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}"
+        return errors.SeedLimitError(f"{found}; cull one or raise max_seeds.")
     return None
 
 
@@ -82,14 +81,12 @@ def _refuse_germinate(slot: str, blueprint: str | None, blend: str, view: Growth
     report = view.reports[slot]
     if (problem := _refuse_place(report, view)) is not None:
         return problem
-    cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
-    if cost is None:
+    if (cost := None if blueprint is None else view.costs.get((slot, blueprint, blend))) is None:
         fitting = ", ".join(sorted({b for s, b, _ in view.costs if s == slot})) or "none"
         place = f"slot {slot} with {report.kind} features of shape {report.feature_shape}"
         return errors.BlueprintMismatchError(f"blueprint {blueprint!r} does not fit {place}. Fitting here: {fitting}.")
     if not _has_room(cost, view):
-        return errors.BudgetExceededError(
-            f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but {view.params_used:,} of "
-            f"{view.budget:,} are used. Choose a smaller blueprint, cull a seed, or raise the budget."
-        )
+        needs = f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters"
+        found = f"{needs}, but {view.params_used:,} of {view.budget:,} are used"
+        return errors.BudgetExceededError(f"{found}. Choose a smaller blueprint, cull a seed, or raise the budget.")
     return None

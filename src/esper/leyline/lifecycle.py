@@ -75,8 +75,7 @@ class SeedState:
         return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
 
     def judged(self, evidence: GateEvidence) -> Self:
-        others = tuple(gate for gate in self.gates if gate.name != evidence.name)
-        return replace(self, gates=(*others, evidence))
+        return replace(self, gates=(*(gate for gate in self.gates if gate.name != evidence.name), evidence))
 
     def measured(self, contribution: Measurement) -> Self:
         return replace(self, contribution=contribution).judged(counterfactual_gate(contribution))

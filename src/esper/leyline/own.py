@@ -46,8 +46,7 @@ def import_own(given: str) -> None:
     name = _module_name(given)
     if is_file and not path.is_file():
         raise SettingError(f"--import {given}: there is no such file. Name a Python file, or a module without .py.")
-    folder = str(path.resolve().parent if is_file else Path.cwd())
-    if folder not in sys.path:
+    if (folder := str(path.resolve().parent if is_file else Path.cwd())) not in sys.path:
         sys.path.append(folder)  # at the end, so that nothing else is hidden by it
     invalidate_caches()
     try:
@@ -77,8 +76,7 @@ def _module_name(given: str) -> str:
 def require_imported(needed: Mapping[str, str]) -> None:
     """Refuse to go on without the files that a run was started with. They are code, so nobody imports them unasked."""
     for name, known in needed.items():
-        file = getattr(sys.modules.get(_module_name(name)), "__file__", None)
-        if file is None:
+        if (file := getattr(sys.modules.get(_module_name(name)), "__file__", None)) is None:
             raise SettingError(f"the run was started with --import {name}. Name it again: esper --import {name} ...")
         if digest(Path(file)) != known:
             raise SettingError(f"{file} is not what the run was started with. Restore it, or choose another --out.")

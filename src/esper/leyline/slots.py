@@ -41,8 +41,7 @@ class SlotConfig:
         if not self.slot_ids:
             raise SlotIdError("no slots given. A host needs at least one slot; write slot_ids=('r0c0',).")
         ordered = ordered_slots(self.slot_ids)
-        repeated = sorted({a for a, b in pairwise(ordered) if a == b})
-        if repeated:
+        if repeated := sorted({a for a, b in pairwise(ordered) if a == b}):
             raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
         if self.modules and set(self.modules) != set(ordered):
             raise SlotIdError(f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none.")

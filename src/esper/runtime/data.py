@@ -37,23 +37,17 @@ def load_digits(root: Path | None = None) -> Splits:
 
 def load_blobs(root: Path | None = None) -> Splits:
     """Points in a square, labelled by the sign of x * y: no linear map can tell the classes apart, a small MLP can."""
-    draw = torch.Generator().manual_seed(0)
-    points = torch.rand(1536, 2, generator=draw) * 2 - 1
-    labels = (points.prod(1) > 0).long()
-    rest, test = carve(TensorSplit(points, labels), share=0.25)
+    points = torch.rand(1536, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    rest, test = carve(TensorSplit(points, (points.prod(1) > 0).long()), share=0.25)
     return Splits(*carve(rest, share=0.25), SealedSplit(test))
 
 
 def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_500_000) -> Splits:
     """The source of this Python's standard library as bytes: a text that is always there."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    text = bytearray()
-    for path in sorted(folder.glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= size:
-            break
-    corpus = f"{len(text[:size]):,} bytes, sha256 {hashlib.sha256(text[:size]).hexdigest()[:16]}"
-    return replace(_text_splits(torch.frombuffer(text[:size], dtype=torch.uint8), context), corpus=corpus)
+    text = bytearray().join(path.read_bytes() for path in sorted(folder.glob("*.py")))[:size]
+    corpus = f"{len(text):,} bytes, sha256 {hashlib.sha256(text).hexdigest()[:16]}"
+    return replace(_text_splits(torch.frombuffer(text, dtype=torch.uint8), context), corpus=corpus)
 
 
 def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -> Splits:
@@ -69,8 +63,7 @@ def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -
             text = path.read_bytes()[:room]
         except OSError:  # a broken link, or somebody else's file
             continue
-        key = hashlib.sha256(text).digest()
-        if text and key not in texts:
+        if text and (key := hashlib.sha256(text).digest()) not in texts:
             texts[key] = text
             room -= len(text)
         if not room:

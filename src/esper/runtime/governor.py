@@ -54,8 +54,7 @@ class Governor:
         clearly = min(max(CLEARLY_BETTER * chance, chance + luck), (1 + chance) / 2)
         if self.best_accuracy >= clearly and accuracy <= GUESSING * chance:
             return f"accuracy fell from {self.best_accuracy:.1%} to guessing, {accuracy:.1%}"
-        worse_than_guessing = -math.log(chance)
-        self.bad_checks = self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, worse_than_guessing) else 0
+        self.bad_checks = self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, -math.log(chance)) else 0
         if self.bad_checks >= PATIENCE:
             return f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
         self.best_accuracy, self.best_loss = max(self.best_accuracy, accuracy), min(self.best_loss, loss)
@@ -79,8 +78,7 @@ class Governor:
         """(kept, live) tensors that are still to be copied; a new structure is kept at once and leaves none."""
         if self.bad_checks:
             return []
-        topology = self.run.topology()
-        if topology == self._topology:
+        if (topology := self.run.topology()) == self._topology:
             self._good.update(self.run.plain_state())
             return list(zip(self._good["tensors"].values(), self._live, strict=True))
         self._topology = topology

@@ -134,9 +134,8 @@ class HostRun:
         if self.task.clock == "compute":  # on a GPU the rate is looked up there, so that a captured step finds it
             self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_cuda else self.rates[self.step - 1])
             self.taken += 1
-        devices = [self.device.index or 0] if is_cuda else []
         # a host that draws does so from numbers of its own, so that it does not matter who trains beside it
-        own = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
+        own = own_randomness(self.seed, 3, self.epoch, self.step, devices=[self.device.index or 0] if is_cuda else [])
         with own if self.is_random or not is_cuda else nullcontext():
             self._learn(inputs, targets)
 

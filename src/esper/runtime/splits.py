@@ -142,8 +142,7 @@ def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
 def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
     """Train and validation from the training data, the same on every machine and in every run."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    cut = int(len(split) * share)
-    if not 0 < cut < len(split):
+    if not 0 < (cut := int(len(split) * share)) < len(split):
         raise DataError(f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data.")
     parts = order[cut:], order[:cut]
     kept, held_out = (replace(split, inputs=split.inputs[rows], targets=split.targets[rows]) for rows in parts)

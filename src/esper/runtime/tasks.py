@@ -75,8 +75,7 @@ class Task:
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "epochs": 1, "epoch_examples": 1, "held_out": 2}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
+            if (value := getattr(self, name)) is not None and value < least:
                 raise SettingError(f"task {self.name}: {name} must be at least {least}, got {value}.")
         for name, known in {"optimizer": ("sgd", "adamw"), "clock": ("epochs", "compute")}.items():
             if getattr(self, name) not in known:
@@ -144,8 +143,7 @@ def stack_examples(examples: Examples, classes: int, what: str) -> TensorSplit:
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise DataError(f"{what}: an example is {type(pairs[0]).__name__}, but each must be a pair (tensor, label).")
     inputs = [torch.as_tensor(example) for example, _ in pairs]
-    shapes = {tuple(example.shape) for example in inputs}
-    if len(shapes) > 1:
+    if len(shapes := {tuple(example.shape) for example in inputs}) > 1:
         raise DataError(f"{what}: examples have different shapes {sorted(shapes)[:3]}; make them equal.")
     stacked = torch.stack(inputs)
     stacked = stacked.float() if stacked.is_floating_point() else stacked

@@ -69,8 +69,7 @@ class Player:
     """Plays a vector environment with an agent, rollout after rollout; episodes go on from one to the next."""
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
-        mode = env.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        if (mode := env.metadata.get("autoreset_mode")) not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             found = f"the metadata says autoreset_mode={mode}"
             raise EnvironmentMismatchError(f"{found}. Supported: NEXT_STEP and SAME_STEP; declare what it does.")
         assert agent.codecs is not None

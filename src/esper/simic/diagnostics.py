@@ -171,6 +171,8 @@ def summarise(
     entropies = torch.stack([trace.entropies for trace in whole]).mean(0).tolist()
     norms = [trace.gradient_norm for trace in whole if trace.gradient_norm is not None]
     finite = [norm for norm in norms if bool(torch.isfinite(norm))]
+    logs, used = (*first.log_ratios, first.log_ratios.sum(0)), (*first.is_relevant, first.valid)
+    at_first = zip((*names, "joint"), map(_ratios, logs, used), strict=True)
     heads = {}
     for place, name in enumerate(names):
         own = _ratios(every.log_ratios[place], every.is_relevant[place])
@@ -184,7 +186,7 @@ def summarise(
         ratio_std=float(joint.std(unbiased=False)),
         ratio_max=float(joint.max()),
         ratio_min=float(joint.min()),
-        first_ratio_gap=_gaps(first, names),
+        first_ratio_gap={name: float((ratios - 1).abs().max()) for name, ratios in at_first},
         first_worst=next(iter(look(first.log_ratios, first.rows, first.begins, names, limit=1.0).worst), None),
         approx_kl=float(whole[-1].kl),
         clip_fraction=_outside(joint, clip),
@@ -212,9 +214,3 @@ def _ratios(log_ratios: Tensor, counted: Tensor) -> Tensor:
 
 def _outside(ratios: Tensor, clip: float) -> float:
     return float(((ratios - 1).abs() > clip).float().mean())
-
-
-def _gaps(trace: MinibatchTrace, names: Sequence[str]) -> dict[str, float]:
-    shown = zip((*names, "joint"), (*trace.log_ratios, trace.log_ratios.sum(0)), strict=True)
-    used = (*trace.is_relevant, trace.valid)
-    return {name: float((_ratios(log, own) - 1).abs().max()) for (name, log), own in zip(shown, used, strict=True)}

@@ -108,17 +108,15 @@ def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[
     """The weights of a family with some of them changed; a term that it does not have is refused."""
     if family not in FAMILIES:
         raise UnknownNameError("reward family", family, FAMILIES, "One of your own: esper --import FILE.")
-    known = FAMILIES[family]
-    return {**known, **check_weights(changed or {}, known, f"reward term of family {family!r}")}
+    return {**FAMILIES[family], **check_weights(changed or {}, family)}
 
 
-def check_weights(
-    weights: Mapping[str, float], known: Collection[str] = TERMS, what: str = "reward term"
-) -> dict[str, float]:
-    """The same weights, if every term is known and none would turn a price into a prize."""
+def check_weights(weights: Mapping[str, float], family: str | None = None) -> dict[str, float]:
+    """The same weights, if every term is known, of the family too, and none would turn a price into a prize."""
+    known: Collection[str] = TERMS if family is None else FAMILIES[family]
     for name, weight in weights.items():
         if name not in known:
-            raise UnknownNameError(what, name, known)
+            raise UnknownNameError(f"reward term{f' of family {family!r}' if family else ''}", name, known)
         if not 0 <= weight < math.inf:
             raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more, and finite.")
     return dict(weights)

@@ -84,8 +84,7 @@ class Team:
                 raise
             problem = found
         texts = self.gather(None if problem is None else str(problem))
-        said = [(rank, text) for rank, text in enumerate(texts) if text is not None]
-        if said:
+        if said := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
             self._told = problem or SettingError(f"rank {said[0][0]} failed: {said[0][1]}")
             raise self._told
 

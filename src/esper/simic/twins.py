@@ -47,8 +47,7 @@ def twin_readings(
     # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings
     stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
     found = {seed: kept for seed, store in stores.items() if (kept := _read(store, task.epochs)) is not None}
-    missing = [seed for seed in paths if seed not in found]
-    if missing:
+    if missing := [seed for seed in paths if seed not in found]:
         hosts = Population(task, missing, **population)
         for run in hosts.runs:
             run.is_static = True
@@ -71,8 +70,7 @@ def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            saved = [] if kept is None else kept.facts["readings"]
-            readings = TypeAdapter(list[EpochReading]).validate_python(saved)
+            readings = TypeAdapter(list[EpochReading]).validate_python([] if kept is None else kept.facts["readings"])
     except SaveError:
         return None
     return readings if len(readings) == epochs else None

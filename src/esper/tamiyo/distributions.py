@@ -54,9 +54,7 @@ class MaskedCategorical:
             if not bool(possible.all()):
                 host, *step = (~possible).nonzero()[0].tolist() or [0]
                 where = f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}"
-                rule = (
-                    "Every row needs at least one possible choice; a head that is not used has index 0 as its only one."
-                )
+                rule = "Every row needs at least one possible choice; an unused head has index 0 as its only one."
                 raise MaskError(f"{where}: the mask allows nothing. {rule}")
         self.mask = mask
         self.logits = mask_logits(logits, mask)

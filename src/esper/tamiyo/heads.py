@@ -87,8 +87,7 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
         return mask.reshape(len(mask), *(1,) * cases, head.size)
     axis = spec.names.index(str(head.mask_by))
     rows = mask[:, list(spec.uses(head))] if axis == 0 else mask
-    shape = [1] * cases
-    shape[axis] = rows.shape[1]
+    shape = (rows.shape[1] if case == axis else 1 for case in range(cases))
     return rows.reshape(len(mask), *shape, head.size)
 
 

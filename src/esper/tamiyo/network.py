@@ -132,8 +132,7 @@ class RecurrentActorCritic(nn.Module):
             drawn = self._case(place, features, masks, choices)
             own = None if noise is None else noise[..., place, : head.size]
             choice = drawn.mode() if deterministic else drawn.sample(generator, own)
-            found = self._where_used(head, choices, choice, drawn.log_prob(choice))
-            choices[head.name], log_probs[head.name] = found
+            choices[head.name], log_probs[head.name] = self._where_used(head, choices, choice, drawn.log_prob(choice))
         return choices, log_probs, self._values(features), hidden
 
     def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
@@ -200,11 +199,9 @@ class RecurrentActorCritic(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
-        shapes = {
-            name: (state_dict[name].shape, own.shape) for name, own in self.state_dict().items() if name in state_dict
-        }
-        pairs = {name: (tuple(there), tuple(here)) for name, (there, here) in shapes.items() if there != here}
-        if lines := [f"{name} is {there} in the weights and {here} here" for name, (there, here) in pairs.items()]:
+        here = {name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict}
+        there = {name: tuple(state_dict[name].shape) for name in here}
+        if lines := [f"{n} is {there[n]} in the weights and {here[n]} here" for n in here if there[n] != here[n]]:
             raise CheckpointMismatchError(
                 f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
                 "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
@@ -318,8 +315,7 @@ def run_sequences(
     begins[:, 0] = True
     piece = begins.flatten().cumsum(0) - 1  # which piece each step belongs to
     first = begins.flatten().nonzero().squeeze(1)
-    ends = torch.cat([first[1:], first.new_tensor([count * steps])])
-    lengths = ends - first
+    lengths = torch.cat([first[1:], first.new_tensor([count * steps])]) - first
     within = torch.arange(count * steps, device=starts.device) - first[piece]
     padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
     padded = padded.index_put((piece, within), inputs.flatten(0, 1))

@@ -139,14 +139,10 @@ def signals_to_features(
     for report in own:
         values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in each]
     for report in own if use_telemetry else ():
-        values += [_telemetry(name, report, loss_scale) for name in TELEMETRY_FEATURES]
+        there = TELEMETRY_FEATURES if report.is_live else _OF_THE_PLACE
+        told = (feature(report, loss_scale) if name in there else 0.0 for name, feature in TELEMETRY_FEATURES.items())
+        values += told if report.is_live else (max(0.0, value) for value in told)
     return np.clip(np.asarray(values, np.float32), -LARGEST, LARGEST)
-
-
-def _telemetry(name: str, report: SeedStateReport, loss_scale: float) -> float:
-    if report.is_live:
-        return TELEMETRY_FEATURES[name](report, loss_scale)
-    return max(0.0, TELEMETRY_FEATURES[name](report, loss_scale)) if name in _OF_THE_PLACE else 0.0
 
 
 def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> NDArray[np.float32]:

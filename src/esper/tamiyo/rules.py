@@ -110,8 +110,7 @@ class Schedule:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
             return self._go_on(self.places, legal, memory)
-        names = self.facts.space.blueprint_ids
-        places = [(s, b) for s, b in legal if self.blueprint_id in (None, names[b])]
+        places = [(s, b) for s, b in legal if self.blueprint_id in (None, self.facts.space.blueprint_ids[b])]
         if not places or memory["epoch"] - memory["idle"] not in self.epochs:
             return WAIT, memory
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots

@@ -54,8 +54,7 @@ class SignalTracker:
 
     def update(self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]) -> TrackedSignals:
         """Take in one epoch; every enabled slot must be in the reports. NaN and Inf count as not measured."""
-        missing = [slot for slot in self.slots.slot_ids if slot not in reports]
-        if missing:
+        if missing := [slot for slot in self.slots.slot_ids if slot not in reports]:
             raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
         # what broke tells nothing: one NaN would stay in the best values for the rest of an episode
@@ -71,8 +70,7 @@ class SignalTracker:
             is_better = before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
             least = loss if before.best_loss is None else min(loss, before.best_loss)
             plateau = 0 if is_better else before.plateau_epochs + 1
-            losses = (*before.losses, loss)[-HISTORY:]
-            after = replace(after, losses=losses, best_loss=least, plateau_epochs=plateau)
+            after = replace(after, losses=(*before.losses, loss)[-HISTORY:], best_loss=least, plateau_epochs=plateau)
         if accuracy is not None:
             best = accuracy if before.best_accuracy is None else max(accuracy, before.best_accuracy)
             after = replace(after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best)

@@ -236,8 +236,7 @@ class LedgerClosed(Event):
     seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
 
     def __str__(self) -> str:
-        whole = sum(self.flops.values())
-        return f"host {self.host}: {whole:.3g} FLOPs, at most {self.peak_params:,} parameters"
+        return f"host {self.host}: {sum(self.flops.values()):.3g} FLOPs, at most {self.peak_params:,} parameters"
 
 
 class RoundBegan(Event):
@@ -340,8 +339,7 @@ def from_record(record: dict[str, Any]) -> Event:
     """The event a record was made from; a record of another shape is refused."""
     values = dict(record)
     name = values.pop("type", None)
-    cls = EVENT_TYPES.get(str(name))
-    if cls is None or set(values) != {field.name for field in fields(cls)}:
+    if (cls := EVENT_TYPES.get(str(name))) is None or set(values) != {field.name for field in fields(cls)}:
         raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
     return cls(**values)
 

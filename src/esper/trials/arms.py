@@ -147,10 +147,8 @@ class Decider:
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
         """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and nothing is left."""
-        masks = compute_batch_masks([view])
-        if not may_act:
-            masks = only_waiting(masks)
-        policy = self.policy
+        policy, masks = self.policy, compute_batch_masks([view])
+        masks = masks if may_act else only_waiting(masks)
         observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
         with self.recalled():
             memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans

@@ -131,17 +131,18 @@ class Comparison:
             for epochs in dict.fromkeys(lengths):
                 task = replace(self.task, lr=self.task.lr * rate, epochs=epochs)
                 task = replace(task, blueprints=(SHAM,)) if SHAM in group else task
-                own = [index for index, length in enumerate(lengths) if length == epochs]
-                for part in _batches(own, self.most):
+                for part in _batches([index for index, length in enumerate(lengths) if length == epochs], self.most):
                     runs = run_entries(task, [entries[index] for index in part], self.populate, watch=self._watch)
                     found |= dict(zip(part, runs, strict=True))
             for arm in group:
                 runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
-                broken = [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]
-                if broken:
+                if broken := [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]:
                     where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
                     raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
-                rows, built, told = zip(*map(_plain, runs), strict=True)
+                rows = tuple({**to_record(run.result), "peak_params": run.peak_params} for run in runs)
+                kept = [[each for each in run.events if isinstance(each, ActionTaken | StageChanged)] for run in runs]
+                told = tuple(tuple(map(to_record, own)) for own in kept)
+                built = tuple(run.architecture for run in runs)
                 trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
                 self._store(*_KEPT, arm, rate).save(vars(trials))
                 self.done[arm, rate] = trials
@@ -264,12 +265,6 @@ def _newest(store: Store, consequence: str) -> Generation | None:
         return store.newest()
     except SaveError as problem:
         raise SaveError(f"{problem} If you delete {store.manifest}, {consequence}.") from problem
-
-
-def _plain(run: ArmRun) -> tuple[dict[str, Any], tuple[Planting, ...], tuple[dict[str, Any], ...]]:
-    row = {**to_record(run.result), "peak_params": run.peak_params}
-    told = tuple(to_record(event) for event in run.events if isinstance(event, ActionTaken | StageChanged))
-    return row, run.architecture, told
 
 
 def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -> dict[str, Any]:

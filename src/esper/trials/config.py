@@ -15,8 +15,7 @@ from esper.telemetry.runfolder import POLICY
 from esper.telemetry.store import digest_json
 from esper.trials.searching import is_search, read_search
 
-ALL = "all"
-"""Stands for every arm that grows."""
+ALL = "all"  # Stands for every arm that grows.
 
 
 class TrialConfig(HostsConfig):

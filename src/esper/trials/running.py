@@ -85,8 +85,7 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
         load_fitting(Path(config.policy), space)
         kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
     policy = load_fitting(store.path(kept, "policy"), space)
-    hosts = range(config.hosts)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in hosts]
+    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in range(config.hosts)]
 
 
 def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
@@ -144,8 +143,7 @@ class EpochSaves:
 
         Returns that epoch, what had happened in it, and the stages that each host had entered so far.
         """
-        save = self.store.newest()
-        if save is None:
+        if (save := self.store.newest()) is None:
             self.sink.rewind((0, 0))
             return None
         facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}

@@ -119,8 +119,7 @@ class Draws:
             kind = str(self.random.choice(["more", "fewer", "elsewhere", "moved"])) if plan and parts else "more"
             decision, place = (0, "") if kind == "more" else parts.pop(self.random.integers(len(parts)))
             if kind == "moved":
-                moved = decision + int(self.random.integers(-3, 4))
-                parts.append((min(max(moved, 0), self.epochs - 2), place))
+                parts.append((min(max(decision + int(self.random.integers(-3, 4)), 0), self.epochs - 2), place))
             elif kind != "fewer":
                 room = self.room - sum(self.prices[place] for _, place in parts)
                 fitting = [place for place, price in self.prices.items() if price <= room]
