@@ -135,11 +135,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote."""
     try:
         found = dict(json.loads(read_plain(path)))
+        known, own = found.pop(CHECKSUM, None), digest_json(found)
     except (OSError, ValueError, TypeError, RecursionError) as problem:
-        raise SaveError(f"{path} cannot be read ({problem}).") from problem
-    if CHECKSUM not in found:
+        raise SaveError(f"{path} cannot be read ({problem}). Restore it, or choose another --out.") from problem
+    if known is None:
         raise SaveError(f"{path} is of an older format. Use the Esper that wrote it, or choose another --out.")
-    if found.pop(CHECKSUM) != digest_json(found):
+    if known != own:
         raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
     return found
 
