@@ -5,11 +5,17 @@ import io
 import pytest
 from rich.console import Console
 
+from esper.cli.app import main
 from esper.cli.console import arms_table
+from esper.cli.session import teller
 from esper.leyline.configuration import leaves, read_setting
-from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.errors import CheckpointMismatchError, EsperError, SettingError
 from esper.simic.config import TrainingConfig
-from esper.telemetry.events import ArmFinished
+from esper.telemetry.curve_export import TRACKERS, TrackingSink
+from esper.telemetry.escalation import TelemetryConfig
+from esper.telemetry.events import ArmFinished, HostRolledBack
+from esper.telemetry.sink import Sink
+from esper.telemetry.store import Store
 from esper.trials.config import CompareConfig, RunConfig
 from esper.trials.searching import read_search
 from faults.commands import CLEAR, run
@@ -78,5 +84,54 @@ def test_what_a_user_named_is_printed_as_it_is_and_never_obeyed(name):
     result = ArmFinished(name, 0, 3, 1, 2, 0.5, 0.5, 1.0, 10, 1.0, 0, 0, 0)
     text = io.StringIO()
     Console(file=text, width=200, color_system="truecolor", force_terminal=True).print(arms_table([result], name))
-    shown = name.replace("\x1b", "\ufffd")
+    shown = name.replace("\x1b", r"\x1b")
     assert text.getvalue().count(shown) == 2
+
+
+ODD = "p\x1b[2J\u202e\ud800"
+
+
+def tell_of_a_save(folder, monkeypatch):
+    store = Store(folder / "manifest.json", "thing", keep=2)
+    for _ in range(2):
+        store.save({}, {"host": ("host.bin", b"content")})
+    (folder / "host-2.bin").unlink()
+    store.newest()
+
+
+def tell_of_events(folder, monkeypatch):
+    (folder / "events-0.jsonl").mkdir()
+    Sink(folder / "events-0.jsonl", TelemetryConfig())
+
+
+def tell_of_a_tracker(folder, monkeypatch):
+    def fail(*given):
+        raise ValueError(ODD)
+
+    monkeypatch.setitem(TRACKERS, "wandb", fail)
+    with TrackingSink(folder / "events-0.jsonl", TelemetryConfig(), ["wandb"], {}) as sink:
+        sink.write(ArmFinished("never", 0, 3, 1, 2, 0.5, 0.5, 1.0, 10, 1.0, 0, 0, 0))
+
+
+def tell_of_a_rollback(folder, monkeypatch):
+    teller(Console())(str(HostRolledBack(0, 1, ODD)))
+
+
+def tell_of_an_error(folder, monkeypatch):
+    def fail(**given):
+        raise CheckpointMismatchError(f"{folder} differs:\n  slots\n  {ODD}")
+
+    monkeypatch.setattr("esper.cli.app.app", fail)
+    with pytest.raises(SystemExit):
+        main(["runs"])
+
+
+@pytest.mark.parametrize(
+    "tell", [tell_of_a_save, tell_of_events, tell_of_a_tracker, tell_of_a_rollback, tell_of_an_error]
+)
+def test_what_is_told_is_one_line_that_no_terminal_obeys(tmp_path, monkeypatch, capsys, tell):
+    folder = tmp_path / ODD.replace("\ud800", "\udcff")
+    folder.mkdir()
+    tell(folder, monkeypatch)
+    (line,) = "".join(capsys.readouterr()).splitlines()
+    assert line.isprintable()

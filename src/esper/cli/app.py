@@ -16,7 +16,7 @@ from esper import __version__
 from esper.cli.console import arms_table
 from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
-from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.errors import EsperError, SettingError, complain
 from esper.leyline.own import import_own
 
 _DEMO = Path("runs/demo")
@@ -162,7 +162,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = str(problem) or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             text = f"the path {str(problem.filename)[:60]}... is too long; choose another."
-        # what somebody typed must not command the terminal
-        shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-        print(f"esper: {shown}", file=sys.stderr)
+        complain(text)
         sys.exit(2)

@@ -1,7 +1,18 @@
-"""Every error a caller can cause. Each says what it got, the rule, and the way out; all share one base."""
+"""Every error a caller can cause, and how it is told. Each says what it got, the rule, and the way out."""
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+
+def printable(text: str) -> str:
+    """Text from a file, a folder's name or a user, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    print("esper:", printable(" ".join(map(str.strip, text.splitlines()))), file=sys.stderr)
 
 
 class EsperError(Exception):
