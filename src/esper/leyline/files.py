@@ -47,7 +47,7 @@ def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
     beside = _beside(folder)
     try:
         with ExitStack() as held:
-            known = {name: held.enter_context(_known(source / name, digests[name])) for name in digests}
+            known = {name: held.enter_context(reading(source / name, digests[name])) for name in digests}
             if write_files(beside, {name: partial(_copy, file) for name, file in known.items()}) != digests:
                 raise SaveError(f"{source} was changed while it was copied.")
         with told(folder):
@@ -58,15 +58,15 @@ def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _known(path: Path, sha256: str) -> Iterator[BufferedReader]:
-    """A regular file, opened, with what it should hold."""
+def reading(path: Path, sha256: str | None = None) -> Iterator[BufferedReader]:
+    """A regular file, opened; refused where it has another sha256 than the one that is known."""
     try:
         with open_plain(path) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise SaveError(f"{path} was changed after it was written, so it is not copied.")
+            if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise SaveError(f"{path} was changed after it was written. Use a copy of it that was not.")
             yield file
     except OSError as problem:
-        raise SaveError(f"cannot read {path}: {problem.strerror}.") from problem
+        raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or use a copy.") from problem
 
 
 def _copy(file: BufferedReader, to: Path) -> None:
