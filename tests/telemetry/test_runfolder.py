@@ -99,6 +99,17 @@ def start(folder, problem, work=lambda: None):
         begin()
 
 
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_folder_of_somebody_else_is_left_as_it_was(folder, has_lock):
+    names = ["lock", "other"] if has_lock else ["other"]
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    with pytest.raises(SaveError, match="--out"), runfolder.only_writer(folder, fresh=True):
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_start_that_is_refused_leaves_nothing_behind(folder, is_new):
     if not is_new:

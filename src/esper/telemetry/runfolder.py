@@ -35,13 +35,14 @@ _PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches i
 def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused, and with `fresh` a folder with anything in it.
 
-    A folder that stays empty is not left behind.
+    A folder that stays empty is not left behind, nor a lock in one that stays as it was.
     """
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
         require_plain(folder)
         is_new = not folder.exists()
         make_folder(folder)
+        before = names_in(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
     except Timeout:
         way_out = "Wait for it, stop it, or choose another folder (--out)."
@@ -54,7 +55,7 @@ def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if [path.name for path in folder.iterdir()] == [LOCK]:
+            if names_in(folder) in ([LOCK], sorted([*before, LOCK])):  # a lock of before is not this one
                 (folder / LOCK).unlink()
                 if is_new:
                     folder.rmdir()
