@@ -1,6 +1,8 @@
 """Settings that nobody can mean are one line, before anything is built."""
 
 import io
+import os
+import threading
 
 import pytest
 from rich.console import Console
@@ -8,7 +10,7 @@ from rich.console import Console
 from esper.cli.app import main
 from esper.cli.console import arms_table
 from esper.cli.session import teller
-from esper.leyline.configuration import leaves, read_setting
+from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SettingError
 from esper.simic.config import TrainingConfig
 from esper.telemetry.curve_export import TRACKERS, TrackingSink
@@ -69,6 +71,39 @@ def test_a_search_has_bounds_too(text):
 
 def test_a_setting_as_deep_as_a_well_is_text():
     assert read_setting("hosts=" + "[" * 100_000)[1].startswith("[[")
+
+
+def huge(path):
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    return path
+
+
+def test_a_file_larger_than_any_policy_is_refused_before_it_is_read(tmp_path):
+    policy = huge(tmp_path / "policy.safetensors")
+    for values in ({"policy": str(policy)}, {"policies": [str(policy)]}):
+        with pytest.raises(SettingError, match=str(policy)):
+            (RunConfig if "policy" in values else CompareConfig).of(values)
+
+
+def test_of_settings_without_end_a_bounded_part_is_read(tmp_path):
+    for path in ("/dev/zero", huge(tmp_path / "huge.json")):
+        with pytest.raises(SettingError, match=str(path)):
+            read_json(path)
+
+
+def test_settings_may_come_through_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=('{"hosts": 2}',))
+    writer.start()
+    assert read_json(tmp_path / "pipe") == {"hosts": 2}
+    writer.join()
+
+
+@pytest.mark.parametrize("text", [r'"\u001b[31mred"', r'"\u0000"', r'"a\nb"'])
+def test_a_control_character_is_refused_however_it_is_written(text):
+    with pytest.raises(SettingError, match="out"):
+        RunConfig.start().with_changes([read_setting(f"out={text}")], "the test")
 
 
 @pytest.mark.parametrize("option", ["--out", "--policy", "--data-root", "--config-json"])

@@ -1,7 +1,6 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
 import errno
-import re
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -16,7 +15,7 @@ from esper import __version__
 from esper.cli.console import arms_table
 from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
-from esper.leyline.errors import EsperError, SettingError, complain
+from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain
 from esper.leyline.own import import_own
 
 _DEMO = Path("runs/demo")
@@ -155,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        for odd in [word for word in given if re.search(r"[\x00-\x1f\x7f]", word)]:
+        for odd in [word for word in given if CONTROLS.search(word)]:
             raise SettingError(f"the argument {odd!r} holds control characters; write it without them.")
         app(args=given, obj=given)
     except (EsperError, OSError, MemoryError) as problem:

@@ -187,12 +187,9 @@ def _describe_tensors(host: nn.Module) -> Plain:
     found = host.state_dict()
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.untyped_storage().nbytes() < value.nbytes:
-            rule = (
-                "Only tensors with memory of their own can be saved: make it one, or register it with persistent=False"
-            )
-            raise SaveError(
-                f"{name} of the host is {'expanded' if isinstance(value, Tensor) else type(value)}. {rule}."
-            )
+            kind = "expanded" if isinstance(value, Tensor) else type(value)
+            rule = "Only tensors with memory of their own are saved: make it one, or register it with persistent=False"
+            raise SaveError(f"{name} of the host is {kind}. {rule}.")
     return {key: [list(value.shape), str(value.dtype)] for key, value in found.items() if NOTE not in key}
 
 

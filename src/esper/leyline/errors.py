@@ -1,8 +1,11 @@
 """Every error a caller can cause, and how it is told. Each says what it got, the rule, and the way out."""
 
+import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def printable(text: str) -> str:

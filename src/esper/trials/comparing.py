@@ -62,7 +62,7 @@ class Trials:
 
 _NUMBER = Field(strict=True, ge=-(10**30), le=10**30)  # what is summed up of such numbers is finite
 _KINDS: dict[Any, Any] = {str: str, int: Annotated[int, _NUMBER], float: Annotated[float, _NUMBER]}
-_told = {field.name: (_KINDS[field.type], ...) for field in fields(ArmFinished)}
+_told: Any = {field.name: (_KINDS[field.type], ...) for field in fields(ArmFinished)}
 _Row: Any = create_model("_Row", peak_params=(_KINDS[int], ...), **_told)
 
 
