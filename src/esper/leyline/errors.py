@@ -14,8 +14,8 @@ def printable(text: str) -> str:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
-    print("esper:", printable(" ".join(map(str.strip, text.splitlines()))), file=sys.stderr)
+    """One line on standard error, whatever the lines of the text."""
+    print("esper:", printable(re.sub(r"\n\s*", " ", re.sub(r"(?<=\w)\n\s*", "; ", text.strip()))), file=sys.stderr)
 
 
 class EsperError(Exception):
