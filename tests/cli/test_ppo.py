@@ -322,12 +322,12 @@ def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, fini
 @pytest.mark.parametrize(
     ("change", "row"),
     [
-        ('task.slots=["r0c1"]', r"\n  slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
-        ('task.blueprints=["mlp"]', r"\n  blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
-        ("observe_telemetry=false", r"\n  features: 61 \("),
+        ('task.slots=["r0c1"]', r": slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
+        ('task.blueprints=["mlp"]', r": blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
+        ("observe_telemetry=false", r": features: 61 \("),
     ],
 )
-def test_resuming_with_another_layout_is_refused_with_a_table_and_does_no_harm(capsys, finished, tmp_path, change, row):
+def test_resuming_with_another_layout_is_refused_with_both_and_does_no_harm(capsys, finished, tmp_path, change, row):
     run = copy_of(finished, tmp_path)
     code, _, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", change)
     assert code == 2

@@ -278,7 +278,7 @@ def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypat
 def test_a_folder_that_is_not_empty_is_refused(capsys, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert_refused(call(capsys, *command(tmp_path)), "--resume")
-    assert {path.name for path in tmp_path.iterdir()} == {"thesis.txt", "lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.txt"}
 
 
 def test_a_file_in_the_folders_place_is_refused(capsys, tmp_path):

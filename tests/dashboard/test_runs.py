@@ -1,6 +1,7 @@
 """A list of runs says what each is, how far it is and what it reached; what is not a run is not in it."""
 
 import io
+import json
 import os
 import time
 
@@ -10,7 +11,9 @@ from rich.console import Console
 from dashboard.generated import as_lines, write_config
 from dashboard.test_view import finished, lived
 from epoch_records import grown_epoch
+from esper.cli.app import main
 from esper.cli.console import runs_table
+from esper.dashboard import reader
 from esper.dashboard.reader import RunReader, RunSummary, find_runs, summarise
 from esper.leyline.errors import SaveError
 from esper.telemetry.events import ArmFinished, RoundBegan, to_record
@@ -47,6 +50,18 @@ def test_only_run_folders_are_found_and_links_are_not_followed(tmp_path):
 
 def test_a_run_folder_is_the_one_run_in_itself(tmp_path):
     assert find_runs(make_run(tmp_path / "a")) == [tmp_path / "a"]
+
+
+def test_a_file_far_larger_than_events_are_is_not_read_and_the_others_are_listed(tmp_path, monkeypatch, capsys):
+    huge = make_run(tmp_path / "a", events=[RoundBegan(0)]) / "events-0.jsonl"
+    make_run(tmp_path / "b", events=[RoundBegan(0)])
+    os.truncate(huge, 2**37)
+    read = []
+    monkeypatch.setattr(reader, "_follow", lambda file, *rest, real=reader._follow: (read.append(1), real(file, *rest)))
+    with pytest.raises(SystemExit) as leaving:
+        main(["runs", str(tmp_path), "--json"])
+    rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
+    assert (leaving.value.code, rows, read) == (0, {"a": "damaged", "b": "stopped"}, [1])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file"])

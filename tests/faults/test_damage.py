@@ -165,6 +165,31 @@ def test_values_of_another_type_in_a_comparison_are_one_error(copy_of, tmp_path)
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 
 
+@pytest.mark.parametrize("row", [{"test_loss": 1e308}, {"test_loss": True}, {"test_loss": "1"}, {"seed": 1e308}])
+def test_a_number_of_a_comparison_that_nobody_measured_is_one_error(copy_of, tmp_path, row):
+    folder = copy_of("compare")
+    for manifest in files_in(folder, "arms"):
+        forge(manifest, lambda body: [own.update(row) for own in body["generations"][0]["facts"]["rows"]])
+    assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
+
+
+@pytest.mark.parametrize("name", ["\ud800x", "\x1b[31mred", "a\nb"])
+def test_a_file_is_never_called_what_cannot_be_printed(tmp_path, name):
+    store = Store(tmp_path / "manifest.json", "thing")
+    store.save({}, {"host": ("host.bin", b"content")})
+    forge(store.manifest, lambda body: body["generations"][0]["files"]["host"].update(name=name))
+    with pytest.raises(SaveError, match=r"^[ -~]*plain file[ -~]*$"):
+        store.newest()
+
+
+def test_what_a_manifest_holds_of_a_wrong_type_is_told_in_one_line(tmp_path):
+    store = Store(tmp_path / "manifest.json", "thing")
+    store.save({})
+    forge(store.manifest, lambda body: body["generations"][0].update(number="x", files=5))
+    with pytest.raises(SaveError, match=r"^[^\n]*manifest\.json[^\n]*$"):
+        store.newest()
+
+
 def test_a_trained_host_of_another_shape_is_one_error(copy_of, tmp_path):
     folder = copy_of("compare")
     path = folder / "pretrained/seed-0.safetensors"

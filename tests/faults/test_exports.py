@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import random
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from esper.kasmina.harvesting import SOURCE, WEIGHTS, export_network
 from esper.leyline.errors import SaveError
 from esper.leyline.files import copy_files, digest
 from esper.telemetry import runfolder
-from faults.damage import change_digit, flip, link_away, tree, truncate, zero
+from faults.damage import change_digit, delete, flip, link_away, pipe, tree, truncate, zero
 from faults.power_cuts import NOTHING, RUN, play
 from user_models import CNN, PLANT_FIRST, grow_cnn, walk_to
 
@@ -135,6 +136,26 @@ def test_a_network_behind_a_link_is_not_exported(copy_of, tmp_path):
         link_away(folder / "networks" / name, other / "networks" / name)
     with pytest.raises(SaveError, match="host-"):
         export_run(folder, tmp_path / "out")
+
+
+def blow_up(path):
+    os.truncate(path, 2**30)
+
+
+def put_folder(path):
+    delete(path)
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [pipe, put_folder, delete, blow_up, truncate])
+def test_of_a_network_that_is_not_the_one_written_nothing_is_copied(copy_of, tmp_path, monkeypatch, damage):
+    folder = copy_of("run")
+    for path in folder.glob(f"networks/*/{SOURCE}"):
+        damage(path)
+    monkeypatch.setattr("esper.leyline.files.write_files", lambda *given: pytest.fail("a copy was begun"))
+    with pytest.raises(SaveError, match=SOURCE) as refused:
+        export_run(folder, tmp_path / "out")
+    assert "disk space" not in str(refused.value)
 
 
 def test_what_is_exported_is_the_best_network_and_nothing_else(copy_of, tmp_path):

@@ -57,6 +57,16 @@ def test_a_run_that_did_not_change_is_not_read_again(client, monkeypatch):
     assert after == before
 
 
+def test_long_runs_are_read_behind_short_ones(client, runs, monkeypatch):
+    append(runs / "run-00", *[grown_epoch(0, 6)] * 99)
+    asked = []
+    monkeypatch.setattr(
+        server, "header", lambda found, real=server.header: (asked.append(found.folder), real(found))[1]
+    )
+    listed(client)
+    assert asked[-1].name == "run-00"
+
+
 def test_a_row_never_falls_back_while_its_run_is_read_again(client, runs, monkeypatch):
     before = listed(client)
     append(runs / "run-07", grown_epoch(0, 6))

@@ -187,10 +187,23 @@ def test_a_value_of_another_type_is_refused(save, key, value):
     refuse(save, SaveError, "does not fit together")
 
 
-@pytest.mark.parametrize(("key", "value"), [("peak_rate", "x"), ("was_high", 3), ("steps", 0.5)])
-def test_an_optimisers_number_of_another_type_is_refused(save, key, value):
+NO_GROUPS = [[3, 3, 3], [{"names": 5, "options": {}}] * 3, [{"names": [], "options": None}] * 3, [{"names": []}] * 3]
+OPTIMISER = [("peak_rate", "x"), ("was_high", 3), ("steps", 0.5), ("scheduler", 3), ("scalars", [1])]
+OPTIMISER += [("scalars", {"head.weight": 3}), *(("groups", groups) for groups in NO_GROUPS)]
+
+
+@pytest.mark.parametrize(("key", "value"), OPTIMISER)
+def test_an_optimisers_value_of_another_type_is_refused(save, key, value):
     edit(save, lambda body: facts_of(body)["optimizer"].update({key: value}))
     refuse(save, SaveError, "does not fit together")
+
+
+@pytest.mark.parametrize("change", [{"names": ["nothing"]}, {"options": {"lr": "x"}}, {"options": {"momentum": None}}])
+def test_an_optimisers_group_that_does_not_fit_is_refused_when_it_is_attached(save, change):
+    edit(save, lambda body: facts_of(body)["optimizer"]["groups"][0].update(change))
+    garden = esper.load(save, CNN(), policy=script({}))
+    with pytest.raises(SaveError, match="garden-optimizer"):
+        garden.attach(torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9))
 
 
 # -- other models, blueprints, policies, optimisers --------------------------------------------------------------------

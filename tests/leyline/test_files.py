@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,15 @@ def test_folders_are_made_durable_in_those_above_them(tmp_path, monkeypatch):
     (tmp_path / "a" / "b" / "c").touch()
     make_folder(tmp_path / "a" / "b")
     assert len(synced) == 3
+
+
+def test_a_folder_may_be_as_deep_as_a_path_is_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("x/" * 1500 + "y")
+    make_folder(folder)
+    assert folder.is_dir()
+    for place in (folder, *folder.parents[:-1]):  # nothing that walks down gets there
+        place.rmdir()
 
 
 def test_files_of_one_write_are_durable_with_one_look_at_the_folder(folder, monkeypatch):

@@ -99,6 +99,17 @@ def start(folder, problem, work=lambda: None):
         begin()
 
 
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_folder_of_somebody_else_is_left_as_it_was(folder, has_lock):
+    names = ["lock", "other"] if has_lock else ["other"]
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    with pytest.raises(SaveError, match="--out"), runfolder.only_writer(folder, fresh=True):
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_start_that_is_refused_leaves_nothing_behind(folder, is_new):
     if not is_new:
@@ -144,7 +155,7 @@ def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path, capsys):
     assert (code, "cannot read" in err, "File name too long" in err) == (2, True, True)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}', '{"seed": NaN}'])
 def test_what_a_run_was_started_with_is_read_or_nothing(content, folder):
     folder.mkdir()
     if content is not None:
@@ -182,7 +193,10 @@ def test_a_run_folder_of_an_older_format_is_refused_in_one_line(folder):
         runfolder.read_json(folder / runfolder.CONFIG)
 
 
-@pytest.mark.parametrize("content", [None, "{", "\udcff"])
+ODD = ['{"sha256": "x", "a": NaN}', '{"sha256": "x", "a": 1e999}']
+
+
+@pytest.mark.parametrize("content", [None, "{", "\udcff", *ODD])
 def test_a_file_that_cannot_be_read_is_refused(folder, content):
     folder.mkdir()
     if content is not None:

@@ -1,7 +1,6 @@
 """The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
 
 import errno
-import re
 import sys
 from collections.abc import Sequence
 from itertools import count
@@ -16,7 +15,7 @@ from esper import __version__
 from esper.cli.console import arms_table
 from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
-from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain
 from esper.leyline.own import import_own
 
 _DEMO = Path("runs/demo")
@@ -155,14 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        for odd in [word for word in given if re.search(r"[\x00-\x1f\x7f]", word)]:
+        for odd in [word for word in given if CONTROLS.search(word)]:
             raise SettingError(f"the argument {odd!r} holds control characters; write it without them.")
         app(args=given, obj=given)
     except (EsperError, OSError, MemoryError) as problem:
         text = str(problem) or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             text = f"the path {str(problem.filename)[:60]}... is too long; choose another."
-        # what somebody typed must not command the terminal
-        shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-        print(f"esper: {shown}", file=sys.stderr)
+        complain(text)
         sys.exit(2)

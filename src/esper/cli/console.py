@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.dashboard.reader import RunSummary
-from esper.dashboard.view import printable
+from esper.leyline.errors import printable
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
 
 Row = tuple[str, float, float | None, float | None]  # label, mean, lower and upper end; no ends is a single value

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from esper.cli.options import Asked
 from esper.leyline.configuration import leaves, read_json
-from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.errors import SaveError, SettingError, printable
 from esper.leyline.own import IMPORTED
 from esper.runtime.config import HostsConfig
 from esper.telemetry import runfolder
@@ -91,5 +91,5 @@ def way_on(command: str, out: Path) -> str:
 
 
 def teller(console: Console) -> Callable[[str], None]:
-    """Prints lines as they are."""
-    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+    """Prints lines as they are, but for what a terminal would obey."""
+    return lambda line: console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

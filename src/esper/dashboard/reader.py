@@ -1,9 +1,9 @@
 """A run folder as a view that keeps up with it by byte offsets, and as a line of a list. Nothing is written to it."""
 
 import json
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any, BinaryIO
 
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
-from esper.leyline.files import open_plain
+from esper.leyline.files import open_plain, reading
 from esper.telemetry.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
+from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
-_LARGEST_CONFIG, _TAIL = 2**20, 4096
+_LARGEST_CONFIG, _LARGEST_EVENTS, _TAIL = 2**20, 16 * SEGMENT, 4096
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
@@ -34,7 +35,7 @@ class RunReader:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.problem: str | None = None  # why the folder cannot be shown: config.json is damaged, or all of it is older
+        self.problem: str | None = None  # why the folder cannot be shown: a file is damaged, or all of it is older
         self.is_older = False
         self.places: dict[tuple[int, int], Place] = {}  # (rank, segment) -> how far it is folded
         self.view = _blank(self._config())
@@ -53,7 +54,10 @@ class RunReader:
         before = self.view.events
         for key, path in files.items():
             place = self.places.setdefault(key, Place())
-            with _reading(path) as file:
+            with reading(path) as file:
+                if os.fstat(file.fileno()).st_size > _LARGEST_EVENTS:
+                    self.problem = f"{path} is too large to be events of ours. Look at a copy of the run without it."
+                    continue
                 _follow(file, place, self.view, key[0])
                 size = min(place.offset, _TAIL)
                 file.seek(place.offset - size)
@@ -61,7 +65,7 @@ class RunReader:
         return self.view.events - before
 
     def status(self) -> str:
-        """running, finished, stopped; damaged where config.json does not tell what was started; or older format."""
+        """running, finished, stopped; damaged where config.json or events are none of ours; or older format."""
         if self.problem is not None:
             return "older format" if self.is_older else "damaged"
         if is_being_written(self.folder):
@@ -92,7 +96,7 @@ class RunReader:
             starts = self.places.get((rank, segment), Place()).rounds
             if round in starts:
                 end = min((start for start in starts.values() if start > starts[round]), default=inf)
-                with _reading(path) as file:
+                with reading(path) as file:
                     _follow(file, Place(starts[round]), past, rank, end)
         return past.episodes.get(host)
 
@@ -129,15 +133,6 @@ def open_run(folder: Path) -> RunReader:
     if reader.is_older:
         raise SaveError(str(reader.problem))
     return reader
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with open_plain(path) as file:
-            yield file
-    except OSError as problem:
-        raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or copy the run.") from problem
 
 
 def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float = inf) -> None:

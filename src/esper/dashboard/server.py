@@ -193,6 +193,7 @@ class Site:
         for feed in feeds:
             feed.close()
         news = [(feed, stamp) for feed, stamp in zip(feeds, stamps, strict=True) if feed.stamp != stamp]
+        news.sort(key=lambda pair: sum(size for _, size, _ in pair[1][2]))  # a long run keeps no short one waiting
         if news:
             patience = max(0.1, 1.0 - (time.monotonic() - begun))
             await asyncio.wait([feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience)

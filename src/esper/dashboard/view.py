@@ -8,7 +8,7 @@ from math import isfinite, nan
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, printable
 from esper.leyline.slots import ordered_slots
 from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
@@ -205,11 +205,6 @@ class RunView:
             text = f"{record.get('op', '')} {record.get('slot_id', '')}".strip() or "not put into words"
         host = host if isinstance(host, int) else None
         return LogLine(number, printable(kind), lived, host, printable(text[:_LONGEST_TEXT]))
-
-
-def printable(text: str) -> str:
-    """Text from a file or a folder's name, without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _options(annotation: Any) -> set[type]:

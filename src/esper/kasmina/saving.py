@@ -34,6 +34,7 @@ class OptimizerSnapshot:
 
     facts: Plain
     tensors: Tensors
+    place: Path  # named where it does not fit
 
 
 Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
@@ -174,9 +175,11 @@ def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot
     if (found := facts["optimizer"]) is None:
         return None
     for each in (found, *found["others"]):
-        numbers = each["peak_rate"], each["was_high"], each["steps"]
-        TypeAdapter(tuple[float, bool, int]).validate_python(numbers, strict=True)
-    return OptimizerSnapshot(found, load_file(paths["optimizer"]))
+        groups = [(group["names"], group["options"]) for group in each["groups"]]
+        values = each["peak_rate"], each["was_high"], each["steps"], each["scalars"], each["scheduler"], groups
+        kinds = tuple[float, bool, int, dict[str, Plain], Plain | None, list[tuple[list[str], Plain]]]
+        TypeAdapter(kinds).validate_python(values, strict=True)
+    return OptimizerSnapshot(found, load_file(paths["optimizer"]), paths["optimizer"])
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
@@ -184,12 +187,9 @@ def _describe_tensors(host: nn.Module) -> Plain:
     found = host.state_dict()
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.untyped_storage().nbytes() < value.nbytes:
-            rule = (
-                "Only tensors with memory of their own can be saved: make it one, or register it with persistent=False"
-            )
-            raise SaveError(
-                f"{name} of the host is {'expanded' if isinstance(value, Tensor) else type(value)}. {rule}."
-            )
+            kind = "expanded" if isinstance(value, Tensor) else type(value)
+            rule = "Only tensors with memory of their own are saved: make it one, or register it with persistent=False"
+            raise SaveError(f"{name} of the host is {kind}. {rule}.")
     return {key: [list(value.shape), str(value.dtype)] for key, value in found.items() if NOTE not in key}
 
 
@@ -239,8 +239,9 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
 
 def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
     """Put a snapshot into freshly attached optimisers of the same kinds."""
-    for each, facts in _match(link, snapshot):
-        _restore_one(model, each, facts, snapshot.tensors)
+    with fitting(snapshot.place):
+        for each, facts in _match(link, snapshot):
+            _restore_one(model, each, facts, snapshot.tensors)
 
 
 def _match(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[tuple[OptimizerLink, Plain]]:
@@ -269,6 +270,8 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
         for key, value in saved["options"].items():
             held, plain = group.get(key), tuple(value) if isinstance(value, list) else value
+            if isinstance(held, float) and not isinstance(plain, int | float):
+                raise TypeError(f"{key} is not a number")
             group[key] = held.fill_(value) if isinstance(held, Tensor) else plain  # your own loop may hold it too
         foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]

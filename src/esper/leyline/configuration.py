@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import CONTROLS, SettingError
 
-MOST = 10**9
-"""Largest number of a setting that does not name its own."""
+MOST, _LONGEST = 10**9, 2**20
+"""Largest number of a setting that does not name its own; letters of the longest file of settings."""
 
 
 class Configuration(BaseModel):
@@ -29,8 +29,8 @@ class Configuration(BaseModel):
             for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
                 if isinstance(part, int | float) and abs(part) > MOST and not is_bound:
                     raise ValueError(f"{name} is {str(part)[:20]}; numbers are at most {MOST:,}.")
-                if isinstance(part, str | Path) and "\0" in str(part):
-                    raise ValueError(f"{name} is {str(part)!r}; a text has no zero bytes.")
+                if isinstance(part, str | Path) and CONTROLS.search(str(part)):
+                    raise ValueError(f"{name} is {str(part)!r}; a text has no control characters.")
         return self
 
     @classmethod
@@ -68,7 +68,10 @@ class Configuration(BaseModel):
 
 def read_json(path: str | Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            if len(text := file.read(_LONGEST + 1)) > _LONGEST:
+                raise ValueError(f"it has more than {_LONGEST:,} letters")
+        return json.loads(text)
     except OSError as problem:
         raise SettingError(f"cannot read the configuration {path}: {problem.strerror}.") from problem
     except (ValueError, RecursionError) as problem:

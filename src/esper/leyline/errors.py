@@ -1,7 +1,21 @@
-"""Every error a caller can cause. Each says what it got, the rule, and the way out; all share one base."""
+"""Every error a caller can cause, and how it is told. Each says what it got, the rule, and the way out."""
 
+import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def printable(text: str) -> str:
+    """Text from a file, a folder's name or a user, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def complain(text: str) -> None:
+    """One line on standard error, whatever the lines of the text."""
+    print("esper:", printable(re.sub(r"\n\s*", " ", re.sub(r"(?<=\w)\n\s*", "; ", text.strip()))), file=sys.stderr)
 
 
 class EsperError(Exception):

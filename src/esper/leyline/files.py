@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -42,19 +42,37 @@ def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]
 
 
 def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
-    """Make a new folder of copies, whole or not at all; a file whose sha256 is another one is refused."""
+    """Make a new folder of copies, whole or not at all; of files whose sha256 is another one, no byte is copied."""
     sweep(folder.parent, lambda name: name == folder.name)
     beside = _beside(folder)
     try:
-        copies = {name: partial(shutil.copyfile, source / name, follow_symlinks=False) for name in digests}
-        for name, found in write_files(beside, copies).items():
-            if found != digests[name]:
-                raise SaveError(f"{source / name} was changed after it was written, so it is not copied.")
+        with ExitStack() as held:
+            known = {name: held.enter_context(reading(source / name, digests[name])) for name in digests}
+            if write_files(beside, {name: partial(_copy, file) for name, file in known.items()}) != digests:
+                raise SaveError(f"{source} was changed while it was copied.")
         with told(folder):
             os.replace(beside, folder)
             sync_folder(folder.parent)
     finally:
         _discard(beside)
+
+
+@contextmanager
+def reading(path: Path, sha256: str | None = None) -> Iterator[BufferedReader]:
+    """A regular file, opened; refused where it has another sha256 than the one that is known."""
+    try:
+        with open_plain(path) as file:
+            if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise SaveError(f"{path} was changed after it was written. Use a copy of it that was not.")
+            yield file
+    except OSError as problem:
+        raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or use a copy.") from problem
+
+
+def _copy(file: BufferedReader, to: Path) -> None:
+    file.seek(0)
+    with open(to, "xb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def _beside(path: Path) -> Path:
@@ -99,16 +117,18 @@ def _discard(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """A folder and those above it, each durable in the one above."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            if not folder.is_dir():  # another process may have been faster
-                raise
-    elif names_in(folder):
-        return
-    sync_folder(folder.parent)  # of an empty one too: whoever made it may have been killed before this
+    places = [folder, *folder.parents]
+    known = next((number for number, place in enumerate(places) if place.is_dir()), len(places) - 1)
+    for place in reversed(places[: known + 1]):
+        if not place.is_dir():
+            try:
+                os.mkdir(place)
+            except FileExistsError:
+                if not place.is_dir():  # another process may have been faster
+                    raise
+        elif names_in(place):
+            continue
+        sync_folder(place.parent)  # of an empty one too: whoever made it may have been killed before this
 
 
 def sync_folder(folder: Path) -> None:

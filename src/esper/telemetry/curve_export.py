@@ -5,7 +5,6 @@ Biases it is another run of the same name and group, since an offline one cannot
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import SettingError, complain
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
@@ -113,8 +112,7 @@ class TrackingSink(Sink):
             yield
         except Exception as problem:
             self._trackers.pop(name)
-            said = " ".join(str(problem).split()) or type(problem).__name__
-            print(f"esper: {name} failed ({said}). Training goes on without it.", file=sys.stderr)
+            complain(f"{name} failed ({str(problem).strip() or type(problem).__name__}). Training goes on without it.")
 
     def __exit__(self, *problem: object) -> None:
         for name, tracker in tuple(self._trackers.items()):

@@ -35,13 +35,14 @@ _PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches i
 def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
     """Hold the folder for this process; a second writer is refused, and with `fresh` a folder with anything in it.
 
-    A folder that stays empty is not left behind.
+    A folder that stays empty is not left behind, nor a lock in one that stays as it was.
     """
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
         require_plain(folder)
         is_new = not folder.exists()
         make_folder(folder)
+        before = names_in(folder)
         lock.acquire(timeout=_PATIENCE, poll_interval=_PATIENCE / 10)
     except Timeout:
         way_out = "Wait for it, stop it, or choose another folder (--out)."
@@ -54,7 +55,7 @@ def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if [path.name for path in folder.iterdir()] == [LOCK]:
+            if names_in(folder) in ([LOCK], sorted([*before, LOCK])):  # a lock of before is not this one
                 (folder / LOCK).unlink()
                 if is_new:
                     folder.rmdir()
@@ -135,11 +136,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote."""
     try:
         found = dict(json.loads(read_plain(path)))
+        known, own = found.pop(CHECKSUM, None), digest_json(found)
     except (OSError, ValueError, TypeError, RecursionError) as problem:
-        raise SaveError(f"{path} cannot be read ({problem}).") from problem
-    if CHECKSUM not in found:
+        raise SaveError(f"{path} cannot be read ({problem}). Restore it, or choose another --out.") from problem
+    if known is None:
         raise SaveError(f"{path} is of an older format. Use the Esper that wrote it, or choose another --out.")
-    if found.pop(CHECKSUM) != digest_json(found):
+    if known != own:
         raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
     return found
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from esper.leyline.errors import complain
 from esper.leyline.files import sync_folder
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
@@ -84,7 +85,7 @@ class Sink(AbstractContextManager["Sink"]):
     def _give_up(self, problem: OSError) -> None:
         """Say so once; training goes on without records, and the file ends with a whole one."""
         self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
-        print(f"esper: {self.problem}", file=sys.stderr)
+        complain(self.problem)
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # what was buffered cannot be written either

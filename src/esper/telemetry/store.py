@@ -7,7 +7,6 @@ when the manifest is durable. So a folder holds the old save or the new one, nev
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from esper.leyline import files as disk
-from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.errors import EsperError, SaveError, complain
 from esper.leyline.files import Content
 
 FORMAT = 2
@@ -122,7 +121,7 @@ class Store:
                 return generation
             if generation is listed[0]:
                 raise SaveError(f"{problem}, and no other save there is whole. Restore it from a copy, or start anew.")
-            print(f"esper: {problem}; using the save before it.", file=sys.stderr)
+            complain(f"{problem}; using the save before it.")
         return None
 
     def path(self, generation: Generation, role: str) -> Path:
@@ -151,8 +150,8 @@ class Store:
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
-            way_out = "Restore it from a copy, or start anew."
-            raise DamagedManifestError(f"{self.manifest} is damaged ({problem}). {way_out}") from problem
+            reason, way_out = " ".join(str(problem).split())[:300], "Restore it from a copy, or start anew."
+            raise DamagedManifestError(f"{self.manifest} is damaged ({reason}). {way_out}") from problem
 
     def _open(self, whole: Any) -> list[Generation]:
         body = whole.get("body", whole)  # the first format had no place of its own for what is not the body
@@ -168,8 +167,9 @@ class Store:
         found = TypeAdapter(list[Generation]).validate_python(body["generations"])
         if self.best and any(not isinstance(generation.facts[self.best], int | float) for generation in found):
             raise ValueError(f"{self.best} is not a number")
-        for name in {name for generation in found for name in generation.names if not _PLAIN_NAME.fullmatch(name)}:
-            raise ValueError(f"{name!r} is not a plain file name")
+        for name in {name for generation in found for name in generation.names}:
+            if not (_PLAIN_NAME.fullmatch(name) and name.isprintable()):
+                raise ValueError(f"{name!r} is not a plain file name")
         return found
 
 

@@ -4,15 +4,15 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, create_model
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule, replay
-from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
+from esper.telemetry.events import ActionTaken, ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store, fitting
@@ -46,7 +46,7 @@ class Trials:
 
     arm: str
     rate: float
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[dict[str, Any], ...]  # as `_Row` has them
     architectures: tuple[tuple[Planting, ...], ...]
     events: tuple[tuple[dict[str, Any], ...], ...]  # what sham growth replays
     episodes: int | None = 0
@@ -58,6 +58,12 @@ class Trials:
 
     def mean(self, name: str) -> float:
         return sum(self.column(name)) / len(self.rows)
+
+
+_NUMBER = Field(strict=True, ge=-(10**30), le=10**30)  # what is summed up of such numbers is finite
+_KINDS: dict[Any, Any] = {str: str, int: Annotated[int, _NUMBER], float: Annotated[float, _NUMBER]}
+_told: Any = {field.name: (_KINDS[field.type], ...) for field in fields(ArmFinished)}
+_Row: Any = create_model("_Row", peak_params=(_KINDS[int], ...), **_told)
 
 
 class Comparison:
@@ -251,6 +257,7 @@ class Comparison:
         if (arm, rate) not in self.done and (save := _newest(store, "its arm is run again")):
             with fitting(store.manifest):
                 trials = TypeAdapter(Trials).validate_python(save.facts)
+                TypeAdapter(tuple[_Row, ...]).validate_python(trials.rows)
                 _describe(trials)  # values of another type are refused here
                 self.done[arm, rate] = trials
         return (arm, rate) in self.done

@@ -9,13 +9,14 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
-from esper.simic.config import TrainingConfig
+from esper.simic.config import MOST_WIDTH, TrainingConfig
 from esper.tamiyo.rules import RULES, is_rule, read_rule
 from esper.telemetry.runfolder import POLICY
 from esper.telemetry.store import digest_json
 from esper.trials.searching import is_search, read_search
 
 ALL = "all"  # Stands for every arm that grows.
+_MOST_POLICY = 192 * MOST_WIDTH**2  # Bytes: all weights of the widest policy, with what its optimiser remembers.
 
 
 class TrialConfig(HostsConfig):
@@ -126,5 +127,7 @@ def _require_policy(kind: str, name: str, *copies: Path) -> None:
     """A rule with settings that it has, or a checkpoint that is there."""
     if is_rule(name):
         read_rule(name)
-    elif not any(path.is_file() for path in (Path(name), *copies)):
+    elif not (files := [path for path in (Path(name), *copies) if path.is_file()]):
         raise UnknownNameError(kind, name, RULES, "Or name a checkpoint file of `esper ppo`.")
+    elif (size := files[0].stat().st_size) > _MOST_POLICY:
+        raise SettingError(f"{name} has {size:,} bytes, a policy at most {_MOST_POLICY:,}. Name a file of `esper ppo`.")
