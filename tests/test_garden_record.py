@@ -10,7 +10,7 @@ import torch
 import esper
 from dashboard.test_report import report_of
 from esper.dashboard.reader import RunReader, find_runs, summarise
-from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.telemetry import curve_export
 from esper.telemetry.events import GrowthHint, HostEpoch, SlotEvent, to_record
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, script, train_epoch
@@ -264,6 +264,8 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(f
     monkeypatch.setattr(curve_export, "import_module", lambda name: exec("raise ImportError"))
     with pytest.raises(SettingError, match="wandb"):
         grown().record(folder, track=["wandb"])
+    with pytest.raises(EsperError, match=r"'mlflow'.*wandb"):
+        grown().record(folder, track=["mlflow"])
     assert not folder.exists()
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -160,7 +160,8 @@ class Arm(Listed):
         return arms
 
     def save(self, folder, number):
-        row = dict.fromkeys((*ArmFinished.__dataclass_fields__, *comparing._COSTS), 0) | {"row": number}
+        told = {field.name: "never" if field.type is str else 0 for field in fields(ArmFinished)}
+        row = {**told, **dict.fromkeys(comparing._COSTS, 0), "row": number}
         self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(vars(Trials("never", 1.0, (row,), (), ())))
 
     def load(self, folder):

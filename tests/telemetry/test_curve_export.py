@@ -227,7 +227,7 @@ def test_a_tracker_that_fails_is_told_once_and_disturbs_neither_disk_nor_others(
 
     monkeypatch.setattr(wandb, moment, fail)
     write_all(tmp_path, [RoundBegan(0), finished(0), finished(1)], ["wandb", "tensorboard"])
-    assert re.fullmatch(r"esper: wandb .*\(no network\).*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"esper: wandb .*\(no; network\).*\n", capsys.readouterr().err)
     assert len((tmp_path / EVENTS).read_text().splitlines()) == 3
     assert curves(tmp_path)["round/culled"] == [(0, 1), (1, 1)]
 

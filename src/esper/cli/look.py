@@ -25,8 +25,7 @@ def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
     from esper.dashboard.reader import RunReader, find_runs, summarise
 
-    readers = [RunReader(path) for path in find_runs(folder)]
-    for reader in readers:
+    for reader in (readers := [RunReader(path) for path in find_runs(folder)]):
         reader.refresh()
     found = [summarise(reader) for reader in readers]
     if as_json:

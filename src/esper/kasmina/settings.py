@@ -28,7 +28,7 @@ class GrowthSettings:
 
     def __post_init__(self) -> None:
         if self.epochs is not None and (self.epochs < 1 or self.epochs % 1):
-            raise SettingError(f"GrowthSettings.epochs must be whole, above 0, or None if unknown; got {self.epochs}.")
+            raise SettingError(f"GrowthSettings.epochs must be whole, at least 1, or None; got {self.epochs}.")
         if not 0.0 <= self.least_gain < math.inf:
             raise SettingError(f"GrowthSettings.least_gain must be finite and at least 0, got {self.least_gain}.")
 

@@ -86,8 +86,6 @@ def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) ->
     """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
     hints = get_type_hints(build, include_extras=True)
     taken = signature(build).parameters.items()
-    if "facts" not in dict(taken):
-        raise SettingError(f"rule {name} takes no facts; write a dataclass whose first field is facts.")
     known = {key: hints.get(key, type(one.default)) for key, one in taken if key != "facts"}
     found: dict[str, Any] = {}
     for part in parts:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from esper.leyline.errors import DeviceError, EsperError, SettingError
+from esper.leyline.errors import DeviceError, EsperError, SettingError, complain
 
 _JOINING, _MEETING, _PATIENCE = timedelta(minutes=5), timedelta(minutes=1), timedelta(minutes=30)
 """Longest waits: for the address, for a connection of two ranks, for a rank that is alive (a long epoch, twins)."""
@@ -200,7 +199,7 @@ class Pulse:
                 "when all are back, go on with the same command and --resume."
             )
         if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):  # it trains, or waits on a GPU
-            print(f"esper: {self.heard}", file=sys.stderr, flush=True)
+            complain(self.heard)
             os._exit(2)
 
     def _meet(self) -> list[str | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -266,7 +267,7 @@ def make_policy(name: str, facts: HostFacts) -> RulePolicy:
     rule, settings = read_rule(name)
     if not facts.costs:
         raise SettingError("a policy needs a price list; build `HostFacts` from a MorphogeneticModel's view.")
-    made = RULES[rule](facts, **settings)
+    made: Any = RULES[rule](facts, **settings) if "facts" in signature(RULES[rule]).parameters else None
     if not hasattr(made, "choose"):
-        raise SettingError(f"rule {rule} is a {type(made).__name__} without a method choose(masks, reports, memory).")
+        raise SettingError(f"rule {rule} is no dataclass with facts first and a method choose(masks, reports, memory).")
     return RulePolicy(made)

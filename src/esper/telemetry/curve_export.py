@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from esper.leyline.errors import SettingError, complain
+from esper.leyline.errors import SettingError, UnknownNameError, complain
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
@@ -79,6 +79,8 @@ TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
     for name in names:
+        if name not in TRACKERS:
+            raise UnknownNameError("tracker", name, TRACKERS)
         try:
             import_module(name)
         except ImportError as missing:
