@@ -60,6 +60,27 @@ FAULTS = [
         "test_garden_average.py::test_an_average_is_saved_and_goes_on",
     ),
     Fault(
+        "an average begins before processes are equal",
+        "keeping.py",
+        "        if self._is_new:\n            self._values = {}\n",
+        "",
+        "test_garden_average.py::test_an_average_begins_with_the_weights_of_the_first_step",
+    ),
+    Fault(
+        "averages are saved as weights",
+        "garden.py",
+        "        keeping.refuse_applied(self.average)\n        if not processes.is_first():\n",
+        "        if not processes.is_first():\n",
+        "test_garden_average.py::test_averaged_weights_are_not_taken_for_the_weights_themselves[save]",
+    ),
+    Fault(
+        "a checkpoint of an epoch's last step is one growth step behind",
+        "integrations/transformers.py",
+        "state.epoch % 1 == 0 or ",
+        "",
+        "integrations/test_transformers.py::test_killed_and_resumed_it_is_the_uninterrupted_one[at ends of epochs]",
+    ),
+    Fault(
         "Muon gets a seed's vectors",
         "kasmina/surgery.py",
         "if p.dim() == parameter.dim()]",
