@@ -77,8 +77,8 @@ def forge(manifest, change):
     manifest.write_text(json.dumps(whole))
 
 
-WRONG = (None, True, -1, 0.5, "text", [], {}, [[None]], {"key": {}})
-"""a value of every type of JSON"""
+WRONG = (None, True, -1, 0.5, 1e308, "text", "\ud800", "\x1b[2J\n", [], {}, [[None]], {"key": {}})
+"""a value of every type of JSON, and texts that nobody can print or encode"""
 
 
 def leaves(value, path=()):

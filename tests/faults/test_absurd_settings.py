@@ -161,9 +161,16 @@ def tell_of_an_error(folder, monkeypatch):
         main(["runs"])
 
 
-@pytest.mark.parametrize(
-    "tell", [tell_of_a_save, tell_of_events, tell_of_a_tracker, tell_of_a_rollback, tell_of_an_error]
-)
+def tell_of_a_report(folder, monkeypatch):
+    monkeypatch.setattr("esper.dashboard.report.write_report", lambda runs, out: None)
+    with pytest.raises(SystemExit):
+        main(["report", "run", "--out", str(folder)])
+
+
+TELLS = (tell_of_a_save, tell_of_events, tell_of_a_tracker, tell_of_a_rollback, tell_of_an_error, tell_of_a_report)
+
+
+@pytest.mark.parametrize("tell", TELLS)
 def test_what_is_told_is_one_line_that_no_terminal_obeys(tmp_path, monkeypatch, capsys, tell):
     folder = tmp_path / ODD.replace("\ud800", "\udcff")
     folder.mkdir()

@@ -225,7 +225,7 @@ def test_an_unknown_way_to_blend_is_refused():
         ({"static": ["final-whole"]}, "final-whole .*--pretrain"),
         ({"rates": []}, r"rates is \[\]"),
         ({"rates": [1, 0]}, "rates .*1.* 0"),
-        ({"rates": [-1]}, "rates .*-1.* 0"),
+        ({"rates": [-1]}, "rates .*-1.* 1e-6"),
         ({"rates": [float("nan")]}, "rates.* NaN"),
         ({"task__name": "blob"}, "task 'blob'.*'blobs'"),
         ({"task__epochs": 1}, "task.epochs is 1"),

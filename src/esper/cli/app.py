@@ -15,7 +15,7 @@ from esper import __version__
 from esper.cli.console import arms_table
 from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
-from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain
+from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
 from esper.leyline.own import import_own
 
 _DEMO = Path("runs/demo")
@@ -129,8 +129,8 @@ def export(
     folder = to or run / "exported"
     best = export_run(run, folder)
     print(
-        f"{folder}: the host of seed {best['seed']}, {best['final_params']:,} parameters, held-out accuracy "
-        f"{best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}."
+        f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, held-out "
+        f"accuracy {best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}."
     )
 
 
@@ -142,7 +142,7 @@ def fetch_data(
     """Download a data set from its official address."""
     from esper.runtime.fetch import fetch
 
-    print(*fetch(name, data_root), sep="\n")
+    print(*(printable(str(path)) for path in fetch(name, data_root)), sep="\n")
 
 
 app.command("list", rich_help_panel="Data")(list_names)

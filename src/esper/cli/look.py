@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from esper.cli.console import names_table, runs_table, tasks_table
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, printable
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import Task
@@ -61,7 +61,7 @@ def report(
     from esper.dashboard.report import write_report
 
     write_report(runs, out)
-    print(f"wrote {out}")
+    print(f"wrote {printable(str(out))}")
 
 
 DataRoot = Annotated[
@@ -81,7 +81,7 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     console.print(tasks_table(rows))
     for row in rows:
         if row["problem"] is not None:
-            print(f"{row['name']}: {row['problem']}")
+            print(printable(f"{row['name']}: {row['problem']}"))
     if not all(row["is_there"] for row in rows):
         print("What is not there: esper data fetch NAME --data-root DIR")
     for title, known in names.items():

@@ -98,8 +98,8 @@ class CompareConfig(TrialConfig):
         if (longer or self.pretrain) and self.task.build().clock == "compute":
             what = f"replace {longer[0]} by final" if longer else "omit --pretrain, which nobody pays for"
             raise SettingError(f"with clock compute every arm has the same FLOPs; {what}.")
-        if any(rate <= 0 for rate in self.rates):
-            raise SettingError(f"rates are {list(self.rates)}, but must be above 0.")
+        if any(not 1e-6 <= rate <= 1e6 for rate in self.rates):
+            raise SettingError(f"rates are {list(self.rates)}, but are multiples and must lie between 1e-6 and 1e6.")
 
     @property
     def followed(self) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def retype(draw, path, _):
     except ValueError:
         scribble(draw, path, _)
         return
-    path.write_text(json.dumps(replaced(value, draw.choice(list(leaves(value))), draw.choice(WRONG))))
+    path.write_text(json.dumps(replaced(value, draw.choice(list(leaves(value))), draw.choice((*WRONG, float("inf"))))))
 
 
 def deepen(draw, path, _):
