@@ -161,12 +161,12 @@ class Arm(Listed):
 
     def save(self, folder, number):
         told = {field.name: "never" if field.type is str else 0 for field in fields(ArmFinished)}
-        row = {**told, **dict.fromkeys(comparing._COSTS, 0), "row": number}
+        row = {**told, **dict.fromkeys(comparing._COSTS, 0), "type": "ArmFinished", "seed": number}
         self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(vars(Trials("never", 1.0, (row,), (), ())))
 
     def load(self, folder):
         arms = self.arm(folder)
-        return arms.done["never", 1.0].rows[0]["row"] if arms._is_known("never", 1.0) else NOTHING
+        return arms.done["never", 1.0].rows[0]["seed"] if arms._is_known("never", 1.0) else NOTHING
 
 
 class Config(Listed):

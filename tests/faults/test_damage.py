@@ -165,7 +165,9 @@ def test_values_of_another_type_in_a_comparison_are_one_error(copy_of, tmp_path)
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 
 
-@pytest.mark.parametrize("row", [{"test_loss": 1e308}, {"test_loss": True}, {"test_loss": "1"}, {"seed": 1e308}])
+@pytest.mark.parametrize(
+    "row", [{"test_loss": 1e308}, {"test_loss": True}, {"test_loss": "1"}, {"seed": 1e308}, {"arm": "\ud800"}]
+)
 def test_a_number_of_a_comparison_that_nobody_measured_is_one_error(copy_of, tmp_path, row):
     folder = copy_of("compare")
     for manifest in files_in(folder, "arms"):

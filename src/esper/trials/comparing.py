@@ -61,9 +61,10 @@ class Trials:
 
 
 _NUMBER = Field(strict=True, ge=-(10**30), le=10**30)  # what is summed up of such numbers is finite
-_KINDS: dict[Any, Any] = {str: str, int: Annotated[int, _NUMBER], float: Annotated[float, _NUMBER]}
-_told: Any = {field.name: (_KINDS[field.type], ...) for field in fields(ArmFinished)}
-_Row: Any = create_model("_Row", peak_params=(_KINDS[int], ...), **_told)
+_TEXT = Field(max_length=10**5)  # which is counted in UTF-8
+_KINDS: dict[Any, Any] = {str: Annotated[str, _TEXT], int: Annotated[int, _NUMBER], float: Annotated[float, _NUMBER]}
+_told: Any = {"type": str, "peak_params": int} | {field.name: field.type for field in fields(ArmFinished)}
+_Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **{n: (_KINDS[_told[n]], ...) for n in _told})
 
 
 class Comparison:
