@@ -45,7 +45,7 @@ class Ledger:
         ways = [count * flops for _, count, flops in charges], examples, first
         weights = next((way for way in ways if any(way)), first)
         for (phase, count, each), weight in zip(charges, weights, strict=True):
-            cost, share = self.phases[phase], seconds * weight / sum(weights)
+            cost, share = self.phases.get(phase, PhaseCost()), seconds * weight / sum(weights)
             self.phases[phase] = PhaseCost(cost.examples + count, cost.flops + count * each, cost.seconds + share)
 
     def counts(self) -> dict[str, int]:

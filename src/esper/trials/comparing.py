@@ -61,10 +61,10 @@ class Trials:
 
 
 _NUMBER = Field(strict=True, ge=-(10**30), le=10**30)  # what is summed up of such numbers is finite
-_TEXT = Field(max_length=10**5)  # which is counted in UTF-8
-_KINDS: dict[Any, Any] = {str: Annotated[str, _TEXT], int: Annotated[int, _NUMBER], float: Annotated[float, _NUMBER]}
+_KINDS: Any = {str: Annotated[str, Field(max_length=10**5)]} | {kind: Annotated[kind, _NUMBER] for kind in (int, float)}
 _told: Any = {"type": str, "peak_params": int} | {field.name: field.type for field in fields(ArmFinished)}
-_Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **{n: (_KINDS[_told[n]], ...) for n in _told})
+_row: Any = {name: (_KINDS[kind], ...) for name, kind in _told.items()}
+_Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **_row)
 
 
 class Comparison:
