@@ -43,7 +43,7 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
         for key in leaves(model):
             if key not in free and now.value(key) != then.value(key):
                 before, given = (json.dumps(one.value(key), default=str) for one in (then, now))
-                advice = "Leave that out, or choose another --out; what esper.train_ppo began goes on there."
+                advice = "Leave that out, or choose another --out. A run of esper.train_ppo goes on in Python."
                 raise SettingError(f"the run was started with {key} {before}, not {given}. {advice}")
         config = saved.with_changes(changes, "the command line") if may_change is None else config
     return config
