@@ -56,7 +56,7 @@ _loaded: dict[str, Splits] = {}
 def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=[])
-    parser.add_argument("--task", nargs="+", choices=("code", "cifar10_resnet"), default=["code"])
+    parser.add_argument("--task", nargs="+", choices=("code", "code_large", "cifar10_resnet"), default=["code"])
     parser.add_argument("--seeds", type=int, help="host seeds; 1 to tune or time, 2 to choose a plan, else 5")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first seeds")
     parser.add_argument("--depths", nargs="+", type=int, help="only static networks of so many blocks")

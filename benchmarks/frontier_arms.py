@@ -164,7 +164,7 @@ def _code(width: int, most: int) -> Setup:
         return Setup("code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, others, 49.0)
     # four processes share the GPU, as with the small one; its FLOPs are 5.9 times as many
     plans = ("3-6-12@30,70", "2-12@30", "4-12@30")
-    return Setup("code_large", task, build, True, COPY, (12, 6, 4, 8), (0.6,), plans, (), 250.0)
+    return Setup("code_large", task, build, True, COPY, (12, 6, 4, 8, 3), (0.6,), plans, (), 250.0)
 
 
 def _resnet() -> Setup:

@@ -39,8 +39,7 @@ def play(asked: Asked) -> None:
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
-    files = map(Path, config.checkpoints)
-    values["files"] = {str(path): digest(path.resolve()) for path in files if path.is_file()}
+    values["files"] = {str(p): digest(p.resolve()) for p in map(Path, config.checkpoints) if p.is_file()}
     values["code"] = code_digest()
     tell = teller(console)
     with runfolder.only_writer(config.out, fresh=not resume):

@@ -103,8 +103,7 @@ class OptimizerLink:
         for parameter in parameters:
             if is_host and id(parameter) in owner:
                 continue
-            original = originals.get(parameter)
-            link, like = owner.get(id(original)) or self._choose(slot_id, parameter, owner)
+            link, like = owner.get(id(originals.get(parameter))) or self._choose(slot_id, parameter, owner)
             own = link.groups[slot_id]
             group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
             group["params"].append(parameter)

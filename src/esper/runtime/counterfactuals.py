@@ -47,8 +47,7 @@ def measure(run: HostRun, split: Split) -> Tensor:
     if slots or incubated:
         gains = losses[1:] - losses[:1]  # without the seed minus with it ...
         gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
-        evidence = torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)
-        result = torch.cat([result, evidence.flatten()])
+        result = torch.cat([result, torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1).flatten()])
     return result
 
 

@@ -50,8 +50,7 @@ class RulePolicy:
         actions = np.zeros((len(reports), 4), np.int64)
         after = []
         for host, (own_reports, own_memory) in enumerate(zip(reports, memory, strict=True)):
-            own_masks = {head: mask[host] for head, mask in masks.items()}
-            found = self.rule.choose(own_masks, own_reports, own_memory)
+            found = self.rule.choose({head: mask[host] for head, mask in masks.items()}, own_reports, own_memory)
             if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
                 name = type(self.rule).__name__
                 raise SettingError(f"{name}.choose gave {found!r}; return (op, slot, blueprint, blend), memory.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from esper.kasmina.blueprints import COPY, COPY_ZERO, SHAM, BlueprintCost
+from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.own import read_settings, registering
@@ -144,8 +144,7 @@ class Random:
             return WAIT, memory
         draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
         slot, blueprint = places[draw.integers(len(places))]
-        blend = int(draw.choice(np.flatnonzero(masks["blend"])))
-        return (OP_GERMINATE, slot, blueprint, blend), memory
+        return (OP_GERMINATE, slot, blueprint, int(draw.choice(np.flatnonzero(masks["blend"])))), memory
 
 
 def _count_idle(masks: Masks, memory: Memory) -> Memory:
@@ -192,10 +191,11 @@ class Heuristic:
     """Plant what computes most, where least has grown, one seed per decision. What becomes of a seed is mechanical.
 
     Of the seeds that take at most `share` of the room left (if none does: of the smallest alone), those in the slots
-    with the fewest fossils count, and of these the one with the most FLOPs on an example is planted. Ties: more
-    parameters, the later slot, the first listed. A slot with `copies` fossils is not copied again: on the task code, a
-    network that was doubled once, early, did better than one that grew on. Where the episode's length is known, only
-    its first part is for planting: a seed needs time and a high learning rate.
+    with the fewest fossils count, and of these the one with the most FLOPs on an example is planted; as a slot's first
+    seed one that mixes positions, if there is one: in a text, attention before an MLP. Ties: more parameters, the later
+    slot, the first listed. A slot with `copies` fossils is not copied again: on the task code, a network that was
+    doubled once, early, did better than one that grew on. Where the episode's length is known, only its first part is
+    for planting: a seed needs time and a high learning rate.
     """
 
     facts: HostFacts
@@ -204,18 +204,24 @@ class Heuristic:
     copies: Annotated[int, Field(ge=0)] = 1
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
-        ids, names = self.facts.space.slots.slot_ids, self.facts.space.blueprint_ids
-        is_late = self.facts.horizon is not None and memory["epoch"] >= self.planting_part * self.facts.horizon
-        full = {slot for slot, slot_id in enumerate(ids) if reports[slot_id].fossil_count >= self.copies}
-        left_out = {slot: {SHAM, COPY, COPY_ZERO} if slot in full else {SHAM} for slot in range(len(ids))}
-        places = [place for place in _legal_places(masks) if names[place[1]] not in left_out[place[0]]]
+        facts, names = self.facts, self.facts.space.blueprint_ids
+        fossils = [reports[slot_id].fossil_count for slot_id in facts.space.slots.slot_ids]
+        spent = [{SHAM, COPY, COPY_ZERO} if count >= self.copies else {SHAM} for count in fossils]
+        places = [(slot, blueprint) for slot, blueprint in _legal_places(masks) if names[blueprint] not in spent[slot]]
+        is_late = facts.horizon is not None and memory["epoch"] >= self.planting_part * facts.horizon
         if is_late or not places:
             return WAIT, memory
         fitting = self._fitting(places, reports)
-        fewest = min(reports[ids[slot]].fossil_count for slot, _ in fitting)
-        first = [place for place in fitting if reports[ids[place[0]]].fossil_count == fewest]
-        most = max(first, key=lambda p: (self.facts.work(*p), self.facts.cheapest_blend(*p)[0], p[0], -p[1]))
-        return self.facts.plant(*most), memory
+        fewest = min(fossils[slot] for slot, _ in fitting)
+        first = [place for place in fitting if fossils[place[0]] == fewest]
+        mixing = [] if fewest else [place for place in first if self._mixes_positions(*place, reports)]
+        most = max(mixing or first, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1]))
+        return facts.plant(*most), memory
+
+    def _mixes_positions(self, slot: int, blueprint: int, reports: Reports) -> bool:
+        """Whether what it says of one place depends on others; a copy is taken to, as the blocks of a text do."""
+        name, kind = self.facts.space.blueprint_ids[blueprint], reports[self.facts.space.slots.slot_ids[slot]].kind
+        return name in (COPY, COPY_ZERO) or REGISTRY.get(kind, str(name)).traits.spatial > 0
 
     def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
         """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
