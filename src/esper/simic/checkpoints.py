@@ -103,7 +103,8 @@ def read_checkpoint(path: Path, layouts: Any = Layout) -> tuple[dict[str, Tensor
     """Tensors and plain data of a file; a damaged or foreign one is refused."""
     try:
         with safe_open(path, "pt") as file:
-            plain = json.loads((file.metadata() or {})["esper"])
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata["esper"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
         raise SaveError(f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem}).") from problem

@@ -39,8 +39,7 @@ class Team:
         if total < self.size:
             raise SettingError(f"{total} hosts are too few for {self.size} ranks; start fewer ranks or raise --hosts.")
         each, more = divmod(total, self.size)
-        bounds = [rank * each + min(rank, more) for rank in range(self.size + 1)]
-        return [range(*pair) for pair in pairwise(bounds)]
+        return [range(*pair) for pair in pairwise(rank * each + min(rank, more) for rank in range(self.size + 1))]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks; the argument is left alone. Where some share a GPU, the CPU makes it."""

@@ -87,8 +87,7 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
         return mask.reshape(len(mask), *(1,) * cases, head.size)
     axis = spec.names.index(str(head.mask_by))
     rows = mask[:, list(spec.uses(head))] if axis == 0 else mask
-    shape = (rows.shape[1] if case == axis else 1 for case in range(cases))
-    return rows.reshape(len(mask), *shape, head.size)
+    return rows.reshape(len(mask), *(rows.shape[1] if case == axis else 1 for case in range(cases)), head.size)
 
 
 def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
