@@ -12,6 +12,12 @@ from user_models import PLANT_FIRST, grow_cnn, losses_of, script
 pytestmark = pytest.mark.ranks
 
 
+@pytest.fixture(autouse=True)
+def _no_state_of_earlier_tests():
+    """accelerate keeps one state per process, which says how many there are, and ranks are forks of this one."""
+    pytest.importorskip("accelerate").state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.mark.parametrize("attaches", ["before", "after"])
 def test_accelerate_keeps_two_processes_equal(attaches, tmp_path):
     accelerate = pytest.importorskip("accelerate")

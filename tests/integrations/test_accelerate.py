@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from esper.integrations.accelerate import join
 from esper.leyline.errors import SettingError
@@ -80,6 +81,14 @@ def test_a_loop_goes_back_to_an_earlier_structure(tmp_path, whole):
     assert sorted(held) == sorted(id(p) for p in loop.garden.parameters())
     found = loop.train(range(1, EPOCHS)).state()
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_a_state_has_what_grew_in_every_slot_and_nobody_is_warned(tmp_path, caplog):
+    loop = Loop(seed=0).train(range(2), tmp_path)
+    found = load_file(tmp_path / "1" / "model.safetensors")
+    assert found.keys() == loop.garden.model.state_dict().keys()
+    assert len([name for name in found if "grew here" in name]) == 2
+    assert "shared tensor" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])

@@ -211,8 +211,24 @@ def test_a_checkpoint_without_a_garden_is_refused(tmp_path):
         make_trainer(tmp_path)[0].train(resume_from_checkpoint=True)
 
 
+def test_generation_is_configured_as_the_trainer_was_told(tmp_path):
+    """Seq2SeqTrainer writes it onto the model that it is given, and the host generates."""
+    garden = esper.grow(tiny_llama(), slots="model.layers.*", example={"input_ids": TEXTS[:2]})
+    told = transformers.GenerationConfig(max_length=6)
+    arguments = transformers.Seq2SeqTrainingArguments(str(tmp_path), generation_config=told, use_cpu=True, report_to=[])
+    growing.join(transformers.Seq2SeqTrainer(garden.model, arguments), garden, lambda: None)
+    assert garden.model.generation_config is garden.model.host.generation_config
+    assert garden.model.generate(input_ids=TEXTS[:2, :3]).shape == (2, 6)
+
+
 def test_a_trainer_of_another_model_is_refused(tmp_path):
     trainer, garden = make_trainer(tmp_path)
     other = transformers.Trainer(garden.model.host, trainer.args)
     with pytest.raises(SettingError, match="LlamaForCausalLM"):
         growing.join(other, garden, lambda: None)
+
+
+@pytest.mark.parametrize("every", [0, 2.5, float("nan")])
+def test_steps_between_two_of_the_garden_are_a_whole_number(every):
+    with pytest.raises(SettingError, match=rf"every .*whole.* {every}"):
+        Stepper(None, None, every)

@@ -318,3 +318,7 @@ def test_an_unknown_reward_term_is_refused_at_once_with_the_nearest(twins):
 def test_a_task_by_name_is_refused_with_the_way_to_get_it(twins):
     with pytest.raises(SettingError, match=r"'blobs'.*get_task"):
         grow("blobs", 1, twins)
+
+
+def test_the_folder_of_twins_may_be_given_as_text(twins):
+    assert grow(POINTS, 1, str(twins), seeds=(3,)).twins == grow(POINTS, 1, twins, seeds=(3,)).twins

@@ -103,13 +103,14 @@ def whole(tmp_path_factory):
 
 
 def test_whoever_plays_other_episodes_than_a_policy_was_trained_for_is_told(checkpoint, tmp_path):
-    said, own = [], read_checkpoint(Path(checkpoint))[1]["facts"]["task"]
+    own = read_checkpoint(Path(checkpoint))[1]["facts"]["task"]
     alike = {f"task__{key}": own[key] for key in ("epochs", "epoch_examples", "batch", "held_out")}
-    for number, changes in enumerate((alike, {**alike, "task__epochs": own["epochs"] + 3})):
-        config = configured(tmp_path / str(number), policies=[checkpoint], **changes)
+    raised = {"scale_at_birth": 0.25, "prunes": False, "lengths": {"ramp": 4}}
+    for name, value in {"name": own["name"], "epochs": own["epochs"] + 3, **raised}.items():
+        said = []
+        config = configured(tmp_path / name, policies=[checkpoint], **{**alike, f"task__{name}": value})
         Comparison(config, said.append, lambda: False)
-        assert bool(said) == bool(number)
-    assert f"epochs {own['epochs']} there and {own['epochs'] + 3} here" in said[0]
+        assert [line.count(f" {name} ") for line in said] == [1] * (name != "name"), name
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class Stepper:
     """Steps the garden after every epoch, or after every so many optimiser steps, and prints what happens."""
 
     def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
-        if every is not None and every < 1:
-            raise SettingError(f"every must be at least 1 or None for once per epoch, got {every!r}.")
+        if every is not None and (every < 1 or every % 1):
+            raise SettingError(f"every must be whole, at least 1, or None for once per epoch, got {every!r}.")
         self.garden, self.evaluate, self.every = garden, evaluate, every
 
     def step(self) -> None:

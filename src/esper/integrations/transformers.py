@@ -46,14 +46,12 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
-    growth = GrowthCallback(garden, evaluate, every)
+    trainer.add_callback(GrowthCallback(garden, evaluate, every))
     _show_host(trainer, garden)
-    create, save = trainer.create_optimizer, trainer._save
-    trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, create)
-    trainer._save = partial(_save, trainer, garden, save)
+    trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer)
+    trainer._save = partial(_save, trainer, garden, trainer._save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
     trainer._load_best_model = lambda: _load_best(trainer, garden)
-    trainer.add_callback(growth)
 
 
 def _load_best(trainer: Trainer, garden: Garden) -> None:
@@ -70,6 +68,8 @@ def _show_host(trainer: Any, garden: Garden) -> None:
     trainer.label_names = trainer.args.label_names or find_labels(type(host))
     trainer.can_return_loss = can_return_loss(type(host))
     trainer._signature_columns = [*taken, "label", "label_ids", *trainer.label_names]
+    if "generation_config" in vars(garden.model):  # Seq2SeqTrainer has set it there, and the host generates
+        host.generation_config = vars(garden.model).pop("generation_config")
     vars(garden.model)["_get_name"] = host._get_name  # by its name a model has its labels shifted when smoothed
 
 

@@ -124,7 +124,7 @@ class SeedSlot(nn.Module):
 
 def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     if slot.is_noted and slot.note:
-        state[prefix + slot.note] = slot.alpha.new_empty(0)
+        state[prefix + slot.note] = slot.alpha.new_zeros(1)  # not empty: those would count as tied, and be left out
 
 
 def _take_note(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -35,7 +35,7 @@ from esper.telemetry.store import Store, fitting
 FORMAT = 3
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
-_EPISODE = ("name", "clock", "epochs", "compute", "epoch_examples", "batch", "held_out", "budget", "max_seeds")
+_OF_LAYOUT = ("slots", "blueprints", "blends")  # settings of a task that its layout tells apart already
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def other_episodes(path: Path, played: Task) -> str | None:
         if known is not None and known["name"] not in TASKS:
             return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
         trained = played if known is None else TaskConfig.of(known, str(path)).build()
-    pairs = {name: (getattr(trained, name), getattr(played, name)) for name in _EPISODE}
+    pairs = {n: (getattr(trained, n), getattr(played, n)) for n in TaskConfig.model_fields if n not in _OF_LAYOUT}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
     return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
 

@@ -59,7 +59,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         count: int,
         *,
         host_seeds: Sequence[int],
-        folder: Path,
+        folder: str | Path,
         weights: Mapping[str, float] | None = None,
         use_telemetry: bool = True,
         first: int = 0,
@@ -74,7 +74,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights)
         self.use_telemetry, self.first = use_telemetry, first
-        found = twin_readings(task, self.host_seeds, folder, **population)
+        found = twin_readings(task, self.host_seeds, Path(folder), **population)
         assert found is not None  # nobody is asked whether to stop
         self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
         self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
