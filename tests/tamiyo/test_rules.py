@@ -191,8 +191,28 @@ def test_of_equal_work_the_heuristic_plants_the_larger_seed():
 
 def test_the_heuristic_plants_what_computes_most_not_what_is_largest():
     facts = with_work(facts_of(budget=100_000), norm=9, conv_light=5)
-    chosen = choose(Heuristic(facts), facts)
-    assert facts.space.blueprint_ids[chosen[2]] == "norm"
+    reports = reports_of(r0c0={"fossils": 1}, r0c1={"fossils": 1}, r0c2={"fossils": 1})
+    assert facts.space.blueprint_ids[choose(Heuristic(facts), facts, reports)[2]] == "norm"
+
+
+def test_a_slots_first_seed_mixes_positions_even_if_another_computes_more():
+    facts = with_work(facts_of(budget=100_000), norm=9, conv_light=5)
+    assert facts.space.blueprint_ids[choose(Heuristic(facts), facts)[2]] == "conv_light"
+
+
+def test_in_a_text_attention_comes_before_an_mlp_and_a_copy_before_both():
+    for names, expected in {
+        ("norm", "mlp", "attention"): ["attention", "attention", "mlp", "mlp"],
+        ("norm", "mlp"): ["mlp", "mlp", "mlp", "mlp"],
+        ("norm", "mlp", "attention", "copy"): ["copy", "copy", "mlp", "mlp"],
+    }.items():
+        host = build_transformer_host(vocabulary=8, width=8, layers=2, context=4, slots=2)
+        facts, taken = known_facts(MorphogeneticModel(host, blueprints=names, budget=100_000), None), []
+        for fossils in ((0, 0), (0, 1), (1, 1), (1, 2)):
+            slots = zip(("r0c0", "r0c1"), fossils, strict=True)
+            reports = {slot: replace(report(slot, fossils=count), kind="sequence") for slot, count in slots}
+            taken.append(facts.space.blueprint_ids[choose(Heuristic(facts), facts, reports)[2]])
+        assert taken == expected
 
 
 def test_the_heuristic_reads_the_works_of_a_real_network():
