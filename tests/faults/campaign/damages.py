@@ -184,6 +184,7 @@ class Scene:
         }[self.kind]
         for name in draw.choice(gone):
             discard(self.folder / name)
+        self.before = tree(self.outside)  # a name may lead there by a link
 
     def check_outside(self):
         if tree(self.outside) != self.before:
