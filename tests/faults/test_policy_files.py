@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError, SaveError
 from esper.runtime.tasks import get_task
 from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes, read_agent, read_checkpoint, seal
 from esper.trials.running import build
-from faults.commands import CLEAR, command, run
+from faults.commands import CLEAR, DONE, command, run
 from faults.damage import WRONG
 from trials import grown_runs
 
@@ -135,6 +135,32 @@ def test_plain_data_of_another_type_is_one_error(parts, space, tmp_path, key, va
     path = written(tmp_path / "p", tensors, {**plain, key: value})
     with pytest.raises(EsperError, match=str(path)):
         load_fitting(path, space)
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.float64, torch.bool])
+def test_tensors_of_another_type_are_one_error(parts, space, tmp_path, kind):
+    tensors, plain = parts
+    name = next(name for name in tensors if name.startswith("network."))
+    path = written(tmp_path / "p", {**tensors, name: tensors[name].to(kind)}, plain)
+    with pytest.raises(EsperError, match=f"{name} of {kind}"):
+        load_fitting(path, space)
+
+
+def test_a_policy_that_is_refused_for_its_facts_leaves_no_folder(parts, tmp_path):
+    tensors, plain = parts
+    path = written(tmp_path / "p", tensors, {**plain, "facts": {"task": "text"}})
+    assert run(tmp_path / "process", command("run", tmp_path / "out", "--policy", path))[0] == CLEAR
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_goes_on_with_its_own_copy_of_a_policy_that_was_damaged_since(parts, tmp_path):
+    path = written(tmp_path / "p", *parts)
+    asked = command("run", tmp_path / "out", "--policy", path)
+    assert run(tmp_path / "process", asked)[0] == DONE
+    before = (tmp_path / "out" / "networks" / "host-0" / "weights.safetensors").read_bytes()
+    path.write_bytes(path.read_bytes()[:500])
+    assert run(tmp_path / "process", [*asked, "--resume"])[0] == DONE
+    assert (tmp_path / "out" / "networks" / "host-0" / "weights.safetensors").read_bytes() == before
 
 
 def test_tensors_that_are_missing_of_another_shape_or_no_numbers_are_one_error(parts, space, tmp_path):

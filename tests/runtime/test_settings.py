@@ -125,9 +125,16 @@ def test_running_out_of_memory_names_the_knobs_to_lower():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
 
-def test_other_errors_are_not_taken_for_memory():
-    with pytest.raises(KeyError), memory_errors():
-        raise KeyError("x")
+def test_memory_of_the_cpu_that_runs_out_is_the_same_error():
+    with pytest.raises(DeviceError, match=r"memory: .*hidden_dim"), memory_errors():
+        torch.empty(2**60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("problem", [KeyError("x"), RuntimeError("x"), RuntimeError()])
+def test_other_errors_are_not_taken_for_memory(problem):
+    with pytest.raises(type(problem)) as raised, memory_errors():
+        raise problem
+    assert raised.value is problem
 
 
 def test_incubating_tasks_run_on_the_eager_executor():

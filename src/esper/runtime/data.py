@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit, carve
@@ -103,11 +102,11 @@ def load_tinystories(root: Path | None, context: int = 64) -> Splits:
     return Splits(TokenSplit(train[:cut], context), held_out, SealedSplit(TokenSplit(test, context)))
 
 
-def _read_tokens(root: Path | None, name: str, data_set: str) -> Tensor:
+def _read_tokens(root: Path | None, name: str, data_set: str) -> torch.Tensor:
     return torch.from_numpy(np.fromfile(_require(root, name, data_set), np.uint8))
 
 
-def _text_splits(tokens: Tensor, context: int) -> Splits:
+def _text_splits(tokens: torch.Tensor, context: int) -> Splits:
     """A text cut into 85 % train, 7.5 % validation and 7.5 % test, in this order."""
     first, second = int(len(tokens) * 0.85), int(len(tokens) * 0.925)
     parts = [TokenSplit(part, context) for part in (tokens[:first], tokens[first:second], tokens[second:])]

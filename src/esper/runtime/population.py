@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.pruning import FossilVerdict, find_judged, prune
@@ -46,7 +45,7 @@ class FinalScore:
     loss: float
     validation_accuracy: float
     params: int
-    network: nn.Module
+    network: torch.nn.Module
 
 
 class Population:
@@ -234,7 +233,7 @@ class Population:
         return scores
 
     @torch.no_grad()
-    def _score(self, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
+    def _score(self, network: torch.nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
         scored = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)
@@ -252,9 +251,12 @@ def memory_errors() -> Iterator[None]:
     """Turns an allocation that failed into an error that names the knob to lower."""
     try:
         yield
-    except torch.OutOfMemoryError as problem:
-        way_out, told = "use fewer hosts (seeds), a lower batch or more GPUs", str(problem).splitlines()[0]
-        raise DeviceError(f"out of GPU memory: {way_out}. ({told})") from problem
+    except RuntimeError as problem:
+        is_gpu = isinstance(problem, torch.OutOfMemoryError)
+        if not is_gpu and "can't allocate memory" not in str(problem):  # as torch says it of the CPU's
+            raise
+        way_out = "use fewer hosts (seeds), a lower batch, a narrower policy (ppo.hidden_dim) or more GPUs"
+        raise DeviceError(f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})") from problem
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:

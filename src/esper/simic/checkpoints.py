@@ -166,13 +166,13 @@ def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: 
 
 
 def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str) -> None:
-    """Refuse a file that lacks a tensor, or has one of another shape or with what is no finite number."""
+    """Refuse a file that lacks a tensor, or has one of another type or shape or with what is no finite number."""
     for name, value in needed.items():
         if name not in tensors:
             raise SaveError(f"{path} is damaged: it has no {name}.")
-        own, wanted = list(tensors[name].shape), list(value.shape)
+        own, wanted = (f"{each.dtype} {list(each.shape)}" for each in (tensors[name], value))
         if own != wanted:
-            raise CheckpointMismatchError(f"{path} has {name} of shape {own}, not {wanted} (size mismatch). {way_out}")
+            raise CheckpointMismatchError(f"{path} has {name} of {own}, not {wanted} (size mismatch). {way_out}")
         if not tensors[name].isfinite().all():
             raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
 

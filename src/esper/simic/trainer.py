@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from esper.episodes import decision_flops
 from esper.kasmina.randomness import mix_seed, own_randomness
@@ -140,7 +139,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
     return Rollout(*size, env.heads, shapes, like=next(agent.network.parameters()), place=place)
 
 
-def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> Tensor:
+def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Tensor:
     """The random numbers of a round's decisions, [T, N, heads, widest]: every episode has its own, wherever it runs."""
     first, shape = number * rollout.total + env.first, (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
     seeds = (mix_seed(env.seed, 13, first + host) for host in range(env.num_envs))
@@ -207,5 +206,5 @@ def plain(record: UpdateRecord) -> Any:
     return json.loads(json.dumps(asdict(record)), parse_constant=lambda name: None)
 
 
-def _on(values: Any, agent: PPOAgent) -> Tensor:
+def _on(values: Any, agent: PPOAgent) -> torch.Tensor:
     return torch.as_tensor(values).to(agent.device)

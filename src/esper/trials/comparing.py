@@ -14,7 +14,6 @@ from zlib import crc32
 import torch
 from pydantic import Field, TypeAdapter, create_model
 from safetensors.torch import load, save_file
-from torch import Tensor
 
 from esper.episodes import Episodes, facts_of
 from esper.kasmina.blueprints import SHAM
@@ -94,7 +93,7 @@ class Comparison:
         placements = placements_of(model, self.task.epochs)
         self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
         self.done: dict[tuple[str, float], Trials] = {}
-        self.weights: dict[int, Mapping[str, Tensor]] = {}
+        self.weights: dict[int, Mapping[str, torch.Tensor]] = {}
         self.plans: dict[tuple[str, float], str] = {}
 
     def populate(self, task: Task, seeds: Sequence[int]) -> Population:

@@ -19,7 +19,6 @@ from esper.simic.checkpoints import load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
-from esper.telemetry.runfolder import NETWORKS, POLICY, Position
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store, fitting, require_plain
 from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
@@ -41,12 +40,9 @@ def run_hosts(
 ) -> list[ArmFinished]:
     """Play the hosts' episodes under the policy and score the results; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
-        episodes, deciders = build(config, resume)
+        episodes, deciders = build(config, resume, tell)
         population = episodes.population
         population.describe(tell)
-        is_file = not is_rule(config.policy) and Path(config.policy).is_file()
-        if is_file and (line := other_episodes(Path(config.policy), population.task)):
-            tell(line)
         saves = EpochSaves(config.out, population, deciders, sink, config.digest())
         found = saves.restore() if resume else None
         first, measured, counts = found or (0, None, [{} for _ in population.runs])
@@ -69,8 +65,10 @@ def run_hosts(
         return _finish(config, episodes, counts, sink)
 
 
-def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[Decider]]:
-    """Fresh hosts and whoever decides about each."""
+def build(
+    config: RunConfig, is_resumed: bool = False, tell: Callable[[str], None] = lambda line: None
+) -> tuple[Episodes, list[Decider]]:
+    """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which it goes on with."""
     task = config.task.build()
     task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
@@ -82,8 +80,10 @@ def build(config: RunConfig, is_resumed: bool = False) -> tuple[Episodes, list[D
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:
-        load_fitting(Path(config.policy), space)
-        kept = store.save({}, {"policy": (POLICY, Path(config.policy).read_bytes())})
+        load_fitting(source := Path(config.policy), space)
+        if line := other_episodes(source, population.task):
+            tell(line)
+        kept = store.save({}, {"policy": (runfolder.POLICY, source.read_bytes())})
     policy = load_fitting(store.path(kept, "policy"), space)
     return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in range(config.hosts)]
 
@@ -95,7 +95,7 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
         run = episodes.population.runs[host]
         start, seconds = run.model.host_params, sum(cost.seconds for cost in run.ledger.phases.values())
         result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
-        export_network(run.model, config.out / NETWORKS / f"host-{host}")
+        export_network(run.model, config.out / runfolder.NETWORKS / f"host-{host}")
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
@@ -157,7 +157,8 @@ class EpochSaves:
                 decider.recalled = partial(fitting, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
             known = facts["epoch"], facts["counts"], facts["events"]
-            epoch, counts, end = TypeAdapter(tuple[int, list[dict[str, int]], Position]).validate_python(known)
+            kinds = tuple[int, list[dict[str, int]], runfolder.Position]
+            epoch, counts, end = TypeAdapter(kinds).validate_python(known)
             self.sink.rewind(end)
             self.epochs = epoch + 1
             happened = [[from_record(record) for record in events] for events in facts["happened"]]

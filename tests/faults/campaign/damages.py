@@ -95,7 +95,18 @@ def another_file(draw, path, scene):
 
 
 def symbolic_link(draw, path, scene):
-    link_away(path, draw.choice([scene.precious, scene.outside / "nothing", "/dev/zero", "/etc", scene.folder, path]))
+    """To something outside that must stay as it is, to the run, to itself; a folder mostly to its like in another run.
+
+    All that could be written to is in the scene: a fault that follows links is seen, and does no harm.
+    """
+    like, source = (root / path.relative_to(scene.folder) for root in (scene.outside / "another", scene.foreign))
+    like.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, like, dirs_exist_ok=True)
+    elif source.is_file():
+        shutil.copyfile(source, like)
+    targets = [scene.precious, scene.outside / "nothing", "/dev/zero", scene.outside, scene.folder, path, like]
+    link_away(path, draw.choice([*targets, *([like] * 5 if path.is_dir() else [])]))
 
 
 def hard_link(draw, path, scene):
@@ -173,6 +184,7 @@ class Scene:
         }[self.kind]
         for name in draw.choice(gone):
             discard(self.folder / name)
+        self.before = tree(self.outside)  # a name may lead there by a link
 
     def check_outside(self):
         if tree(self.outside) != self.before:
