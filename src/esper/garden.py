@@ -215,8 +215,7 @@ class Garden:
         return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
 
     def _warn_of_left_out(self) -> None:
-        hints = reporting.warn_of_left_out(self.model, self.epoch)
-        self._tell([hint for hint in hints if hint not in self.history])
+        self._tell([h for h in reporting.warn_of_left_out(self.model, self.epoch) if h not in self.history])
 
     def save(self, folder: str | Path) -> Path:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""

@@ -15,6 +15,7 @@ from esper.telemetry.events import GrowthReported
 from user_models import script
 
 transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
 TEXTS = torch.randint(16, (24, 8), generator=torch.Generator().manual_seed(1))
 ROWS = [{"input_ids": row, "labels": row} for row in TEXTS]
 PLAN = {0: (1, 0, 1, 0), 1: (1, 1, 2, 0)}
@@ -226,6 +227,17 @@ def test_a_trainer_of_another_model_is_refused(tmp_path):
     other = transformers.Trainer(garden.model.host, trainer.args)
     with pytest.raises(SettingError, match="LlamaForCausalLM"):
         growing.join(other, garden, lambda: None)
+
+
+def test_a_trainer_that_shards_its_model_is_refused_before_it_is_touched(tmp_path, monkeypatch):
+    joined, garden = make_trainer(tmp_path)
+    trainer = transformers.Trainer(garden.model, joined.args)
+    before = len(trainer.callback_handler.callbacks)
+    sharding = property(lambda self: accelerate.DistributedType.DEEPSPEED)
+    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", sharding)
+    with pytest.raises(SettingError, match=r"DEEPSPEED .*garden\.harvest"):
+        growing.join(trainer, garden, lambda: None)
+    assert len(trainer.callback_handler.callbacks) == before
 
 
 @pytest.mark.parametrize("every", [0, 2.5, float("nan")])

@@ -30,8 +30,7 @@ def assemble(asked: Asked, command: str, model: type[Config], may_change: Sequen
         config = model.of(_settings(read_json(asked.file)), str(asked.file))
     out, saved = Path(str(named.get("out", config.out))), None
     if asked.resume and runfolder.is_there(out / runfolder.CONFIG):
-        values = _settings(read_started(out, command))
-        saved = model.of({**values, "out": str(out)}, str(out / runfolder.CONFIG))
+        saved = model.of({**_settings(read_started(out, command)), "out": str(out)}, str(out / runfolder.CONFIG))
         config = saved if asked.preset is None and asked.file is None else config
     if changes := [*asked.changes, *([("imports", dict(IMPORTED))] if IMPORTED else [])]:
         config = config.with_changes(changes, "the command line")

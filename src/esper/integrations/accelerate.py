@@ -10,14 +10,18 @@ require("accelerate")
 from accelerate import Accelerator  # noqa: E402
 
 
+def refuse_sharding(accelerator: Accelerator) -> None:
+    kind = accelerator.distributed_type.value
+    if kind.partition("_")[0] not in ("NO", "MULTI"):
+        raise SettingError(f"{kind} {UNAWARE}")
+
+
 def join(accelerator: Accelerator, garden: Garden) -> None:
     """Save the garden in every state that accelerate saves, and restore it before accelerate loads one.
 
     Call `garden.attach(optimizer)` and `accelerator.prepare(garden.model, optimizer, ...)` as always, both before
     `load_state`: accelerate then finds the network and the parameter groups that it saved.
     """
-    kind = accelerator.distributed_type.value
-    if kind.partition("_")[0] not in ("NO", "MULTI"):
-        raise SettingError(f"{kind} {UNAWARE}")
+    refuse_sharding(accelerator)
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: garden.save(Path(folder, GARDEN)))
     accelerator.register_load_state_pre_hook(lambda models, folder: garden.restore(Path(folder, GARDEN)))

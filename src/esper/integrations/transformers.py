@@ -11,6 +11,7 @@ from typing import Any
 
 from esper.garden import Evaluate, Garden
 from esper.integrations import GARDEN, Stepper, require
+from esper.integrations.accelerate import refuse_sharding
 from esper.leyline.errors import SettingError
 
 require("transformers")
@@ -46,6 +47,7 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
+    refuse_sharding(trainer.accelerator)
     trainer.add_callback(GrowthCallback(garden, evaluate, every))
     _show_host(trainer, garden)
     trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer)

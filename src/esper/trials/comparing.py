@@ -176,8 +176,7 @@ class Comparison:
         if kind == "final-equal-flops":
             rows = zip(self.best(followed).rows, self.done[f"final of {followed}", rate].rows, strict=True)
             return [max(2, round(grown["flops"] * final["epochs"] / final["flops"])) for grown, final in rows]
-        more = self.config.pretrain if kind == "final-whole" else 0
-        return [self.task.epochs + more] * self.config.seeds
+        return [self.task.epochs + (self.config.pretrain if kind == "final-whole" else 0)] * self.config.seeds
 
     def _episodes(self, arm: str) -> int | None:
         """What an arm was given before: a final network as much as the arm that it follows, a rule nothing."""

@@ -44,8 +44,7 @@ def run_hosts(
         population = episodes.population
         population.describe(tell)
         saves = EpochSaves(config.out, population, deciders, sink, config.digest())
-        found = saves.restore() if resume else None
-        first, measured, counts = found or (0, None, [{} for _ in population.runs])
+        first, measured, counts = (resume and saves.restore()) or (0, None, [{} for _ in population.runs])
         for epoch in range(first, population.task.epochs):
             if epoch == first and measured is not None:
                 episodes.look_again()
