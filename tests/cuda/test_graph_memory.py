@@ -103,7 +103,9 @@ def test_results_outlive_what_the_lane_runs_after_them(monkeypatch):
     for run in population.runs:
         run.begin_epoch()  # a step beyond the last has no examples
         torch.cuda.synchronize()  # the lane's stream does not wait for this one by itself
-        executor._device(run).graphs(run)["train"].replay()
+        step = executor._device(run).graphs(run)["train"]
+        with torch.cuda.stream(step.stream):
+            step.graph.replay()
     torch.cuda.synchronize()
     assert [torch.equal(*pair) for pair in zip((*scores, *results), expected, strict=True)] == [True] * 6
 
