@@ -1,7 +1,7 @@
 """Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
 
     nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
-    F="python benchmarks/frontier.py --device cuda:0 --out WORK"  # with --workers 5 --minutes 9 where seconds do not count
+    F="python benchmarks/frontier.py --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for seconds
     $F --stage tune --rates 0.125 0.25 0.5 1 2
     $F --stage tune --depths 1 2 3 4 6 --rates 1 1.5 2
     $F --stage tune --depths 4 5 --rates 0.7 --plans 2-4@30
@@ -12,8 +12,7 @@
     $F --stage static --depths 2 3 8 --seeds 1
     $F --stage static --depths 4 5 6 --seeds 5
     $F --stage static --depths 3 --rates 1.5 --seeds 5
-    $F --stage grown --seeds 1 --arms 2-4-8@30,70 2-8@30 2-8@50 4-8@50
-    $F --stage grown --seeds 1 --arms "2-4-8@30,70 copy_zero" "2-4-8@30,70 random_block_zero"
+    $F --stage grown --seeds 1 --arms 2-4-8@30,70{," copy_zero"," random_block_zero"} 2-8@30 2-8@50 4-8@50
     $F --stage grown --arms heuristic --computes 0.6 --seeds 5
     $F --stage grown --arms heuristic --computes 1 --seeds 3
     $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last" --seeds 5

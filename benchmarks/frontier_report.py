@@ -327,6 +327,7 @@ def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         if plan and metrics[0] == "loss":
             static = [arm for arm, each in settings.items() if each["is_static"] and is_plain(each)]
             found["challenge"] = challenge(cells, static, plan, metrics[0])
+            found |= {"bad start": BAD_START, "warm-up": WARMUP}
     return found
 
 
