@@ -365,7 +365,7 @@ def render(found: Mapping[str, Any]) -> str:
     larger = Setup(setups["code_large"]) if others["code_large"] else None
     larger = larger if larger and larger.plan and larger.frontier else None
     where = f"{'; '.join(code.found['hardware'])}, {', '.join(code.found['date'])}, {', '.join(code.found['corpus'])}."
-    note = "written by docs/make_frontier.py from benchmarks/results/frontier.json; change neither by hand"
+    note = "written by docs/make_frontier.py from benchmarks/results/frontier.json and frontier.toml; not by hand"
     lines = ["# Does growing pay?", "", f"<!-- {note} -->", "", *say("introduction"), *answer(code, larger)]
     lines += ["![loss against compute](pictures/frontier_code.svg)", "", *say("figure", where=where)]
     lines += ["## Grown networks", "", *say("names"), *code.grown_rows()]
