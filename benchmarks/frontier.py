@@ -1,17 +1,36 @@
 """Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
 
     nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
-    python benchmarks/frontier.py --stage tune --depths 1 2 3 4 6 8 --rates 1 1.5 2 --device cuda:0 --out WORK
-    python benchmarks/frontier.py --stage plans --seeds 1 --device cuda:0 --workers 5 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage plans --seeds 2 --skip 1 --arms 2-4@15 "3-5@30 last" --out WORK  # the best
-    python benchmarks/frontier.py --stage static --depths 4 5 6 --seeds 5 --device cuda:0 --workers 5 --out WORK
-    python benchmarks/frontier.py --stage static --depths 3 --rates 1.5 --seeds 5 --device cuda:0 --out WORK
-    python benchmarks/frontier.py --stage grown why --plans "3-5@30 last" --seeds 5 --device cuda:0 --out WORK
-    python benchmarks/frontier.py --stage grown --arms heuristic --seeds 5 --device cuda:0 --out WORK
-    python benchmarks/frontier.py --stage large --seeds 2 --device cuda:0 --workers 4 --minutes 9 --out WORK
-    python benchmarks/frontier.py --stage static grown --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
-    python benchmarks/frontier.py --stage seconds --seeds 1 --device cuda:0 --out WORK
-    python benchmarks/frontier.py --report --out WORK
+    F="python benchmarks/frontier.py --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for seconds
+    $F --stage tune --rates 0.125 0.25 0.5 1 2
+    $F --stage tune --depths 1 2 3 4 6 --rates 1 1.5 2
+    $F --stage tune --depths 4 5 --rates 0.7 --plans 2-4@30
+    $F --stage tune --depths 5 --rates 1 1.5 --plans "3-5@30 last"
+    $F --stage tune --depths 4 5 --rates 1 --plans "3-5@30 last" --seeds 3 --warmup 4
+    $F --stage plans --seeds 1
+    $F --stage plans --seeds 2 --skip 1 --arms 2-4@15 2-4@30 2-4-6@20,50 "3-5@30 last" "3-5@50 last" 3-6@30 "4-5@50 end"
+    $F --stage static --depths 2 3 8 --seeds 1
+    $F --stage static --depths 4 5 6 --seeds 5
+    $F --stage static --depths 3 --rates 1.5 --seeds 5
+    $F --stage grown --seeds 1 --arms 2-4-8@30,70{," copy_zero"," random_block_zero"} 2-8@30 2-8@50 4-8@50
+    $F --stage grown --arms heuristic --computes 0.6 --seeds 5
+    $F --stage grown --arms heuristic --computes 1 --seeds 3
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last" --seeds 5
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 copy_zero last" "3-5@30 random_block_zero last" --seeds 2
+    $F --stage why --plans "3-5@30 last" --arms "tiled 3-5 last" "3-5@30 copy_elsewhere last" --seeds 2
+    $F --stage static --depths 4 5 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage static --depths 3 --rates 1.5 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage grown --plans "3-5@30 last" 2-4@15 --arms "3-5@30 last" 2-4@15 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage why --plans "3-5@30 last" --arms "3-5@30 last decay=0.4" "3-5@30 last decay=0.1" --seeds 2
+    $F --stage why --depths 4 --arms "static 4 decay=0.4" "static 4 decay=0.1" --seeds 2
+    $F --stage why --depths 3 --rates 1.5 --arms "static 3 decay=0.4 rate=1.5" "static 3 decay=0.1 rate=1.5" --seeds 2
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last ramp=1" "3-5@30 last ramp=3" --seeds 2
+    $F --stage seconds --depths 2 3 4 5 6 8 --plans "3-5@30 last" 2-4@15 --computes 0.12 --seeds 1
+    $F --stage tune --task code_large --depths 4 --plans "3-5@30 last" --rates 0.25 0.5 1 --computes 0.3
+    $F --stage large --depths 3 4 6 --plans "3-5@30 last" --rates 0.5 --computes 0.3 --seeds 2
+    $F --stage large --depths 8 12 --plans "4-6@30 last" --rates 0.5 --computes 0.3 --seeds 1
+    $F --stage static grown --task cifar10_resnet --data-root DATA --seeds 3
+    $F --report
 
 1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
 (`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
@@ -141,7 +160,8 @@ def work(job: Job, options: argparse.Namespace) -> str:
     """Run one job and write its file."""
     torch.set_num_threads(1)
     setup = setups(job.is_smoke)[job.setup]
-    if job.setup not in _loaded:
+    is_first = job.setup not in _loaded
+    if is_first:
         _loaded[job.setup] = load_splits(setup, options.data_root)
     splits = _loaded[job.setup]
     known = {json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")}
@@ -149,6 +169,8 @@ def work(job: Job, options: argparse.Namespace) -> str:
         raise SystemExit(
             f"{options.out} has jobs on {others.pop()}, but here is {splits.corpus}; choose another --out."
         )
+    if is_first and job.stage == "seconds":  # a process's first job compiles and wakes the device: not to be timed
+        run_job(setup, job, splits, options.device, options.amp)
     record = run_job(setup, job, splits, options.device, options.amp) | {
         "units": job.units,
         "workers": options.workers,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from frontier_arms import WARMUP
 from frontier_figure import draw_figure, is_plain
 from scipy.stats import t
 
@@ -16,6 +18,10 @@ ROOT = Path(__file__).parent.parent
 METRICS = {"code": ("loss",), "code_large": ("loss",), "cifar10_resnet": ("error", "loss")}
 """What a setup is judged by, the first above all: nats, or the share of wrong answers."""
 SIGMAS, LEAST_SAVING, FEWEST = 2.0, 0.15, 5
+COLD = 5.0
+"""A timed job that spends so many times the median on anything but training is the first of its process."""
+BAD_START = 0.01
+"""Nats above its depth's median at which a start is said to have gone wrong; set after the losses had been seen."""
 GOAL = (0.6, 0.8, 1.0)
 """Computes at two of which the goal asks for a lead."""
 NO_CHOICE = "no plan was chosen on seeds of their own: the best in hindsight flatters growing"
@@ -76,11 +82,12 @@ def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best
 
 
 def best_by_seed(cells: Cells, static: Sequence[str], compute: float, metric: str) -> dict[int, float]:
-    """On each seed what its own best static arm had, of those with the most seeds: a choice that nobody could make."""
-    arms = [values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells]
-    most = max(map(len, arms), default=0)
-    seeds = {seed for values in arms if len(values) == most for seed in values}
-    return {seed: min(values[seed] for values in arms if len(values) == most and seed in values) for seed in seeds}
+    """On each seed what its own best static arm had, of all that were run on it: a choice that nobody could make."""
+    found: dict[int, float] = {}
+    for arm in static:
+        for seed, value in values_of(cells.get((arm, compute), {}), metric).items():
+            found[seed] = min(value, found.get(seed, value))
+    return found
 
 
 def pair(own: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any] | None:
@@ -225,14 +232,62 @@ def verdict(judged: Mapping[str, Any], chosen: str | None, best: str | None) -> 
     return {"plan": plan, "remark": remark, "ahead": ahead, "saved": saved, "is_reached": is_reached}
 
 
+def challenge(cells: Cells, static: Sequence[str], plan: str, metric: str) -> dict[str, Any]:
+    """A sceptic's readings of the plan's lead over the best depth by its mean, at each compute with enough seeds."""
+    found: dict[str, Any] = {}
+    for compute in sorted(compute for arm, compute in cells if arm == plan):
+        own = values_of(cells[plan, compute], metric)
+        arms = {arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells}
+        arms = {arm: values for arm, values in arms.items() if values.keys() >= own.keys()}
+        if len(own) < FEWEST or not arms:
+            continue
+        medians = {arm: statistics.median(values.values()) for arm, values in arms.items()}
+        above = {(arm, s): value - medians[arm] for arm, values in arms.items() for s, value in values.items()}
+        bad = {key: value for key, value in above.items() if value > BAD_START}
+        mended = {arm: {s: medians[arm] if (arm, s) in bad else v for s, v in by.items()} for arm, by in arms.items()}
+        seeds, spoilt = sorted(own), {seed for _, seed in bad}
+        without = [lead_over(own, arms, [seed for seed in seeds if seed != left]) | {"left": left} for left in seeds]
+        found[f"{compute:g}"] = {
+            "bad starts": [{"arm": arm, "seed": seed, "above": value} for (arm, seed), value in bad.items()],
+            "without seeds of bad starts": lead_over(own, arms, [seed for seed in seeds if seed not in spoilt]),
+            "bad starts at their depth's median": lead_over(own, mended, seeds),
+            "least without one seed": max(without, key=lambda each: each["mean"]),
+            "seeds beyond the first five": lead_over(own, arms, seeds[FEWEST:]),
+        }
+    return found
+
+
+def lead_over(
+    own: Mapping[int, float], arms: Mapping[str, Mapping[int, float]], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Own minus the arm that is best by its mean over these seeds."""
+    if not seeds:
+        return {"count": 0}
+    best = min(arms, key=lambda arm: (statistics.fmean(arms[arm][seed] for seed in seeds), arm))
+    paired = pair({seed: own[seed] for seed in seeds}, arms[best])
+    assert paired is not None
+    return {"arm": best, **paired}
+
+
 def paces(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds for 1.0 of compute, by arm, of jobs that had the machine to themselves."""
+    """Seconds for 1.0 of compute, by arm, of jobs that had the machine to themselves.
+
+    The first job of a process also compiles and wakes the device, which shows in its seconds too: it is left out.
+    """
+    timed = [r for r in records if r["settings"]["stage"] == "seconds" and r["workers"] == 1]
+    extra = [record["wall"] - sum(row["seconds"] for row in record["rows"]) for record in timed]
     found: dict[str, list[float]] = {}
-    for record in records:
-        if record["settings"]["stage"] == "seconds" and record["workers"] == 1:
+    for record, own in zip(timed, extra, strict=True):
+        if own <= COLD * statistics.median(extra):
             for row in record["rows"]:
                 found.setdefault(record["settings"]["arm"], []).append(row["seconds"] / row["used"])
     return {arm: statistics.fmean(values) for arm, values in found.items()}
+
+
+def at_any_rate(alone: Mapping[str, float], arms: Sequence[str]) -> dict[str, float]:
+    """The same with arms of another learning rate, which changes no kernel: they have the pace of their shape."""
+    shapes = {arm: re.sub(r" rate=\S+", "", arm) for arm in arms}
+    return {arm: alone[shape] for arm, shape in shapes.items() if shape in alone}
 
 
 def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -241,7 +296,10 @@ def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         raise SystemExit(f"jobs of {name} are of different data, precision or size; use a folder for each.")
     settings = {r["settings"]["arm"]: r["settings"] for r in records if r["settings"]["stage"] != "seconds"}
     kept = ("shape", "kind", "where", "ramp", "decay", "factor", "is_static", "policy", "lr")
-    settings = {arm: {key: each.get(key) for key in kept} for arm, each in settings.items()}
+    settings = {
+        arm: {key: each.get(key) for key in kept} | {"warmup": round(each["warmup"] / WARMUP, 6)}
+        for arm, each in settings.items()
+    }
     found: dict[str, Any] = {
         **{key: sorted({str(record[key]) for record in records}) for key in ("hardware", "date", "corpus", "amp")},
         "seconds for 1.0, alone": paces(records),
@@ -265,6 +323,11 @@ def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     if "judge" in found["roles"]:
         best = choose_plan(collect(records, "judge"), settings, metrics[0])
         found["verdict"] = verdict(found["roles"]["judge"][metrics[0]], chosen, best)
+        plan, cells = found["verdict"]["plan"], collect(records, "judge")
+        if plan and metrics[0] == "loss":
+            static = [arm for arm, each in settings.items() if each["is_static"] and is_plain(each)]
+            found["challenge"] = challenge(cells, static, plan, metrics[0])
+            found |= {"bad start": BAD_START, "warm-up": WARMUP}
     return found
 
 
@@ -300,13 +363,11 @@ def written(found: Mapping[str, Any], times: float, sign: str = "", digits: int 
     return f"{times * found['mean']:{sign}.{digits}f}{error}"
 
 
-def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int]) -> None:
-    """Tables on the screen; JSON and one figure per setup into the project's folders, or into `results`."""
+def gather(asks: str, out: Path, seeds: Mapping[str, int]) -> dict[str, Any]:
+    """What the jobs in a folder came to, setup by setup."""
     records = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
     if not records:
         raise SystemExit(f"{out} holds no jobs; run a --stage first.")
-    where, pictures = (results, results) if results else (ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures")
-    where.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
         "asks": asks,
         "command": "python benchmarks/frontier.py",
@@ -315,14 +376,25 @@ def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int])
         "setups": {},
     }
     for name in dict.fromkeys(record["settings"]["setup"] for record in records):
-        own = [record for record in records if record["settings"]["setup"] == name]
-        found["setups"][name] = summary = summarise(name, own)
+        found["setups"][name] = summarise(name, [r for r in records if r["settings"]["setup"] == name])
+    return found
+
+
+def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int]) -> None:
+    """Tables on the screen; JSON and one figure per setup into the project's folders, or into `results`."""
+    found = gather(asks, out, seeds)
+    where, pictures = (results, results) if results else (ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures")
+    where.mkdir(parents=True, exist_ok=True)
+    for name, summary in found["setups"].items():
         for role, by_metric in summary["roles"].items():
             for metric, judged in by_metric.items():
                 show(f"{name}, {role}, {metric}", judged, 100 if metric == "error" else 1)
         if "judge" in summary["roles"]:
             print(f"{name}: " + "; ".join(f"{key}: {value}" for key, value in summary["verdict"].items()))
             metric = METRICS[name][0]
-            judged, alone = summary["roles"]["judge"][metric], summary["seconds for 1.0, alone"]
-            (pictures / f"frontier_{name}.svg").write_text(draw_figure(name, metric, judged, alone), encoding="utf-8")
+            judged = summary["roles"]["judge"][metric]
+            alone = at_any_rate(summary["seconds for 1.0, alone"], list(judged["arms"]))
+            if len(judged["frontier"].get("0.2", [])) > 1:  # one compute is no curve
+                drawn = draw_figure(name, metric, judged, alone)
+                (pictures / f"frontier_{name}.svg").write_text(drawn, encoding="utf-8")
     (where / "frontier.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")

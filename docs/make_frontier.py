@@ -1,6 +1,10 @@
-"""Writes docs/frontier.md from benchmarks/results/frontier.json: python docs/make_frontier.py."""
+"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml: python docs/make_frontier.py."""
 
 import json
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -8,86 +12,23 @@ from typing import Any
 DOCS = Path(__file__).parent
 PAGE = DOCS / "frontier.md"
 FOUND = DOCS.parent / "benchmarks" / "results" / "frontier.json"
-INTRODUCTION = """# Does growing pay?
-
-<!-- written by docs/make_frontier.py from benchmarks/results/frontier.json; change neither by hand -->
-
-You have compute, not epochs. So the question is: for the same training FLOPs, does a network that grows end with a
-lower held-out loss than the best network of *fixed depth*, even if somebody had told you that depth beforehand?
-
-The task is `code`: a byte GPT of width 256 and context 256 on the Python sources of one installation. 1.0 of
-compute is 8 blocks on 3,000 steps of 64 x 256 bytes. Every arm has the same compute clock, ledger and learning-rate
-plan (constant, with the last fifth of the compute falling to zero), bf16, AdamW, clipping at 1. A grown run pays
-for its measurements. Each run reads the test loss once, with the network as it is taken home. Rates and plans were
-chosen by test loss on other host seeds, but on the same test windows. Intervals are Student's t over host seeds, 95
-%; they do not cover the choice of windows.
-"""
-ANSWER = """## The answer
-
-**Yes, with the right plan, by a little.** A network of 3 blocks whose last two blocks are copied when {when} % of
-the compute is used (`{plan}`) ends **{lead:.4f} nats below the best fixed depth in hindsight** at compute 0.6
-([{low:.4f}, {high:.4f}], {count} host seeds), and about as much at 0.8 and 1.0. It is below on every seed at every
-compute, even if the best depth is picked for each seed by its test loss, a choice that nobody can make.
-
-**The size of the lead is less sure than its sign.** One of five starts of 4 blocks went wrong. Without that host
-seed 4 blocks are the best depth, and the lead is {without} (four seeds; each interval includes 0). Against the best
-depth of each seed it is {lucky}. At equal loss the plan takes {saved:.0f} % less compute at 0.6; against the best
-depth of each seed {saved_lucky:.0f} %.
-
-**No, with a plan from the shelf.** The four plans that were written down first grow to 8 blocks. On their one host
-seed all of them lie above the best depth of that seed: 8 blocks are too deep for this compute, and a plan that ends
-there pays for it. The default rule starts with 2 blocks and copies each once, early. That limit was set after the
-plans below had been seen; it comes out level with the best depth at 0.6.
-
-The plan was chosen on host seeds of its own, among {plans} plans at compute 0.6 ({choices} of them on a second
-seed). When its name entered the list, 4, 5 and 6 blocks had been run on the seeds that judge, so that depths of 4
-to 6 were known to be right: as they are to the best depth in hindsight.
-"""
-NAMES = """`3-5@30 last`: from 3 to 5 blocks when 30 % of the compute is used, by copies of the last half of the
-blocks. `end`: all copies are of the last block. Without a word every block is copied as often. `rate=1.5`:
-times the task's learning rate. *saves*: compute at equal loss, from the frontier of the same seed; where the
-frontier ends before that loss, nothing can be said."""
-WHY = """## Why?
-
-Compute 0.6, the plan above with one thing changed, on two of the same host seeds."""
-SURVIVES = """What survives so far: copies that work from their first step beat the same copies with zero output,
-and trained blocks beat random ones (random minus copied, both with zero output: {zeroed}). Copies of another block
-and copies of an untrained network vary by 0.01 between two seeds, so they decide nothing yet. **Not excluded**:
-that growing from a shallow network avoids bad starts that deep ones have here. Standard deviation over seeds at
-0.6: {spread}. A longer warm-up, or an initialisation that scales with depth, might give deep networks a part of the
-lead."""
+WORDS: dict[str, str] = tomllib.loads((DOCS / "frontier.toml").read_text(encoding="utf-8"))
+MIDDLE, FIRST = "0.6", 5
+"""The compute that has most, and host seeds before those that were declared."""
+LEADS = ("minus frontier", "minus best of each seed")
+SHELF, SECOND = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), "2-4@15"
+"""The plans that were written down first, and the one that was next best on the seeds that choose."""
 NOTES = {
     "random_block_zero": "random blocks with zero output in place of copies",
     "copy_zero": "copies whose output is zero at first",
     "copy_elsewhere": "copies of another block, drawn at random",
-    "tiled": "the deep network from the start, as copies of an untrained one (minus: the fixed depth)",
+    "tiled": "copies of an untrained network, deep from the start (minus: the fixed depth)",
 }
-CHOICE = """## When, how often, which blocks
-
-Every plan that was tried, on the seeds that choose, compute 0.6; most on one seed, where differences below 0.005
-say little. What the network ends with matters most: 4 to 6 blocks. Earlier is better than later, down to 15 % of
-the compute. Of half the blocks the last half; several copies of the last block alone are worse. The default rule
-follows: it copies a place once, later places first, early in the episode."""
-TUNE = """## Learning rates
-
-Test loss at compute 0.6, times the task's rate of 4e-3, on one host seed that is used for nothing else. The rate of
-a depth in the tables above is the best here, where the depth comes near the frontier."""
-OPEN = """## What is not known
-
-- One width, one data set, one machine. `cifar10_resnet` and a larger network (`--stage large`) have not been run.
-- More host seeds, a longer warm-up and another initialisation for deep networks, other shares of decay, ramps, and
-  `2-4@15` on the seeds that judge: not run.
-- Seconds: `--stage seconds` has not been run. Compute is counted in FLOPs; small networks use a GPU worse than deep
-  ones.
-- Passes over the data differ: 3 blocks train on {passes} times as many windows as the plan at 0.6 and 1.0.
-- Depths 2 and 8, 3 at the task's own rate, and the first plans have one host seed each. None of them lies below the
-  best depth of that seed; `4-8@50` comes within 0.001 of it at 1.0. A depth with fewer
-  seeds that lay below it would be named here: {rivals}.
-
-## Again
-
-{commands}
-"""
+SECTIONS = {"decay=": "**Other shares", "ramp=": "**Ramps", "cifar10_resnet": "## cifar10_resnet"}
+SECTIONS |= {"--warmup": "**Longer warm", "large": "## A larger", "--stage seconds": "## Seconds"}
+"""What a command has in it, and how the part of the page begins that it is for."""
+MISSING = ["other shares of decay", "copies along a ramp", "`cifar10_resnet`"]
+MISSING += ["longer warm-ups", "a larger network", "seconds"]
 
 
 def read() -> dict[str, Any]:
@@ -95,160 +36,351 @@ def read() -> dict[str, Any]:
     return found
 
 
-def nats(found: dict[str, Any] | None, sign: str = "") -> str:
+def say(key: str, **values: Any) -> list[str]:
+    """A text with its numbers, its paragraphs and points filled anew."""
+    lines = []
+    for paragraph in WORDS[key].strip().format(**values).split("\n\n"):
+        for point in paragraph.replace("\n  ", " ").split("\n- "):
+            is_point = point.startswith("- ") or (point is not paragraph and "\n- " in paragraph)
+            text = re.sub(r"\bat 1\b(?!\.\d)", "at 1.0", " ".join(point.removeprefix("- ").split()))
+            heads = ("- ", "  ") if is_point else ("", "")
+            filled = textwrap.wrap(text, 136, break_long_words=False, break_on_hyphens=False)
+            lines += [heads[number > 0] + line for number, line in enumerate(filled)]
+        lines.append("")
+    return lines
+
+
+def nats(found: Mapping[str, Any], sign: str = "", times: float = 1, digits: int = 4) -> str:
     """Mean and standard error."""
-    if found is None:
+    error = "" if found["error"] is None else f" ± {times * found['error']:.{digits}f}"
+    return f"{times * found['mean']:{sign}.{digits}f}{error}"
+
+
+def interval(found: Mapping[str, Any] | None, times: float = 1, digits: int = 4) -> str:
+    if found is None or not found["count"]:
         return ""
-    return f"{found['mean']:{sign}.4f}" + ("" if found["error"] is None else f" ± {found['error']:.4f}")
+    ends = [f"{times * found[end]:+.{digits}f}" for end in ("low", "high") if found[end] is not None]
+    return f"{times * found['mean']:+.{digits}f}" + (f" [{', '.join(ends)}]" if ends else "")
 
 
-def interval(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    ends = "" if found["low"] is None else f" [{found['low']:+.4f}, {found['high']:+.4f}]"
-    return f"{found['mean']:+.4f}{ends}"
-
-
-def table(head: str, rows: list[str]) -> list[str]:
+def table(head: str, rows: Iterable[str]) -> list[str]:
     return [f"| {head} |", "|" + "---|" * (head.count("|") + 1), *(f"| {row} |" for row in rows), ""]
 
 
-def answer(setup: dict[str, Any]) -> str:
-    plan, judged = setup["verdict"]["plan"], setup["roles"]["judge"]["loss"]["arms"]
-    cell, chosen = judged[plan]["computes"]["0.6"], setup["roles"]["choose"]["loss"]["arms"]
-    lead = cell["minus frontier"]
-    lucky = [-each["minus best of each seed"]["mean"] for each in judged[plan]["computes"].values()]
-    return ANSWER.format(
-        without=", ".join(f"{-value:.4f}" for value in without_bad_start(setup, plan)),
-        lucky=f"{min(lucky):.4f} to {max(lucky):.4f}",
-        saved_lucky=100 * cell["saving over the best of each seed"]["mean"],
-        plan=plan,
-        when=plan.partition("@")[2].split()[0],
-        lead=-lead["mean"],
-        low=-lead["high"],
-        high=-lead["low"],
-        count=lead["count"],
-        saved=100 * cell["saving"]["mean"],
-        plans=len(chosen),
-        choices=sum(each["computes"]["0.6"]["count"] > 1 for each in chosen.values()),
-    )
+def signed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:+.4f}" for value in values)
 
 
-def without_bad_start(setup: dict[str, Any], plan: str) -> list[float]:
-    """The plan minus the best depth by its mean at each compute, without the seed on which a fixed depth stands out."""
-    losses: dict[tuple[str, float], dict[int, float]] = {}
-    for row in setup["rows"]:
-        if row["role"] == "judge":
-            losses.setdefault((row["arm"], row["compute"]), {})[row["seed"]] = row["loss"]
-    most = max(map(len, losses.values()))
-    full = {key: values for key, values in losses.items() if len(values) == most}
-    seeds = next(iter(full.values()))
-    worst = {seed: max(v[seed] - median(v.values()) for v in full.values() if seed in v) for seed in seeds}
-    kept = sorted(set(worst) - {max(worst, key=worst.__getitem__)})
-    means = {key: fmean(values[seed] for seed in kept) for key, values in full.items()}
-    computes = sorted(compute for arm, compute in full if arm == plan)
-    static = {arm for arm, _ in full if arm.startswith("static")}
-    return [means[plan, c] - min(means[arm, c] for arm in static if (arm, c) in means) for c in computes]
+def span(values: Sequence[float]) -> str:
+    return f"{min(values):.4f} to {max(values):.4f}"
 
 
-def column(setup: dict[str, Any], arm: str, compute: float, key: str = "loss") -> dict[int, float]:
-    """What an arm had on each seed that judges."""
-    rows = [row for row in setup["rows"] if (row["role"], row["arm"], row["compute"]) == ("judge", arm, compute)]
-    return {row["seed"]: row[key] for row in rows}
+def is_plain(known: Mapping[str, Any]) -> bool:
+    """Depths, plans and the default rule, without a variant."""
+    is_plan = "@" in known["shape"] and known["ramp"] == 0
+    is_usual = known["kind"] is None and known["decay"] == 0.2 and known["warmup"] == 1
+    return is_usual and (known["is_static"] or is_plan or known["shape"] == "heuristic")
 
 
-def survives(setup: dict[str, Any]) -> str:
-    shape, _, where = setup["verdict"]["plan"].partition(" ")
-    random, copied = (column(setup, f"{shape} {kind} {where}", 0.6) for kind in ("random_block_zero", "copy_zero"))
-    arms = (setup["verdict"]["plan"], "static 3 rate=1.5", "static 4", "static 5", "static 6")
-    spread = ", ".join(f"{arm} {stdev(column(setup, arm, 0.6).values()):.4f}" for arm in arms)
-    zeroed = ", ".join(f"{random[seed] - copied[seed]:+.4f}" for seed in sorted(random))
-    return SURVIVES.format(zeroed=zeroed, spread=spread)
+class Setup:
+    """One task's part of the results, by its first metric."""
+
+    def __init__(self, found: Mapping[str, Any], metric: str = "loss"):
+        self.found, self.metric = found, metric
+        judged = found["roles"]["judge"][metric]
+        self.arms, self.frontier = judged["arms"], judged["frontier"].get("0.2", [])
+        self.regret, self.plan = judged["regret"], found["verdict"]["plan"]
+        known = {arm: each["settings"] for arm, each in self.arms.items()}
+        self.static = [arm for arm, each in known.items() if each["is_static"] and is_plain(each)]
+        self.grown = [arm for arm, each in known.items() if not each["is_static"] and is_plain(each)]
+
+    def cells(self, arm: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.arms.get(arm, {"computes": {}})["computes"]
+        return found
+
+    def column(self, arm: str, compute: str, key: str = "", role: str = "judge") -> dict[int, float]:
+        """What an arm had on each host seed."""
+        wanted = (role, arm, float(compute))
+        rows = (row for row in self.found["rows"] if (row["role"], row["arm"], row["compute"]) == wanted)
+        return {row["seed"]: row[key or self.metric] for row in rows if row["stage"] != "seconds"}
+
+    def best_of_seed(self, compute: str) -> dict[int, float]:
+        """On each host seed what its best depth had."""
+        columns = [self.column(arm, compute) for arm in self.static]
+        return {seed: min(own[seed] for own in columns if seed in own) for own in columns for seed in own}
+
+    def over_best(self, arm: str, compute: str) -> list[float]:
+        return minus(self.column(arm, compute), self.best_of_seed(compute))
+
+    def depth_rows(self, times: float = 1, digits: int = 4) -> list[str]:
+        """Static depths by compute; the best at each is bold."""
+        computes, rows = [f"{each['compute']:g}" for each in self.frontier], []
+        best = {(each["arm"], f"{each['compute']:g}") for each in self.frontier}
+        for arm in sorted(self.static, key=lambda arm: (int(arm.split()[1]), arm)):
+            cells = [self.cells(arm).get(compute) for compute in computes]
+            told = [f"{nats(cell, '', times, digits)} ({cell['count']})" if cell else "" for cell in cells]
+            told = [f"**{t}**" if (arm, c) in best else t for t, c in zip(told, computes, strict=True)]
+            rows.append(" | ".join([arm, *told]))
+        return table(" | ".join(["arm", *computes]), rows)
+
+    def grown_rows(self, times: float = 1, digits: int = 4) -> list[str]:
+        """Grown networks by compute: value, seeds, and what is between them and the best depth."""
+        computes = sorted({compute for arm in self.grown for compute in self.cells(arm)}, key=float)
+        rows = []
+        for arm in self.grown:
+            told = [arm]
+            for cell in map(self.cells(arm).get, computes):
+                leads = [interval(cell.get(k), times, digits) for k in LEADS] if cell else []
+                told.append(f"{nats(cell, '', times, digits)} ({cell['count']}): {'; '.join(leads)}" if cell else "")
+            rows.append(" | ".join(told))
+        return table(" | ".join(["plan", *computes]), rows)
 
 
-def judged_rows(arms: dict[str, Any], *, is_static: bool) -> list[str]:
+def minus(own: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    return [own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())]
+
+
+def saves(cell: Mapping[str, Any]) -> str:
+    """Compute at equal loss, over the best depth by its mean and over that of each seed."""
+    both = [cell["saving"], cell["saving over the best of each seed"]]
+    if any(each["count"] <= each["beyond"] for each in both) or both[0]["beyond"] > both[0]["count"] / 2:
+        return ""
+    return "{:.0f} % ({:.0f} %)".format(*(100 * each["mean"] for each in both))
+
+
+def answer(code: Setup, larger: Setup | None) -> list[str]:
+    plan, verdict, chosen = code.plan, code.found["verdict"], code.found["roles"]["choose"]["loss"]["arms"]
+    cells, depths = code.cells(plan), {f"{each['compute']:g}": each for each in code.frontier}
+    leads = [-cell["minus frontier"]["mean"] for cell in cells.values()]
+    lucky = [-cell["minus best of each seed"]["mean"] for cell in cells.values()]
+    saved = "reached" if max(verdict["saved"].values(), default=0.0) >= 0.15 else "not reached"
+    told = {"start": plan[0], "share": plan.partition("@")[2].split()[0], "plan": plan, "saved": saved}
+    word, ahead = "Yes" if verdict["is_reached"] else "No", len(verdict["ahead"])
+    lines = ["## The answer", ""]
+    lines += say("answer", word=word, ahead=ahead, leads=span(leads), lucky=span(lucky), **told)
     rows = []
-    for arm, each in arms.items():
-        known = each["settings"]
-        if known["is_static"] != is_static or known["kind"] or known["decay"] != 0.2 or "tiled" in known["shape"]:
-            continue
-        for compute, cell in each["computes"].items():
-            saving = cell.get("saving", {"count": 0})
-            is_known = saving["count"] > saving.get("beyond", 0)
-            saved = f"{100 * saving['mean']:+.0f} %" if is_known and compute != "1" else ""
-            parts = [arm, compute, str(cell["count"]), nats(cell), interval(cell["minus frontier"])]
-            if not is_static:
-                parts += [interval(cell["minus best of each seed"]), saved]
-            rows.append(" | ".join(parts))
-    return rows
+    for compute, cell in cells.items():
+        lead, over, best = cell["minus frontier"], code.over_best(plan, compute), depths[compute]
+        parts = [compute, str(cell["count"]), nats(cell), f"{best['arm']}: {nats(best)}"]
+        parts += [f"**{interval(lead)}**, {-lead['sigmas']:.1f} standard errors"]
+        parts += [interval(cell["minus best of each seed"]), f"{sum(v < 0 for v in over)} of {len(over)}", saves(cell)]
+        rows.append(" | ".join(parts))
+    head = "compute | seeds | the plan | best depth | difference | to the best depth of each seed | below | saves"
+    lines += [*table(head, rows), *say("answer_table")]
+    challenge, starts = code.found["challenge"], dict[str, list[str]]()
+    for start in challenge[MIDDLE]["bad starts"]:
+        told_start = f"{start['seed']} ({start['above']:+.3f})"
+        starts.setdefault(start["arm"].removeprefix("static ").partition(" ")[0], []).append(told_start)
+    bad = "; ".join(f"of {depth} blocks {', '.join(seeds)}" for depth, seeds in starts.items()) or "none"
+    own = code.column(plan, MIDDLE).values()
+    bound = code.found["bad start"]
+    best = [f"{min(code.best_of_seed(compute).values()):.4f} at {compute}" for compute in cells]
+    counts: dict[str, Any] = {
+        "plans": len(chosen),
+        "choices": sum(each["computes"][MIDDLE]["count"] > 1 for each in chosen.values()),
+    }
+    counts |= {"own": sum(v - median(own) > bound for v in own) or "none", "count": len(own)}
+    means = ", ".join(f"{cell['mean']:.4f}" for cell in cells.values())
+    halves = {compute: code.over_best(plan, compute) for compute in cells}
+    told = {
+        word: ", ".join(f"{-fmean(over[part]):.4f} at {c}" for c, over in halves.items() if over[part])
+        for word, part in (("early", slice(FIRST)), ("late", slice(FIRST, None)))
+    }
+    last = max(code.column(plan, MIDDLE))
+    told["declared"] = ", ".join(f"`{arm}`" for arm in code.static if last in code.column(arm, MIDDLE))
+    counts |= told
+    lines += say("weak", bound=bound, bad=bad, large=large_lead(larger), best=", ".join(best), mean=means, **counts)
+    readings = {key: [each[key] for each in challenge.values()] for key in challenge[MIDDLE] if key != "bad starts"}
+    texts = {
+        k: [f"{interval(v)} ({v['arm']}, {v['count']})" if v["count"] else "" for v in r] for k, r in readings.items()
+    }
+    lines += [*say("sceptic"), *table(" | ".join(["", *challenge]), (" | ".join([k, *t]) for k, t in texts.items()))]
+    known = [(compute, each[key]) for compute, each in challenge.items() for key in readings if each[key]["count"]]
+    unsure = [compute for compute, each in known if each["high"] is None or each["high"] >= 0]
+    where = f", at {', '.join(dict.fromkeys(unsure))}" if unsure else ""
+    below, most = sum(each["mean"] < 0 for _, each in known), dict[str, float]()
+    for compute, each in known:
+        most[compute] = max(each["mean"], most.get(compute, each["mean"]))
+    least = ", ".join(f"{-value:.4f} at {compute}" for compute, value in most.items())
+    lines += say("verdict", readings=len(known), below=below, open=len(unsure) or "none", where=where, least=least)
+    if seconds_cells := code.cells(SECOND):
+        values = " and ".join(f"{interval(cell['minus frontier'])} at {c}" for c, cell in seconds_cells.items())
+        over = [fmean(minus(code.column(SECOND, c), code.column(plan, c))) for c in seconds_cells]
+        lines += say("second", second=SECOND, plan=plan, values=values, over=" and ".join(f"{v:.4f}" for v in over))
+    nearest = min(cell["minus best of each seed"]["mean"] for arm in SHELF for cell in code.cells(arm).values())
+    ruled = code.cells("heuristic").items()
+    rule = ", ".join(f"{interval(cell['minus frontier'])} at {c} ({cell['count']} host seeds)" for c, cell in ruled)
+    return lines + say("shelf", nearest=f"{nearest:+.4f}", rule=rule)
 
 
-def doubts(arms: dict[str, Any], plan: str) -> list[str]:
-    shape = plan.split()[0]
-    rows = []
-    for each in arms.values():
-        known, cell = each["settings"], each["computes"].get("0.6")
+def seconds(code: Setup) -> list[str]:
+    alone = code.found["seconds for 1.0, alone"]
+    depth = next(each["arm"] for each in code.frontier if f"{each['compute']:g}" == MIDDLE).partition(" rate=")[0]
+    if code.plan not in alone or depth not in alone:
+        return []
+    computes = sorted({f"{row['compute']:g}" for row in code.found["rows"] if row["stage"] == "seconds"})
+    more, saved = alone[code.plan] / alone[depth], code.cells(code.plan)[MIDDLE]["saving"]["mean"]
+    shares = {"more": 100 * (more - 1), "saved": 100 * saved, "left": 100 * (1 - (1 - saved) * more)}
+    told = {key: f"{share:.{int(key == 'more')}f}" for key, share in shares.items()}
+    paces = ", ".join(f"{arm} {pace:.1f}" for arm, pace in alone.items())
+    said = say("seconds", computes=", ".join(computes), paces=paces, plan=code.plan, depth=depth, **told)
+    return ["## Seconds", "", *said]
+
+
+def why(code: Setup) -> list[str]:
+    shape, _, place = code.plan.partition(" ")
+    rows, wide = [], []
+    for arm, each in code.arms.items():
+        known, cell = each["settings"], each["computes"].get(MIDDLE)
         word = "tiled" if known["shape"].startswith("tiled") else known["kind"]
-        if cell and word in NOTES and (known["shape"] == shape or word == "tiled"):
+        if cell and cell.get("minus base") and word in NOTES and (known["shape"] == shape or word == "tiled"):
             rows.append(f"{NOTES[word]} | {cell['count']} | {nats(cell)} | {nats(cell['minus base'], '+')}")
-    return rows
+            own = code.column(arm, MIDDLE).values()
+            wide += [NOTES[word].partition(",")[0]] if max(own) - min(own) > 0.01 else []
+    random, copied = (code.column(f"{shape} {kind} {place}", MIDDLE) for kind in ("random_block_zero", "copy_zero"))
+    spread = {arm: code.column(arm, MIDDLE).values() for arm in (code.plan, *code.static)}
+    told = ", ".join(f"{arm} {stdev(own):.4f} ({len(own)})" for arm, own in spread.items() if len(own) > 1)
+    lines = ["## Why?", "", *say("why"), *table("instead | seeds | test loss | minus the plan", rows)]
+    doubtful = WORDS["wide"].format(arms=", ".join(wide)) if wide else ""
+    lines += say("survives", zeroed=signed(minus(random, copied)), wide=doubtful, spread=told)
+    shifted = [arm for arm, each in code.arms.items() if each["settings"]["decay"] != 0.2]
+    cells = [(arm, compute, cell) for arm in sorted(shifted) for compute, cell in code.cells(arm).items()]
+    if cells:
+        rows = [f"{a} | {c} | {x['count']} | {nats(x)} | {interval(x.get('minus frontier'))}" for a, c, x in cells]
+        lines += [*say("decays"), *table("arm | compute | seeds | test loss | minus the best depth", rows)]
+    return lines
 
 
-def tuned(arms: dict[str, Any]) -> list[str]:
-    rates = sorted({each["settings"]["factor"] for each in arms.values()})
-    shapes: dict[str, dict[float, str]] = {}
-    for each in arms.values():
-        known = each["settings"]
+def when(code: Setup) -> list[str]:
+    chosen = code.found["roles"]["choose"]["loss"]["arms"].items()
+    plans = sorted(((arm, each["computes"][MIDDLE]) for arm, each in chosen), key=lambda item: item[1]["mean"])
+    told = [f"{arm} | {nats(cell)} ({cell['count']})" for arm, cell in plans]
+    third = -(-len(told) // 3)
+    told += [" | "] * (3 * third - len(told))
+    rows = [" | ".join(told[row::third]) for row in range(third)]
+    lines = ["## When, how often, which blocks", "", *say("choice")]
+    lines += table(" | ".join(["plan | test loss (seeds)"] * 3), rows)
+    ramps = [arm for arm, each in code.arms.items() if each["settings"]["ramp"] and "@" in each["settings"]["shape"]]
+    cells = [(arm, compute, cell) for arm in ramps for compute, cell in code.cells(arm).items()]
+    if cells:
+        rows = [f"{a} | {c} | {x['count']} | {nats(x)} | {interval(x.get('minus base'))}" for a, c, x in cells]
+        lines += [*say("ramps"), *table("plan | compute | seeds | test loss | minus the same at once", rows)]
+    return lines
+
+
+def tuned(code: Setup) -> list[str]:
+    arms = code.found["roles"]["tune"]["loss"]["arms"]
+    usual = {arm: each["settings"] for arm, each in arms.items() if each["settings"]["warmup"] == 1}
+    rates, shapes = sorted({known["factor"] for known in usual.values()}), dict[str, dict[float, str]]()
+    for arm, known in usual.items():
         shape = " ".join(filter(None, [known["shape"], known["where"]]))
-        shapes.setdefault(shape, {})[known["factor"]] = f"{each['computes']['0.6']['mean']:.4f}"
+        first = min(code.column(arm, MIDDLE, role="tune").items(), default=None)
+        shapes.setdefault(shape, {})[known["factor"]] = f"{first[1]:.4f}" if first else ""
     rows = [" | ".join([shape, *(own.get(rate, "") for rate in rates)]) for shape, own in sorted(shapes.items())]
-    return table(" | ".join(["", *(f"x {rate:g}" for rate in rates)]), rows)
+    lr = next(known["lr"] / known["factor"] for known in usual.values())
+    lines = ["## Learning rates and warm-ups", "", *say("tune", lr=lr)]
+    lines += table(" | ".join(["", *(f"x {rate:g}" for rate in rates)]), rows)
+    pairs = [(arm, arm.partition(" warmup=")[0]) for arm in arms if arm not in usual]
+    columns = [[code.column(name, MIDDLE, role="tune") for name in names] for names in pairs]
+    costs = [cost for own, other in columns for cost in minus(own, other)]
+    if not costs:
+        return lines
+    told = [[", ".join(f"{by[seed]:.4f}" for seed in sorted(by)) for by in both] for both in columns]
+    rows = [" | ".join([arm, *texts]) for (arm, _), texts in zip(pairs, told, strict=True)]
+    lines += say("warmups", share=f"{code.found['warm-up']:g}")
+    lines += table("times the usual one | test loss, host seed by host seed | usual, on the seeds that have it", rows)
+    return lines + say("warm", costs=span(costs))
 
 
-def regrets(found: dict[str, dict[str, Any]]) -> list[str]:
-    rows = [
-        f"{arm} | {each['worst']:+.4f} | {each['mean']:+.4f} | {', '.join(each['over'])}" for arm, each in found.items()
-    ]
-    return table("arm | at worst | in the mean | computes", rows)
+def large_lead(larger: Setup | None) -> str:
+    """The larger network in a sentence."""
+    if larger is None:
+        return "A larger network was not run."
+    (compute, cell), *_ = larger.cells(larger.plan).items()
+    over, lead = larger.over_best(larger.plan, compute), cell["minus frontier"]["mean"]
+    below = f"below the best depth of its seed on {sum(v < 0 for v in over)} of {len(over)} host seeds"
+    return f"On a larger network the plan has {lead:+.4f} against the best depth by its mean, and is {below}."
 
 
-def frontier_rows(judged: dict[str, Any]) -> list[str]:
-    return [f"{each['compute']:g} | {each['arm']} | {nats(each)}" for each in judged["frontier"]["0.2"]]
+def large(larger: Setup) -> list[str]:
+    plan, first = larger.plan, larger.frontier[0]
+    compute = f"{first['compute']:g}"
+    cells = [(arm, each["computes"][compute]) for arm, each in larger.arms.items() if compute in each["computes"]]
+    cells.sort(key=lambda item: item[1]["mean"])
+    rows = [f"{a} | {c['count']} | {nats(c)} | {signed(larger.over_best(a, compute))}" for a, c in cells]
+    tried = larger.found["roles"].get("tune", {"loss": {"arms": {}}})["loss"]["arms"]
+    tuned = ", ".join(f"{arm} {next(iter(each['computes'].values()))['mean']:.4f}" for arm, each in tried.items())
+    rate, lucky = larger.arms[plan]["settings"]["factor"], larger.over_best(plan, compute)
+    leads = minus(larger.column(plan, compute), larger.column(first["arm"], compute))
+    end = plan.partition("@")[0].split("-")[-1]
+    has_end = any(arm.split()[1] == end for arm in larger.static)
+    missing = "" if has_end else f" {end} blocks, the depth that the plan ends with, have not been run."
+    lines = ["## A larger network, once", "", *say("large", compute=compute, rate=rate, tuned=tuned)]
+    lines += table("arm | seeds | test loss | minus the best depth of each seed", rows)
+    told = {"plan": plan, "best": first["arm"], "leads": signed(leads), "lucky": signed(lucky), "missing": missing}
+    return lines + say("large_result", below=sum(v < 0 for v in lucky), count=len(lucky), **told)
 
 
-def render(found: dict[str, Any]) -> str:
-    setup = found["setups"]["code"]
-    judged, chosen = setup["roles"]["judge"]["loss"], setup["roles"]["choose"]["loss"]
-    rivals = sorted({arm for each in judged["frontier"]["0.2"] for arm in each["rivals"]})
-    plans = sorted(chosen["arms"].items(), key=lambda item: item[1]["computes"]["0.6"]["mean"])
-    script = (DOCS.parent / "benchmarks" / "frontier.py").read_text(encoding="utf-8")
-    commands = [line.strip() for line in script.splitlines() if line.startswith("    python benchmarks/frontier.py")]
-    lines = [INTRODUCTION, answer(setup), "![loss against compute](pictures/frontier_code.svg)", ""]
-    lines += [f"{'; '.join(setup['hardware'])}, {', '.join(setup['date'])}, {', '.join(setup['corpus'])}.", ""]
-    lines += ["## Grown networks", "", NAMES, ""]
-    lines += table(
-        "plan | compute | seeds | test loss | minus the best depth | minus the best depth of each seed | saves",
-        judged_rows(judged["arms"], is_static=False),
-    )
-    lines += ["## Fixed depths", "", "The best of them at each compute:", ""]
-    lines += table("compute | arm | test loss", frontier_rows(judged))
-    rows = judged_rows(judged["arms"], is_static=True)
-    lines += table("arm | compute | seeds | test loss | minus the best depth", rows)
-    lines += ["## What it costs not to know the right size", "", "Nats above the best depth in hindsight.", ""]
-    lines += regrets(judged["regret"])
-    doubted = doubts(judged["arms"], setup["verdict"]["plan"])
-    lines += [WHY, "", *table("instead | seeds | test loss | minus the plan", doubted), survives(setup), ""]
-    cells = [f"{arm} | {each['computes']['0.6']['count']} | {nats(each['computes']['0.6'])}" for arm, each in plans]
-    lines += [CHOICE, "", *table("plan | seeds | test loss", cells)]
-    lines += [TUNE, "", *tuned(setup["roles"]["tune"]["loss"]["arms"])]
-    again = "\n".join(f"    {line}" for line in commands)
-    plan, seen = setup["verdict"]["plan"], "examples"
-    ratios = [
-        fmean(column(setup, "static 3 rate=1.5", c, seen).values()) / fmean(column(setup, plan, c, seen).values())
-        for c in (0.6, 1.0)
-    ]
-    passes = " and ".join(f"{ratio:.1f}" for ratio in ratios)
-    lines += [OPEN.format(commands=again, rivals=", ".join(rivals) or "there is none", passes=passes)]
+def images(shown: Setup) -> list[str]:
+    leads = [cell.get("minus frontier") for arm in shown.grown for cell in shown.cells(arm).values()]
+    known = [lead for lead in leads if lead]
+    counts = {"points": len(known), "below": sum(lead["mean"] < 0 for lead in known)}
+    counts["sure"] = sum(lead["high"] is not None and lead["high"] < 0 for lead in known)
+    lines = ["## cifar10_resnet", ""]
+    if len(shown.frontier) > 1:
+        lines += ["![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
+    remark = f"`{shown.plan}`: {shown.found['verdict']['remark']}." if shown.plan else ""
+    lines += [*say("images"), *shown.depth_rows(100, 2), *shown.grown_rows(100, 2)]
+    return lines + say("images_result", remark=remark, **counts)
+
+
+def unknown(code: Setup, page: str) -> Iterator[str]:
+    left = [name for name, mark in zip(MISSING, SECTIONS.values(), strict=True) if mark not in page]
+    depth = next(each["arm"] for each in code.frontier if f"{each['compute']:g}" == MIDDLE)
+    means = [[fmean(code.column(arm, c, "examples").values()) for arm in (depth, code.plan)] for c in ("0.6", "1")]
+    rivals = ", ".join(sorted({arm for each in code.frontier for arm in each["rivals"]})) or "there is none"
+    once = ", ".join(a for a in (*code.static, *code.grown) if all(c["count"] == 1 for c in code.cells(a).values()))
+    if left:
+        yield f"- Not run: {', '.join(left)}."
+    yield "- Not run: other texts, other machines, an initialisation that scales with depth, warm-ups in between."
+    ratios = " and ".join(f"{own / other:.1f}" for own, other in means)
+    yield f"- Passes over the data differ: at 0.6 and 1.0 `{depth}` sees {ratios} times as many windows as the plan."
+    yield f"- One host seed each: {once}."
+    yield f"- A depth with fewer host seeds than others that lies below the best depth would be named here: {rivals}."
+
+
+def again(page: str) -> Iterator[str]:
+    """The benchmark's own commands, for what is on the page."""
+    script = (DOCS.parent / "benchmarks" / "frontier.py").read_text(encoding="utf-8").partition('\n"""\n')[0]
+    for line in script.splitlines():
+        marks = [mark for word, mark in SECTIONS.items() if word in line]
+        if line.lstrip().startswith(("$F ", "F=", "nvidia")) and all(mark in page for mark in marks):
+            yield line
+    yield "    python docs/make_frontier.py"
+
+
+def render(found: Mapping[str, Any]) -> str:
+    setups, code = found["setups"], Setup(found["setups"]["code"])
+    others = {name: "judge" in setups.get(name, {"roles": {}})["roles"] for name in ("code_large", "cifar10_resnet")}
+    larger = Setup(setups["code_large"]) if others["code_large"] else None
+    larger = larger if larger and larger.plan and larger.frontier else None
+    where = f"{'; '.join(code.found['hardware'])}, {', '.join(code.found['date'])}, {', '.join(code.found['corpus'])}."
+    note = "written by docs/make_frontier.py from benchmarks/results/frontier.json and frontier.toml; not by hand"
+    lines = ["# Does growing pay?", "", f"<!-- {note} -->", "", *say("introduction"), *answer(code, larger)]
+    lines += ["![loss against compute](pictures/frontier_code.svg)", "", *say("figure", where=where)]
+    lines += ["## Grown networks", "", *say("names"), *code.grown_rows()]
+    lines += ["## Fixed depths", "", *say("depths"), *code.depth_rows()]
+    lines += ["## What it costs not to know the right size", "", *say("regret")]
+    told = {
+        a: e for a, e in code.regret.items() if a in code.static or max(c["count"] for c in code.cells(a).values()) > 1
+    }
+    rows = [f"{a} | {e['worst']:+.4f} | {e['mean']:+.4f} | {', '.join(e['over'])}" for a, e in told.items()]
+    lines += table("arm | at worst | in the mean | computes", rows)
+    lines += [*seconds(code), *why(code), *when(code), *tuned(code), *(large(larger) if larger else [])]
+    if others["cifar10_resnet"]:
+        lines += images(Setup(setups["cifar10_resnet"], "error"))
+    page = "\n".join(lines)
+    lines += ["## What is not known", "", *unknown(code, page), "", "## Again", "", *again(page)]
     return "\n".join(lines).rstrip() + "\n"
 
 

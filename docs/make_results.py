@@ -66,7 +66,7 @@ grown run's FLOPs from random weights in as many epochs, and reaches every targe
 FRONTIER = """`code`, a byte GPT: networks grown by copies against the best of all fixed depths in hindsight, for the
 same training FLOPs. `{plan}` was chosen on host seeds of its own; heuristic is the default rule, which copies each of
 its 2 blocks once. Paired by host seed, intervals by Student's t. [The frontier](frontier.md) has all depths and plans,
-what was tried to explain the lead away, how much of it rests on one bad start, and what is not known."""
+what was tried to explain the lead away, how much of it rests on bad starts, a larger network, and what is not known."""
 CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10_begin_h200.json`, `ppo_cifar10_h200.json`,
 `ppo_cifar10_bf16_h200.json`; 32 hosts a round, episodes of 30 epochs of 3,125 images, one H200): lead over the twins,
 the same hosts never grown, at the end of an episode, while actions are drawn, mean and range of five rounds each.
