@@ -187,7 +187,7 @@ def time_scores(population: Population, device: str) -> float:
     started = time.perf_counter()
     for run in population.runs:
         if isinstance(executor, GraphedExecutor):
-            executor._device(run).graphs(run)["score"].replay()
+            executor._replay([[executor._device(run).graphs(run)["score"]]])
         else:
             greedy_scores(run)
     synchronize(device)
