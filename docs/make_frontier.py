@@ -27,7 +27,7 @@ NOTES = {
 SECTIONS = {"decay=": "**Other shares", "ramp=": "**Ramps", "cifar10_resnet": "## cifar10_resnet"}
 SECTIONS |= {"--warmup": "**Longer warm", "large": "## A larger", "--stage seconds": "## Seconds"}
 """What a command has in it, and how the part of the page begins that it is for."""
-MISSING = ["other shares of decay", "copies along a ramp", "`cifar10_resnet`"]
+MISSING = ["other shares of decay", "copies along a ramp", "fixed depths of `cifar10_resnet`"]
 MISSING += ["longer warm-ups", "a larger network", "seconds"]
 
 
@@ -377,8 +377,8 @@ def render(found: Mapping[str, Any]) -> str:
     rows = [f"{a} | {e['worst']:+.4f} | {e['mean']:+.4f} | {', '.join(e['over'])}" for a, e in told.items()]
     lines += table("arm | at worst | in the mean | computes", rows)
     lines += [*seconds(code), *why(code), *when(code), *tuned(code), *(large(larger) if larger else [])]
-    if others["cifar10_resnet"]:
-        lines += images(Setup(setups["cifar10_resnet"], "error"))
+    shown = Setup(setups["cifar10_resnet"], "error") if others["cifar10_resnet"] else None
+    lines += images(shown) if shown and shown.frontier else []  # without fixed depths, plans alone say nothing
     page = "\n".join(lines)
     lines += ["## What is not known", "", *unknown(code, page), "", "## Again", "", *again(page)]
     return "\n".join(lines).rstrip() + "\n"
