@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import esper
 from esper.episodes import facts_of as known_facts
 from esper.kasmina.blueprints import BlueprintCost
 from esper.kasmina.hosts import build_cnn_host, build_transformer_host
@@ -213,6 +216,14 @@ def test_in_a_text_attention_comes_before_an_mlp_and_a_copy_before_both():
             reports = {slot: replace(report(slot, fossils=count), kind="sequence") for slot, count in slots}
             taken.append(facts.space.blueprint_ids[choose(Heuristic(facts), facts, reports)[2]])
         assert taken == expected
+
+
+def test_a_vector_has_no_positions_so_there_an_mlp_comes_before_a_copy():
+    for names, expected in {("mlp", "copy"): "mlp", ("copy",): "copy"}.items():
+        host = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+        model = esper.grow(host, slots=["0"], example=torch.zeros(2, 8), blueprints=names, budget=20.0).model
+        facts = known_facts(model, None)
+        assert facts.space.blueprint_ids[choose(Heuristic(facts), facts, model.view().reports)[2]] == expected
 
 
 def test_the_heuristic_reads_the_works_of_a_real_network():

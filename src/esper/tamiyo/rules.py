@@ -219,9 +219,9 @@ class Heuristic:
         return facts.plant(*most), memory
 
     def _mixes_positions(self, slot: int, blueprint: int, reports: Reports) -> bool:
-        """Whether what it says of one place depends on others; a copy is taken to, as the blocks of a text do."""
+        """A copy is taken to, as the blocks of a text do; a vector has no positions."""
         name, kind = self.facts.space.blueprint_ids[blueprint], reports[self.facts.space.slots.slot_ids[slot]].kind
-        return name in (COPY, COPY_ZERO) or REGISTRY.get(kind, str(name)).traits.spatial > 0
+        return kind != "vector" and (name in (COPY, COPY_ZERO) or REGISTRY.get(kind, str(name)).traits.spatial > 0)
 
     def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
         """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
