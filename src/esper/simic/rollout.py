@@ -169,8 +169,8 @@ def normalise_advantages(advantages: Tensor, valid: Tensor, pool: Pool = lambda 
 
 def explained_variance(values: Tensor, returns: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> float:
     """Share of the returns' variance that the values knew; NaN where the returns do not vary."""
-    spread = float(_moments(returns[valid], pool)[1])
-    return 1.0 - float(_moments((returns - values)[valid], pool)[1]) / spread if spread > 0 else float("nan")
+    spread, missed = (float(_moments(each[valid], pool)[1]) for each in (returns, returns - values))
+    return 1.0 - missed / spread if spread > 0 else float("nan")
 
 
 def _moments(chosen: Tensor, pool: Pool) -> tuple[Tensor, Tensor, int]:
