@@ -46,7 +46,7 @@ class Thrifty:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=16)
     task = replace(get_task("blobs"), epochs=parser.parse_args().epochs)
     entries = [Entry(name, seed=0, policy=name) for name in ("never", "thrifty:share=0.2")]
