@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from esper.cli.console import Row, compared_figure, interval_figure, pairs_of
@@ -261,7 +262,7 @@ def rules_of(found: dict[str, Any]) -> list[str]:
     rivals["python_text"] = mixing["most work, positions first"], mixing["heuristic, with the gate"]
     ahead = sum((lead_of(*pair).low or 0) > 0 for pair in rivals.values())
     copies = stages["judge, copies in the list"]["python_text"]
-    copied = 100 * sum(copies["heuristic, copy in the list"]["test_accuracy"]) / 20
+    copied = 100 * fmean(copies["heuristic, copy in the list"]["test_accuracy"])
     text = RULES.format(hardware=found["hardware"], date=found["date"], ahead=ahead, copied=copied)
     lines = ["## Which rule, which lifecycle?", "", text, ""]
     lines += ["| task | heuristic, % | the one before it, % | points | FLOPs |", "|---|---|---|---|---|"]

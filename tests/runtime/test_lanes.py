@@ -3,6 +3,8 @@
 import gc
 import weakref
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +36,8 @@ class Rerun:
 
     def __init__(self, lane, call, room):
         Rerun.made += 1
-        self.call, self.room = call, room
+        self.call, self.room, self.stream = call, room, lane.stream
+        self.graph = self
         self.result = room[:0]
 
     def replay(self):
@@ -256,3 +259,21 @@ def test_a_population_that_is_gone_leaves_no_graph_behind():
         assert executor() is None
     finally:
         gc.enable()
+
+
+def test_hosts_take_turns_of_a_few_calls_and_each_keeps_its_order():
+    told = []
+
+    def calls(host, count):
+        graphs = [SimpleNamespace(replay=partial(told.append, (host, number))) for number in range(count)]
+        return [SimpleNamespace(stream=host, graph=graph) for graph in graphs]
+
+    GraphedExecutor()._replay([calls("a", 19), [], calls("b", 3), calls("c", 9)])
+    turn = executors._TURN
+    first = [("a", n) for n in range(turn)] + [("b", n) for n in range(3)] + [("c", n) for n in range(turn)]
+    assert told[: len(first)] == first
+    assert {host: [n for who, n in told if who == host] for host in "abc"} == {
+        "a": list(range(19)),
+        "b": list(range(3)),
+        "c": list(range(9)),
+    }

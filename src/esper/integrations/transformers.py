@@ -48,8 +48,8 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
     refuse_sharding(trainer.accelerator)
-    trainer.add_callback(GrowthCallback(garden, evaluate, every))
     _show_host(trainer, garden)
+    trainer.add_callback(GrowthCallback(garden, evaluate, every))
     trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer)
     trainer._save = partial(_save, trainer, garden, trainer._save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
