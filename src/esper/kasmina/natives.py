@@ -56,8 +56,7 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
     for module in modules:
         follow_flags(old[index][1], module)
     restack(host, path, [*old[: index + 1], *((index, module) for module in modules), *old[index + 1 :]])
-    own = members_of(host.get_submodule(name.rpartition(".")[0]))
-    return own[index + 1 : index + 1 + len(modules)]
+    return members_of(host.get_submodule(name.rpartition(".")[0]))[index + 1 : index + 1 + len(modules)]
 
 
 def place_fossils(host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -35,7 +36,7 @@ from esper.telemetry.store import Store, fitting
 FORMAT = 3
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
-_OF_LAYOUT = ("slots", "blueprints", "blends")  # settings of a task that its layout tells apart already
+_OF_LAYOUT = ("slots", "blueprints", "blends", "lengths")  # told apart by the layout, and lengths one by one
 
 
 @dataclass(frozen=True)
@@ -234,9 +235,10 @@ def other_episodes(path: Path, played: Task) -> str | None:
         if known is not None and known["name"] not in TASKS:
             return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
         trained = played if known is None else TaskConfig.of(known, str(path)).build()
-    pairs = {n: (getattr(trained, n), getattr(played, n)) for n in TaskConfig.model_fields if n not in _OF_LAYOUT}
+    names = {*TaskConfig.model_fields, *(f"lengths.{name}" for name in asdict(played.lengths))}.difference(_OF_LAYOUT)
+    pairs = {name: (attrgetter(name)(trained), attrgetter(name)(played)) for name in sorted(names)}
     differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
-    return f"{path} was trained for other episodes: {differing}. --set task.KEY=VALUE." if differing else None
+    return f"{path} was trained for other episodes: {differing}. Say --set task.KEY=VALUE." if differing else None
 
 
 def saved_rounds(folder: Path) -> int:

@@ -110,6 +110,5 @@ def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tenso
         mask = torch.ones(head.size, dtype=torch.bool, device=like.device) if mask is None else mask
         reach = reach_cases(spec, place, torch.ones(rows, dtype=torch.bool, device=like.device), allowed)
         allowed.append(mask.expand(*reach.shape, head.size))
-        is_open = reach & (mask.sum(-1) > 1)
-        found.append(is_open.view(rows, -1).any(1).view(like.shape))
+        found.append((reach & (mask.sum(-1) > 1)).view(rows, -1).any(1).view(like.shape))
     return torch.stack(found)
