@@ -52,4 +52,18 @@ FAULTS = [
         "if saved is None and own is not None:",
         "trials/test_compute.py::test_a_run_does_not_go_on_with_another_corpus",
     ),
+    Fault(
+        "every seed of the heuristic mixes positions, not only a slot's first",
+        "tamiyo/rules.py",
+        "mixing = [] if fewest else [",
+        "mixing = [",
+        "tamiyo/test_rules.py::test_the_heuristic_plants_what_computes_most_not_what_is_largest",
+    ),
+    Fault(
+        "a host's calls beyond its first turn are not launched",
+        "runtime/executors.py",
+        "for turn in filter(None, (own[start : start + _TURN] for own in calls)):",
+        "for turn in filter(None, (own[:_TURN] for own in calls)):",
+        "runtime/test_lanes.py::test_hosts_take_turns_of_a_few_calls_and_each_keeps_its_order",
+    ),
 ]

@@ -370,7 +370,7 @@ FAULTS = [
     Fault(
         "a copy's weight decay is that of the largest group",
         "kasmina/surgery.py",
-        "owner.get(id(original)) or self._choose(slot_id, parameter, owner)",
+        "owner.get(id(originals.get(parameter))) or self._choose(slot_id, parameter, owner)",
         "self._choose(slot_id, parameter, owner)",
         "kasmina/test_copies.py::test_a_copy_takes_over_the_optimiser_settings_of_its_originals",
     ),

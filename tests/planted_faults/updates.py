@@ -267,8 +267,8 @@ FAULTS = [
     Fault(
         "the first hosts have two ranks",
         "simic/team.py",
-        "[range(*pair) for pair in pairwise(bounds)]",
-        "[range(max(first - 1, 0), end) for first, end in pairwise(bounds)]",
+        "[range(*pair) for pair in pairwise(",
+        "[range(max(first - 1, 0), end) for first, end in pairwise(",
         "simic/test_team.py::test_every_host_has_one_rank_and_shares_differ_by_one_at_most",
     ),
     Fault(
