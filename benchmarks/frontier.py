@@ -17,7 +17,8 @@
     $F --stage grown --arms heuristic --computes 1 --seeds 3
     $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last" --seeds 5
     $F --stage grown --plans "3-5@30 last" --arms "3-5@30 copy_zero last" "3-5@30 random_block_zero last" --seeds 2
-    $F --stage why --plans "3-5@30 last" --arms "tiled 3-5 last" "3-5@30 copy_elsewhere last" --seeds 2
+    $F --stage why --plans "3-5@30 last" --arms "tiled 3-5 last" --seeds 4
+    $F --stage why --plans "3-5@30 last" --arms "3-5@30 copy_elsewhere last" --seeds 3
     $F --stage static --depths 4 5 --computes 0.6 1 --seeds 10 --skip 5
     $F --stage static --depths 3 --rates 1.5 --computes 0.6 1 --seeds 10 --skip 5
     $F --stage grown --plans "3-5@30 last" 2-4@15 --arms "3-5@30 last" 2-4@15 --computes 0.6 1 --seeds 10 --skip 5
@@ -29,7 +30,8 @@
     $F --stage tune --task code_large --depths 4 --plans "3-5@30 last" --rates 0.25 0.5 1 --computes 0.3
     $F --stage large --depths 3 4 6 --plans "3-5@30 last" --rates 0.5 --computes 0.3 --seeds 2
     $F --stage large --depths 8 12 --plans "4-6@30 last" --rates 0.5 --computes 0.3 --seeds 1
-    $F --stage static grown --task cifar10_resnet --data-root DATA --seeds 3
+    $F --stage static --task cifar10_resnet --data-root DATA --depths 2 3 4 6 --computes 0.6 1 --seeds 3
+    $F --stage grown --task cifar10_resnet --data-root DATA --plans 2-6@30 2-4@30 --arms 2-6@30 2-4@30 --seeds 3
     $F --report
 
 1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images

@@ -3,6 +3,7 @@
     python benchmarks/rules.py choose --arms heuristic heuristic:share=0.5 --device cuda:0 --data-root DATA
     python benchmarks/rules.py judge --arms heuristic random --device cuda:0 --data-root DATA
     python benchmarks/rules.py judge --arms heuristic random --tasks digits python_text --workers 16 --chunk 2
+    python benchmarks/rules.py judge --arms heuristic --tasks python_text_plain --judge 70000 20 --device cuda:0
     python benchmarks/rules.py judge --arms heuristic random --table
 
 Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under OUT/STAGE/TASK, so that an
@@ -38,7 +39,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "digits": {"name": "digits", "epoch_examples": 512, "epochs": 16},
     "python_text": {"name": "python_text", "epoch_examples": 1024, "epochs": 20},
 }
-"""Episodes as in the presets; `cifar10_full` has whole epochs, and text has episodes long enough to keep seeds in."""
+TASKS["python_text_plain"] = TASKS["python_text"] | {"blueprints": ["lora", "mlp_small", "mlp", "attention", "norm"]}
+"""Episodes as in the presets; `cifar10_full` has whole epochs, text has episodes long enough to keep seeds in, and
+`python_text_plain` has no copies in its list: what is judged of rules with random seeds alone."""
 METRICS = {"choose": ("validation_accuracy",), "judge": ("test_accuracy", "test_loss", "validation_accuracy")}
 COSTS = ("final_params", "flops", "germinated", "fossilized", "culled")
 Job = tuple[dict[str, Any], str]
