@@ -103,10 +103,10 @@ class Governor:
 
 
 def keep_together(governors: Iterable[Governor]) -> None:
-    """Let each remember its host's present: one copy per device, however many hosts."""
-    due: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for governor in governors:
-        due.setdefault(governor.run.device, []).extend(governor.due_copies())
-    for pairs in due.values():
-        if pairs:
-            torch._foreach_copy_([kept for kept, _ in pairs], [live for _, live in pairs])
+    """Let each remember its host's present: one copy per device and type, however many hosts."""
+    due: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for kept, live in (pair for governor in governors for pair in governor.due_copies()):
+        for tensors, one in zip(due.setdefault((live.device, live.dtype), ([], [])), (kept, live), strict=True):
+            tensors.append(one)
+    for both in due.values():  # mixed types would be copied one by one
+        torch._foreach_copy_(*both)
