@@ -24,7 +24,7 @@ NOTES = {
     "copy_elsewhere": "copies of another block, drawn at random",
     "tiled": "copies of an untrained network, deep from the start (minus: the fixed depth)",
 }
-SECTIONS = {"decay=": "**Other shares", "ramp=": "**Ramps", "cifar10_resnet": "## cifar10_resnet"}
+SECTIONS = {"decay=": "**Other shares", "ramp=": "**Ramps", "resnet": "## cifar10_resnet"}
 SECTIONS |= {"--warmup": "**Longer warm", "large": "## A larger", "--stage seconds": "## Seconds"}
 """What a command has in it, and how the part of the page begins that it is for."""
 MISSING = ["other shares of decay", "copies along a ramp", "fixed depths of `cifar10_resnet`"]
@@ -322,16 +322,26 @@ def large(larger: Setup) -> list[str]:
 
 
 def images(shown: Setup) -> list[str]:
-    leads = [cell.get("minus frontier") for arm in shown.grown for cell in shown.cells(arm).values()]
-    known = [lead for lead in leads if lead]
-    counts = {"points": len(known), "below": sum(lead["mean"] < 0 for lead in known)}
-    counts["sure"] = sum(lead["high"] is not None and lead["high"] < 0 for lead in known)
+    cells = [(arm, compute, cell) for arm in shown.grown for compute, cell in shown.cells(arm).items()]
+    leads = [cell["minus frontier"] for _, _, cell in cells]
+    sure = sum(lead["high"] is not None and lead["high"] < 0 for lead in leads)
+    counts = {"points": len(leads), "below": sum(lead["mean"] < 0 for lead in leads), "sure": sure}
+    best = [(cell["mean"], f"`{arm}`", cell["minus frontier"]) for arm, compute, cell in cells if compute == MIDDLE]
+    _, arm, lead = min(best, key=lambda item: item[0])
+    word = "At some points growing is ahead" if sure else "No: growing does not pay here"
     lines = ["## cifar10_resnet", ""]
     if len(shown.frontier) > 1:
         lines += ["![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
-    remark = f"`{shown.plan}`: {shown.found['verdict']['remark']}." if shown.plan else ""
     lines += [*say("images"), *shown.depth_rows(100, 2), *shown.grown_rows(100, 2)]
-    return lines + say("images_result", remark=remark, **counts)
+    lines += say("images_result", word=word, arm=arm, lead=interval(lead, 100, 2), count=lead["count"], **counts)
+    tuned: dict[str, list[str]] = {}
+    for arm, each in shown.found["roles"].get("tune", {"error": {"arms": {}}})["error"]["arms"].items():
+        loss, pace = (fmean(shown.column(arm, MIDDLE, key, "tune").values()) for key in ("loss", "seconds"))
+        tuned.setdefault(each["settings"]["shape"], []).append(
+            f"x {each['settings']['factor']:g} {loss:.4f}, {pace:.0f} s"
+        )
+    rates = "; ".join(f"{shape}: {' / '.join(sorted(found))}" for shape, found in tuned.items())
+    return lines + (say("images_rates", rates=rates) if rates else [])
 
 
 def unknown(code: Setup, page: str) -> Iterator[str]:
@@ -354,7 +364,7 @@ def again(page: str) -> Iterator[str]:
     script = (DOCS.parent / "benchmarks" / "frontier.py").read_text(encoding="utf-8").partition('\n"""\n')[0]
     for line in script.splitlines():
         marks = [mark for word, mark in SECTIONS.items() if word in line]
-        if line.lstrip().startswith(("$F ", "F=", "nvidia")) and all(mark in page for mark in marks):
+        if line.lstrip().startswith(("$", "F=", "resnet=", "nvidia")) and all(mark in page for mark in marks):
             yield line
     yield "    python docs/make_frontier.py"
 
