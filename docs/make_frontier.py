@@ -56,11 +56,11 @@ def nats(found: Mapping[str, Any], sign: str = "", times: float = 1, digits: int
     return f"{times * found['mean']:{sign}.{digits}f}{error}"
 
 
-def interval(found: Mapping[str, Any] | None, times: float = 1, digits: int = 4) -> str:
+def interval(found: Mapping[str, Any] | None) -> str:
     if found is None or not found["count"]:
         return ""
-    ends = [f"{times * found[end]:+.{digits}f}" for end in ("low", "high") if found[end] is not None]
-    return f"{times * found['mean']:+.{digits}f}" + (f" [{', '.join(ends)}]" if ends else "")
+    ends = [f"{found[end]:+.4f}" for end in ("low", "high") if found[end] is not None]
+    return f"{found['mean']:+.4f}" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def table(head: str, rows: Iterable[str]) -> list[str]:
@@ -123,15 +123,15 @@ class Setup:
             rows.append(" | ".join([arm, *told]))
         return table(" | ".join(["arm", *computes]), rows)
 
-    def grown_rows(self, times: float = 1, digits: int = 4) -> list[str]:
+    def grown_rows(self) -> list[str]:
         """Grown networks by compute: value, seeds, and what is between them and the best depth."""
         computes = sorted({compute for arm in self.grown for compute in self.cells(arm)}, key=float)
         rows = []
         for arm in self.grown:
             told = [arm]
             for cell in map(self.cells(arm).get, computes):
-                leads = [interval(cell.get(k), times, digits) for k in LEADS] if cell else []
-                told.append(f"{nats(cell, '', times, digits)} ({cell['count']}): {'; '.join(leads)}" if cell else "")
+                leads = [interval(cell.get(k)) for k in LEADS] if cell else []
+                told.append(f"{nats(cell)} ({cell['count']}): {'; '.join(leads)}" if cell else "")
             rows.append(" | ".join(told))
         return table(" | ".join(["plan", *computes]), rows)
 
@@ -322,26 +322,28 @@ def large(larger: Setup) -> list[str]:
 
 
 def images(shown: Setup) -> list[str]:
-    cells = [(arm, compute, cell) for arm in shown.grown for compute, cell in shown.cells(arm).items()]
-    leads = [cell["minus frontier"] for _, _, cell in cells]
-    sure = sum(lead["high"] is not None and lead["high"] < 0 for lead in leads)
-    counts = {"points": len(leads), "below": sum(lead["mean"] < 0 for lead in leads), "sure": sure}
-    best = [(cell["mean"], f"`{arm}`", cell["minus frontier"]) for arm, compute, cell in cells if compute == MIDDLE]
-    _, arm, lead = min(best, key=lambda item: item[0])
-    word = "At some points growing is ahead" if sure else "No: growing does not pay here"
-    lines = ["## cifar10_resnet", ""]
-    if len(shown.frontier) > 1:
-        lines += ["![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
-    lines += [*say("images"), *shown.depth_rows(100, 2), *shown.grown_rows(100, 2)]
-    lines += say("images_result", word=word, arm=arm, lead=interval(lead, 100, 2), count=lead["count"], **counts)
-    tuned: dict[str, list[str]] = {}
+    rows, means = [], []
+    for arm in shown.grown:
+        factor = shown.arms[arm]["settings"]["factor"]
+        rivals = [each for each in shown.static if shown.arms[each]["settings"]["factor"] == factor]
+        for compute, cell in shown.cells(arm).items():
+            _, best = min((shown.cells(each)[compute]["mean"], each) for each in rivals if compute in shown.cells(each))
+            wrong, loss = (minus(*(shown.column(a, compute, k) for a in (arm, best))) for k in ("error", "loss"))
+            told = f"{nats(cell, '', 100, 2)} | {best} | {', '.join(f'{100 * value:+.2f}' for value in wrong)}"
+            rows.append(f"{arm} | {compute} | {told} | {signed(loss)}")
+            means.append((fmean(wrong), fmean(loss)))
+    behind, higher = (sum(mean[place] > 0 for mean in means) for place in (0, 1))
+    lines = ["## cifar10_resnet", "", "![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
+    lines += [*say("images"), *shown.depth_rows(100, 2)]
+    lines += table("plan | compute | wrong | best depth of that rate | wrong, minus it | loss, minus it", rows)
+    lines += say("images_result", points=len(means), behind=behind, higher=higher)
+    tuned, paces = dict[str, list[str]](), list[str]()
     for arm, each in shown.found["roles"].get("tune", {"error": {"arms": {}}})["error"]["arms"].items():
         loss, pace = (fmean(shown.column(arm, MIDDLE, key, "tune").values()) for key in ("loss", "seconds"))
-        tuned.setdefault(each["settings"]["shape"], []).append(
-            f"x {each['settings']['factor']:g} {loss:.4f}, {pace:.0f} s"
-        )
-    rates = "; ".join(f"{shape}: {' / '.join(sorted(found))}" for shape, found in tuned.items())
-    return lines + (say("images_rates", rates=rates) if rates else [])
+        tuned.setdefault(shape := each["settings"]["shape"], []).append(f"x {each['settings']['factor']:g} {loss:.4f}")
+        paces += [f"{shape} {pace:.0f}"] if each["settings"]["factor"] == 1 else []
+    rates = "; ".join(f"{shape} {', '.join(sorted(found))}" for shape, found in tuned.items())
+    return lines + (say("images_rates", rates=rates, paces=", ".join(paces)) if rates else [])
 
 
 def unknown(code: Setup, page: str) -> Iterator[str]:
