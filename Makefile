@@ -11,7 +11,7 @@ demo: .venv/demo.ready
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not ranks'
-	$(BIN)/python -m pytest -n 2 -m 'ranks and not slow'
+	$(BIN)/python -m pytest -n 2 -m 'ranks and not slow' $$(grep -rl --include='*.py' mark.ranks tests)
 
 slow: .venv/slow.ready
 	$(BIN)/python -m pytest -n 2 -m slow
