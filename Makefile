@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both set up their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint slow faults clean
