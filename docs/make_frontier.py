@@ -175,10 +175,8 @@ def answer(code: Setup, larger: Setup | None) -> list[str]:
     own = code.column(plan, MIDDLE).values()
     bound = code.found["bad start"]
     best = [f"{min(code.best_of_seed(compute).values()):.4f} at {compute}" for compute in cells]
-    counts: dict[str, Any] = {
-        "plans": len(chosen),
-        "choices": sum(each["computes"][MIDDLE]["count"] > 1 for each in chosen.values()),
-    }
+    counts: dict[str, Any] = {"plans": len(chosen)}
+    counts["choices"] = sum(each["computes"][MIDDLE]["count"] > 1 for each in chosen.values())
     counts |= {"own": sum(v - median(own) > bound for v in own) or "none", "count": len(own)}
     means = ", ".join(f"{cell['mean']:.4f}" for cell in cells.values())
     halves = {compute: code.over_best(plan, compute) for compute in cells}
@@ -325,14 +323,16 @@ def images(shown: Setup) -> list[str]:
     rows, means = [], []
     for arm in shown.grown:
         factor = shown.arms[arm]["settings"]["factor"]
-        rivals = [each for each in shown.static if shown.arms[each]["settings"]["factor"] == factor]
+        same = [each for each in shown.static if shown.arms[each]["settings"]["factor"] == factor]
+        rivals = {each: shown.cells(each) for each in same}
         for compute, cell in shown.cells(arm).items():
-            _, best = min((shown.cells(each)[compute]["mean"], each) for each in rivals if compute in shown.cells(each))
-            wrong, loss = (minus(*(shown.column(a, compute, k) for a in (arm, best))) for k in ("error", "loss"))
-            told = f"{nats(cell, '', 100, 2)} | {best} | {', '.join(f'{100 * value:+.2f}' for value in wrong)}"
-            rows.append(f"{arm} | {compute} | {told} | {signed(loss)}")
-            means.append((fmean(wrong), fmean(loss)))
-    behind, higher = (sum(mean[place] > 0 for mean in means) for place in (0, 1))
+            known = sorted((own[compute]["mean"], each) for each, own in rivals.items() if compute in own)
+            for _, best in known[:1]:  # none if no depth has this rate yet
+                wrong, loss = (minus(*(shown.column(a, compute, k) for a in (arm, best))) for k in ("error", "loss"))
+                told = f"{nats(cell, '', 100, 2)} | {best} | {', '.join(f'{100 * value:+.2f}' for value in wrong)}"
+                rows.append(f"{arm} | {compute} | {told} | {signed(loss)}")
+                means.append((sum(wrong) > 0, sum(loss) > 0))
+    behind, higher = (sum(mean[place] for mean in means) for place in (0, 1))
     lines = ["## cifar10_resnet", "", "![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
     lines += [*say("images"), *shown.depth_rows(100, 2)]
     lines += table("plan | compute | wrong | best depth of that rate | wrong, minus it | loss, minus it", rows)

@@ -206,10 +206,14 @@ def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, t
     plain = [r for r in plain if r["settings"]["setup"] == "code" and r["settings"]["stage"] != "seconds"]
     more = [vary(r, " decay=0.4", decay=0.4) for r in plain]
     more += [vary(r, " ramp=3", ramp=3) for r in plain if "@" in r["settings"]["arm"]]
-    more += [vary(r, "", setup="cifar10_resnet") for r in plain]
+    images = [vary(r, "", setup="cifar10_resnet") for r in plain]
+    more += [*images, *(vary(r, " rate=0.5", factor=0.5) for r in images if "@" in r["settings"]["arm"])]
     page = page_of(bench, tmp_path / "more", records + more)
     assert [part for part in PARTS if part in page] == list(PARTS)
     assert "nan" not in page
+    held = page.partition("best depth of that rate")[2].partition("**Growing")[0]
+    assert "| 3-5@30 last | 0.6 |" in held
+    assert "rate=0.5" not in held, "no depth has that rate"
     assert "- Not run: other texts" in page
     assert page.count("- Not run") == 1
 
