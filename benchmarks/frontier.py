@@ -12,6 +12,7 @@
     $F --stage static --depths 2 3 8 --seeds 1
     $F --stage static --depths 4 5 6 --seeds 5
     $F --stage static --depths 3 --rates 1.5 --seeds 5
+    $F --stage static --depths 1 --rates 1.5 --seeds 1
     $F --stage grown --seeds 1 --arms 2-4-8@30,70{," copy_zero"," random_block_zero"} 2-8@30 2-8@50 4-8@50
     $F --stage grown --arms heuristic --computes 0.6 --seeds 5
     $F --stage grown --arms heuristic --computes 1 --seeds 3
@@ -31,11 +32,14 @@
     $F --stage large --depths 3 4 6 --plans "3-5@30 last" --rates 0.5 --computes 0.3 --seeds 2
     $F --stage large --depths 8 12 --plans "4-6@30 last" --rates 0.5 --computes 0.3 --seeds 1
     resnet="$F --task cifar10_resnet --data-root DATA"
-    $resnet --stage tune --depths 2 4 --plans 2-4@30 --rates 0.5 1 2 --computes 0.6
+    $resnet --stage tune --depths 2 4 --plans 2-4@30 --rates 0.25 0.5 1 2 --computes 0.6
     $resnet --stage static --depths 2 3 4 6 --computes 0.6 1 --seeds 2
     $resnet --stage grown --plans 2-6@30 2-4@30 --arms 2-6@30 2-4@30 --seeds 2
     $resnet --stage static --depths 3 4 --computes 0.6 --seeds 2 --rates 0.5
-    $resnet --stage grown --plans 2-4@30 --arms "2-4@30 rate=0.5" --computes 0.6 --seeds 2 --rates 0.5
+    $resnet --stage grown --plans 2-4@30 --arms "2-4@30 rate=0.5" --computes 0.6 1 --seeds 2 --rates 0.5
+    $resnet --stage static --depths 3 4 --computes 1 --seeds 2 --rates 0.5
+    $resnet --stage grown --arms "heuristic rate=0.5" --computes 0.6 1 --seeds 1 --rates 0.5
+    $resnet --stage seconds --depths 2 3 4 6 --plans 2-4@30 --computes 0.12 --seeds 1
     $F --report
 
 1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images

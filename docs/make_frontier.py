@@ -337,13 +337,13 @@ def images(shown: Setup) -> list[str]:
     lines += [*say("images"), *shown.depth_rows(100, 2)]
     lines += table("plan | compute | wrong | best depth of that rate | wrong, minus it | loss, minus it", rows)
     lines += say("images_result", points=len(means), behind=behind, higher=higher)
-    tuned, paces = dict[str, list[str]](), list[str]()
+    tuned, paces = dict[str, list[str]](), shown.found.get("seconds for 1.0, alone", {})
     for arm, each in shown.found["roles"].get("tune", {"error": {"arms": {}}})["error"]["arms"].items():
-        loss, pace = (fmean(shown.column(arm, MIDDLE, key, "tune").values()) for key in ("loss", "seconds"))
-        tuned.setdefault(shape := each["settings"]["shape"], []).append(f"x {each['settings']['factor']:g} {loss:.4f}")
-        paces += [f"{shape} {pace:.0f}"] if each["settings"]["factor"] == 1 else []
+        loss = fmean(shown.column(arm, MIDDLE, "loss", "tune").values())
+        tuned.setdefault(each["settings"]["shape"], []).append(f"x {each['settings']['factor']:g} {loss:.4f}")
     rates = "; ".join(f"{shape} {', '.join(sorted(found))}" for shape, found in tuned.items())
-    return lines + (say("images_rates", rates=rates, paces=", ".join(paces)) if rates else [])
+    lines += say("images_rates", rates=rates) if rates else []
+    return lines + (say("images_seconds", paces=", ".join(f"{a} {p:.1f}" for a, p in paces.items())) if paces else [])
 
 
 def unknown(code: Setup, page: str) -> Iterator[str]:
