@@ -32,13 +32,14 @@ def draw_figure(name: str, metric: str, judged: Mapping[str, Any], alone: Mappin
     best = [(each["arm"], (each["used"], times * each["mean"], 0.0)) for each in judged["frontier"].get("0.2", [])]
     unit = "wrong answers, %" if metric == "error" else "held-out loss, nats"
     parts = [_text(12, 24, f"{name}: {unit}", "title"), _legend(colours)]
-    parts += _panel(_LEFT, "compute", static, grown, [point for _, point in best], colours)
+    scale = _scale(static, grown, [point for _, point in best])
+    parts += _panel(_LEFT, "compute", static, grown, [point for _, point in best], colours, scale)
     timed = {arm: [(x * alone[arm], y, e) for x, y, e in points] for arm, points in curves.items() if arm in alone}
     timed_static, timed_grown = ({arm: timed[arm] for arm in part if arm in timed} for part in (static, grown))
     frontier = [(x * alone[arm], y, e) for arm, (x, y, e) in best if arm in alone]
     if timed:
-        left, title = _LEFT + _PANEL + _GAP, "seconds, one job alone"
-        parts += _panel(left, title, timed_static, timed_grown, frontier, colours)
+        left, title = _LEFT + _PANEL + _GAP, "seconds, from short runs alone"
+        parts += _panel(left, title, timed_static, timed_grown, frontier, colours, scale)
     width, height = (
         _LEFT + (2 * _PANEL + _GAP if timed else 2 * _PANEL) + 20,
         _TOP + _HIGH + 48 + 16 * math.ceil(len(grown) / 4),
@@ -72,6 +73,18 @@ def _points(each: Mapping[str, Any], times: float) -> list[Point]:
     return sorted((cell["used"], times * cell["mean"], times * (cell["error"] or 0.0)) for cell in cells)
 
 
+def _scale(
+    static: Mapping[str, Sequence[Point]], grown: Mapping[str, Sequence[Point]], best: Sequence[Point]
+) -> tuple[float, float]:
+    """Lowest and highest value of both panels."""
+    known = [point for points in (*static.values(), *grown.values()) for point in points]
+    low, high = min(y - e for _, y, e in known), max(y + e for _, y, e in known)
+    if best:  # depths far above the best would press everything else together
+        top = max([y for _, y, _ in best] + [y + e for points in grown.values() for _, y, e in points])
+        high = min(high, top + _ABOVE * (top - low))
+    return low - 0.04 * (high - low) - 1e-9, high + 0.04 * (high - low) + 1e-9
+
+
 def _panel(
     left: float,
     title: str,
@@ -79,6 +92,7 @@ def _panel(
     grown: Mapping[str, Sequence[Point]],
     best: Sequence[Point],
     colours: Mapping[str, str],
+    scale: tuple[float, float],
 ) -> list[str]:
     known = [point for points in (*static.values(), *grown.values()) for point in points]
     parts = [
@@ -87,11 +101,7 @@ def _panel(
     ]
     near, far = (math.log(end(x for x, _, _ in known)) for end in (min, max))
     near, far = near - 0.12, far + 0.06
-    low, high = min(y - e for _, y, e in known), max(y + e for _, y, e in known)
-    if best:  # depths far above the best would press everything else together
-        top = max([y for _, y, _ in best] + [y + e for points in grown.values() for _, y, e in points])
-        high = min(high, top + _ABOVE * (top - low))
-    low, high = low - 0.04 * (high - low) - 1e-9, high + 0.04 * (high - low) + 1e-9
+    low, high = scale
     static = {arm: seen for arm, points in static.items() if (seen := _below(points, high))}
 
     def across(x: float) -> float:
@@ -103,7 +113,7 @@ def _panel(
     for step in range(5):
         y = low + (high - low) * step / 4
         parts.append(f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
-        parts.append(_text(left - 6, down(y) + 4, f"{y:.3f}", "note end"))
+        parts.append(_text(left - 6, down(y) + 4, f"{y:.{1 if y > 2 else 3}f}", "note end"))
     marks = [-math.inf]
     for x in sorted({float(f"{x:.2g}") for points in static.values() for x, y, _ in points if y < high}):
         if across(x) - marks[-1] >= _APART:
@@ -146,7 +156,7 @@ def _below(points: Sequence[Point], high: float) -> list[Point]:
 
 def _legend(colours: Mapping[str, str]) -> str:
     parts = [f'<line class="best" x1="{_LEFT}" x2="{_LEFT + 24}" y1="42" y2="42"/>']
-    parts.append(_text(_LEFT + 30, 46, "best static depth in hindsight; thin lines: static, with their blocks", "note"))
+    parts.append(_text(_LEFT + 30, 46, "best static depth by compute; thin lines: static, with their blocks", "note"))
     for number, (arm, colour) in enumerate(colours.items()):
         x, y = _LEFT + 200 * (number % 4), _TOP + _HIGH + 54 + 16 * (number // 4)
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')

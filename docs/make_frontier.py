@@ -172,12 +172,11 @@ def answer(code: Setup, larger: Setup | None) -> list[str]:
         told_start = f"{start['seed']} ({start['above']:+.3f})"
         starts.setdefault(start["arm"].removeprefix("static ").partition(" ")[0], []).append(told_start)
     bad = "; ".join(f"of {depth} blocks {', '.join(seeds)}" for depth, seeds in starts.items()) or "none"
-    own = code.column(plan, MIDDLE).values()
-    bound = code.found["bad start"]
+    own, bound = code.column(plan, MIDDLE).values(), code.found["bad start"]
     best = [f"{min(code.best_of_seed(compute).values()):.4f} at {compute}" for compute in cells]
-    counts: dict[str, Any] = {"plans": len(chosen)}
-    counts["choices"] = sum(each["computes"][MIDDLE]["count"] > 1 for each in chosen.values())
-    counts |= {"own": sum(v - median(own) > bound for v in own) or "none", "count": len(own)}
+    choices = sum(each["computes"][MIDDLE]["count"] > 1 for each in chosen.values())
+    counts: dict[str, Any] = {"plans": len(chosen), "choices": choices, "count": len(own)}
+    counts["own"] = sum(v - median(own) > bound for v in own) or "none"
     means = ", ".join(f"{cell['mean']:.4f}" for cell in cells.values())
     halves = {compute: code.over_best(plan, compute) for compute in cells}
     told = {
@@ -186,8 +185,8 @@ def answer(code: Setup, larger: Setup | None) -> list[str]:
     }
     last = max(code.column(plan, MIDDLE))
     told["declared"] = ", ".join(f"`{arm}`" for arm in code.static if last in code.column(arm, MIDDLE))
-    counts |= told
-    lines += say("weak", bound=bound, bad=bad, large=large_lead(larger), best=", ".join(best), mean=means, **counts)
+    told |= {"bound": bound, "bad": bad, "large": large_lead(larger), "best": ", ".join(best), "mean": means}
+    lines += say("weak", **counts, **told)
     readings = {key: [each[key] for each in challenge.values()] for key in challenge[MIDDLE] if key != "bad starts"}
     texts = {
         k: [f"{interval(v)} ({v['arm']}, {v['count']})" if v["count"] else "" for v in r] for k, r in readings.items()
@@ -221,8 +220,8 @@ def seconds(code: Setup) -> list[str]:
     shares = {"more": 100 * (more - 1), "saved": 100 * saved, "left": 100 * (1 - (1 - saved) * more)}
     told = {key: f"{share:.{int(key == 'more')}f}" for key, share in shares.items()}
     paces = ", ".join(f"{arm} {pace:.1f}" for arm, pace in alone.items())
-    said = say("seconds", computes=", ".join(computes), paces=paces, plan=code.plan, depth=depth, **told)
-    return ["## Seconds", "", *said]
+    told |= {"computes": ", ".join(computes), "paces": paces, "plan": code.plan, "depth": depth}
+    return ["## Seconds", "", *say("seconds", **told)]
 
 
 def why(code: Setup) -> list[str]:
@@ -320,27 +319,27 @@ def large(larger: Setup) -> list[str]:
 
 
 def images(shown: Setup) -> list[str]:
-    rows, means = [], []
-    for arm in shown.grown:
-        factor = shown.arms[arm]["settings"]["factor"]
-        same = [each for each in shown.static if shown.arms[each]["settings"]["factor"] == factor]
-        rivals = {each: shown.cells(each) for each in same}
-        for compute, cell in shown.cells(arm).items():
-            known = sorted((own[compute]["mean"], each) for each, own in rivals.items() if compute in own)
-            for _, best in known[:1]:  # none if no depth has this rate yet
-                wrong, loss = (minus(*(shown.column(a, compute, k) for a in (arm, best))) for k in ("error", "loss"))
-                told = f"{nats(cell, '', 100, 2)} | {best} | {', '.join(f'{100 * value:+.2f}' for value in wrong)}"
-                rows.append(f"{arm} | {compute} | {told} | {signed(loss)}")
-                means.append((sum(wrong) > 0, sum(loss) > 0))
+    rows, means, rate = [], [], {arm: each["settings"]["factor"] for arm, each in shown.arms.items()}
+    for plan, compute, cell in ((arm, *each) for arm in shown.grown for each in shown.cells(arm).items()):
+        gaps = []
+        for key in ("error", "loss"):
+            same = [shown.column(each, compute, key) for each in shown.static if rate[each] == rate[plan]]
+            for best in sorted(filter(None, same), key=lambda own: fmean(own.values()))[:1]:  # none at this rate yet
+                gaps.append(minus(shown.column(plan, compute, key), best))
+        if gaps:
+            told = [nats(cell, "", 100, 2) + f" ({cell['count']})", ", ".join(f"{100 * gap:+.2f}" for gap in gaps[0])]
+            rows.append(" | ".join([plan, compute, *told, signed(gaps[1])]))
+            means.append([sum(own) > 0 for own in gaps])
     behind, higher = (sum(mean[place] for mean in means) for place in (0, 1))
     lines = ["## cifar10_resnet", "", "![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)", ""]
     lines += [*say("images"), *shown.depth_rows(100, 2)]
-    lines += table("plan | compute | wrong | best depth of that rate | wrong, minus it | loss, minus it", rows)
+    lines += table("plan | compute | wrong | minus the best depth of that rate | by loss: minus the best depth", rows)
     lines += say("images_result", points=len(means), behind=behind, higher=higher)
     tuned, paces = dict[str, list[str]](), shown.found.get("seconds for 1.0, alone", {})
     for arm, each in shown.found["roles"].get("tune", {"error": {"arms": {}}})["error"]["arms"].items():
-        loss = fmean(shown.column(arm, MIDDLE, "loss", "tune").values())
-        tuned.setdefault(each["settings"]["shape"], []).append(f"x {each['settings']['factor']:g} {loss:.4f}")
+        loss, wrong = (fmean(shown.column(arm, MIDDLE, key, "tune").values()) for key in ("loss", "error"))
+        told = f"x {each['settings']['factor']:g} {loss:.4f} ({100 * wrong:.2f})"
+        tuned.setdefault(each["settings"]["shape"], []).append(told)
     rates = "; ".join(f"{shape} {', '.join(sorted(found))}" for shape, found in tuned.items())
     lines += say("images_rates", rates=rates) if rates else []
     return lines + (say("images_seconds", paces=", ".join(f"{a} {p:.1f}" for a, p in paces.items())) if paces else [])
