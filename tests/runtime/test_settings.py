@@ -1,5 +1,6 @@
 """Devices, executors and precision: what is impossible is refused by name before any work."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,24 @@ def test_a_gpu_that_is_not_there_is_refused(name):
 @pytest.mark.parametrize("names", [["cpu cpu"], ["cpu,cpu"], ["cpu", "cpu"], ["cpu, cpu"]])
 def test_lists_of_devices_take_spaces_or_commas(names):
     assert parse_devices(names) == [torch.device("cpu")] * 2
+
+
+@pytest.mark.parametrize(
+    ("own", "has_server", "found"), [(None, False, "32"), ("1", False, "1"), (None, True, None), ("4", True, "4")]
+)
+def test_a_gpu_is_asked_for_all_its_queues_unless_somebody_chose_or_processes_share_it(
+    own, has_server, found, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path if has_server else tmp_path / "none"))
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if own:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", own)
+    parse_devices(["cpu"])
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == own, "a CPU needs none"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert parse_devices(["cuda"]) == [torch.device("cuda:0")]
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == found
 
 
 @pytest.mark.parametrize(

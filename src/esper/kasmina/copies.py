@@ -76,8 +76,7 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
 def copy_module(source: nn.Module, network: nn.Module, held: Sequence[object] = ()) -> tuple[nn.Module, frozenset[str]]:
     """A deep copy of a part of `network`, ready to learn, and the names of the parameters it shares with the network.
 
-    What the part shares with the rest, the copy shares too: tied weights, a configuration, a table. Objects in `held`
-    are not copied either.
+    What the part shares with the rest, or has in `held`, the copy shares too: tied weights, a configuration, a table.
     """
     memo = detached_memo(source) | {id(thing): thing for thing in held} | _things_around(source, network)
     copied = copy.deepcopy(source, memo)

@@ -50,8 +50,7 @@ class ExampleStream:
 class EpochPlan:
     """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance.
 
-    `steps` are the most that an epoch may have, and the examples of each. How many the next one has, `self.steps`, may
-    change from epoch to epoch.
+    `steps` are the most that an epoch may have, and the examples of each; `self.steps` are those of the next one.
     """
 
     def __init__(

@@ -34,6 +34,9 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
         if device.type not in ("cpu", "cuda"):
             raise DeviceError(f"device {name} is not supported. Use cpu or cuda.")
         if device.type == "cuda":
+            # before CUDA starts: with its usual 8 queues streams wait for each other; MPS has too few for many ranks
+            if not os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")):
+                os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             device = torch.device("cuda", device.index or 0)
             if device.index >= count:

@@ -93,9 +93,8 @@ class Population:
 
     def describe(self, tell: Callable[[str], None]) -> None:
         """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
-        for known in (self.clock, self.corpus and f"corpus: {self.corpus}"):
-            if known:
-                tell(str(known))
+        for known in filter(None, (self.clock, self.corpus and f"corpus: {self.corpus}")):
+            tell(str(known))
 
     def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end.

@@ -14,8 +14,7 @@ class TelemetryConfig:
     """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of anomalies.
 
     A series that outlives its escalation begins no new one; a round without any anomaly ends it. So a fault that stays
-    is shown in full once, not for ever. Its `escalation_rounds` include the one that the anomaly was found in. A run
-    whose level is off stays off.
+    is shown in full once, not for ever. Its `escalation_rounds` include the one with the anomaly. Off stays off.
     """
 
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):

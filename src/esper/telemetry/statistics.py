@@ -35,9 +35,8 @@ class Estimate:
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     """The mean and its 95 % interval, by the bootstrap with expanded percentiles.
 
-    Plain percentiles of resampled means are too narrow for the ten or so values of a comparison. They are taken as much
-    further out as Student's t lies outside the normal curve, which gives about the promised coverage and never leaves
-    the range of the data.
+    Plain percentiles of resampled means are too narrow for ten or so values. They are taken as much further out as
+    Student's t lies outside the normal curve, which about keeps the promise and never leaves the range of the data.
     """
     sample = np.asarray(values, np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
