@@ -1,5 +1,9 @@
 """Bad input to a garden: each mistake has its own error, and model, optimiser, clock and history are as before."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,6 +54,16 @@ def test_a_pattern_that_matches_nothing_shows_the_nearest_name():
 def test_no_slots_at_all_are_refused():
     with pytest.raises(SettingError, match="module"):
         grow_cnn(slots=[])
+
+
+@pytest.mark.parametrize("none", [[], ()], ids=str)
+def test_no_blueprints_at_all_are_refused(none):
+    with pytest.raises(SettingError, match="blueprints is empty"):
+        grow_cnn(blueprints=none)
+
+
+def test_one_blueprint_may_be_a_plain_name():
+    assert grow_cnn(blueprints="norm").model.space.blueprint_ids == (None, "norm")
 
 
 class Pair(nn.Module):
@@ -237,5 +251,64 @@ def test_an_action_outside_the_space_is_refused_by_head():
 
 def test_a_rate_outside_its_range_is_refused_by_name():
     garden = grow_cnn(attach=False)
-    with pytest.raises(SettingError, match="seed_lr"):
-        garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=0.0)
+    for rate in (0.0, -1, math.nan, None, "1"):
+        with pytest.raises(SettingError, match="seed_lr"):
+            garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=rate)
+
+
+# -- values of another type --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_seeds", "2"),
+        ("max_seeds", 1.5),
+        ("settings", {}),
+        ("settings", "x"),
+        ("higher_is_better", "lower"),
+        ("higher_is_better", 2),
+    ],
+    ids=str,
+)
+def test_an_argument_of_another_type_is_refused(name, value):
+    model, where = CNN(), {"slots": "layer1", "example": random_images(2)}
+    with pytest.raises(SettingError, match=f"^{name} .*{type(value).__name__ if name == 'settings' else value}"):
+        esper.grow(model, **where, **{name: value})
+    esper.grow(model, **where)  # which can grow all the same
+
+
+@pytest.mark.parametrize("decay", ["0.9", None, [0.9]], ids=str)
+def test_a_decay_that_is_no_number_is_refused(decay):
+    with pytest.raises(SettingError, match="decay must lie between 0 and 1"):
+        grow_cnn().ema(decay)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lengths", 3),
+        ("kinds", "image"),
+        ("seed", "0"),
+        ("seed", 0.5),
+        ("prunes", "no"),
+        ("epochs", "3"),
+        ("epochs", 2.5),
+        ("scale_at_birth", "x"),
+        ("scale_at_birth", -1),
+        ("scale_at_birth", math.nan),
+        ("least_gain", None),
+        ("least_gain", -0.1),
+    ],
+    ids=str,
+)
+def test_a_setting_of_another_type_is_refused_where_it_is_written(name, value):
+    with pytest.raises(SettingError, match=f"^GrowthSettings.{name} must be .* got {re.escape(repr(value))}"):
+        esper.GrowthSettings(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    settings = esper.GrowthSettings(seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0))
+    garden = esper.grow(CNN(), slots="layer1", example=random_images(2), max_seeds=np.int64(2), settings=settings)
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=np.float32(2))
+    garden.ema(np.float32(0.5))

@@ -69,18 +69,19 @@ def grow(
         policy: "never", "schedule", "random", "heuristic", "sham", or a function from `HostFacts` to a policy.
         higher_is_better: whether `evaluate` returns scores; by default bools are scores, numbers are losses.
     """
-    settings = settings or GrowthSettings()
+    settings = GrowthSettings() if settings is None else settings
     if not isinstance(settings, GrowthSettings):
         raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
     if isinstance(model, MorphogeneticModel):
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     refuse_wrapped(model)
     processes.share([*model.parameters(), *model.buffers()])
-    patterns = [slots] if isinstance(slots, str) else list(slots)
-    if not patterns:
-        raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
-    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
-    names = list(blueprints or REGISTRY.defaults_for(str(place.kind) for place in places))
+    patterns, chosen = ([one] if isinstance(one, str) else one for one in (slots, blueprints))
+    if not patterns or chosen in ([], ()):
+        empty = "blueprints is empty; name at least one" if patterns else "slots is empty; name at least one module"
+        raise SettingError(f"{empty}. esper.inspect(model, example) lists the places.")
+    places = choose_places(model, find_places(model, example, settings.kinds), list(patterns))
+    names = list(chosen or REGISTRY.defaults_for(str(place.kind) for place in places))
     if policy == SHAM and SHAM not in names:
         names.append(SHAM)
     most = len(places) if max_seeds is None and budget is None else max_seeds
@@ -123,6 +124,8 @@ class Garden:
         self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
         if not hasattr(self.policy, "decide"):
             raise SettingError(f"policy built a {type(self.policy).__name__}, which has no method decide(...).")
+        if higher_is_better not in (None, True, False):
+            raise SettingError(f"higher_is_better is {higher_is_better!r}; write True for scores, False for losses.")
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
         self.epoch = 0

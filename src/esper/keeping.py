@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsFloat
 
 import torch
 from pydantic import Field, NonNegativeInt, TypeAdapter
@@ -131,7 +131,7 @@ class Average:
     """
 
     def __init__(self, model: MorphogeneticModel, decay: float):
-        if not 0.0 < decay < 1.0:
+        if not isinstance(decay, SupportsFloat) or not 0.0 < decay < 1.0:
             raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
         self.model, self.decay, self.is_applied = model, decay, False
         self._values: dict[nn.Parameter, Tensor] = {}

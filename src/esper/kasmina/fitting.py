@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -151,8 +152,8 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
 
 def refuse_limits(max_seeds: int | None, budget: int | None, host_params: int, costs: Prices) -> None:
     """Limits under which nothing could ever grow are a mistake, not a setting."""
-    if max_seeds is not None and max_seeds < 1:
-        raise SettingError(f"max_seeds must be at least 1 or None for no limit, got {max_seeds}.")
+    if max_seeds is not None and (not isinstance(max_seeds, SupportsIndex) or max_seeds < 1):
+        raise SettingError(f"max_seeds must be whole and at least 1, or None for no limit; got {max_seeds!r}.")
     if budget is None:
         return
     cheapest = min(costs, key=lambda key: costs[key])

@@ -1,7 +1,7 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -184,8 +184,8 @@ def link_optimizers(
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
     optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
-    if not options.get("seed_lr", 1.0) > 0:
-        raise SettingError(f"seed_lr must be above 0, got {options['seed_lr']!r}; it is a multiple of the host's rate.")
+    if not isinstance(rate := options.get("seed_lr", 1.0), SupportsFloat) or not float(rate) > 0:
+        raise SettingError(f"seed_lr must be above 0, got {rate!r}; it is a multiple of the host's rate.")
     if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)

@@ -109,10 +109,8 @@ class _DeviceGraphs:
         self._open = len(_streams(device))
         self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
-        self._first: dict[HostRun, tuple[HostRun, Any]] = {}
-        """the structure in which a host was first seen, in which its episodes begin"""
-        self._kept: dict[tuple[HostRun, Any], dict[str, _Captured]] = {}
-        """by host and structure, then by name; what was used last is at the end"""
+        self._first: dict[HostRun, tuple[HostRun, Any]] = {}  # structures in which hosts' episodes begin
+        self._kept: dict[tuple[HostRun, Any], dict[str, _Captured]] = {}  # by structure and name; last used is last
 
     @property
     def taken(self) -> int:

@@ -65,14 +65,11 @@ class HostRun:
         steps, size = whole_steps(task.epoch_examples or count, task.batch)
         stream = ExampleStream(count, mix_seed(seed, 2))
         self.plan = EpochPlan(splits.train, stream, (most or steps, size), task.augment, device)
-        self.rates: list[float] = []
-        """of each of the next epoch's steps, where a clock plans them; else they all have the epoch's"""
+        self.rates: list[float] = []  # of each of the next epoch's steps, where a clock plans them; else the epoch's
         self._listed_rates = torch.zeros(most or 1, pin_memory=device.type == "cuda")
         self._placed_rates = self._listed_rates.to(device, copy=True)
-        self.taken = torch.zeros(1, dtype=torch.long, device=device)
-        """steps of this epoch so far, counted on the device"""
-        self.is_static = False
-        """whether nobody decides about it: with clock compute it then pays for its last measurement only"""
+        self.taken = torch.zeros(1, dtype=torch.long, device=device)  # steps of this epoch so far
+        self.is_static = False  # nobody decides about it: with clock compute it then pays for its last measurement only
         self.pays_for_measuring = True
         own = self.model.slot_config.modules.items()
         self.has_segments = isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
