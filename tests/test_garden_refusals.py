@@ -58,7 +58,7 @@ def test_no_slots_at_all_are_refused():
 
 @pytest.mark.parametrize("none", [[], ()], ids=str)
 def test_no_blueprints_at_all_are_refused(none):
-    with pytest.raises(SettingError, match="blueprints is empty"):
+    with pytest.raises(SettingError, match=r"blueprints .*empty"):
         grow_cnn(blueprints=none)
 
 
@@ -280,7 +280,7 @@ def test_an_argument_of_another_type_is_refused(name, value):
 
 @pytest.mark.parametrize("decay", ["0.9", None, [0.9]], ids=str)
 def test_a_decay_that_is_no_number_is_refused(decay):
-    with pytest.raises(SettingError, match="decay must lie between 0 and 1"):
+    with pytest.raises(SettingError, match=r"decay .* 0 and 1"):
         grow_cnn().ema(decay)
 
 
