@@ -56,7 +56,7 @@ def test_no_slots_at_all_are_refused():
         grow_cnn(slots=[])
 
 
-@pytest.mark.parametrize("none", [[], ()], ids=str)
+@pytest.mark.parametrize("none", [[], (), set(), filter(None, [])], ids=["list", "tuple", "set", "generator"])
 def test_no_blueprints_at_all_are_refused(none):
     with pytest.raises(SettingError, match=r"blueprints .*empty"):
         grow_cnn(blueprints=none)
@@ -288,7 +288,6 @@ def test_a_decay_that_is_no_number_is_refused(decay):
     ("name", "value"),
     [
         ("lengths", 3),
-        ("kinds", "image"),
         ("seed", "0"),
         ("seed", 0.5),
         ("prunes", "no"),
@@ -305,6 +304,16 @@ def test_a_decay_that_is_no_number_is_refused(decay):
 def test_a_setting_of_another_type_is_refused_where_it_is_written(name, value):
     with pytest.raises(SettingError, match=f"^GrowthSettings.{name} must be .* got {re.escape(repr(value))}"):
         esper.GrowthSettings(**{name: value})
+
+
+def test_names_in_an_array_are_names():
+    where = {"slots": np.array(["layer1"]), "blueprints": np.array(["norm"])}
+    assert list(esper.grow(CNN(), example=random_images(2), **where).model.slot_config.modules.values()) == ["layer1"]
+
+
+def test_whole_floats_and_truth_values_are_what_they_were():
+    settings = esper.GrowthSettings(seed=3.0, epochs=3.0, prunes=1)
+    esper.grow(CNN(), slots="layer1", example=random_images(2), max_seeds=2.0, settings=settings)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -76,11 +76,13 @@ def grow(
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     refuse_wrapped(model)
     processes.share([*model.parameters(), *model.buffers()])
-    patterns, chosen = ([one] if isinstance(one, str) else one for one in (slots, blueprints))
-    if not patterns or chosen in ([], ()):
-        empty = "blueprints is empty; name at least one" if patterns else "slots is empty; name at least one module"
-        raise SettingError(f"{empty}. esper.inspect(model, example) lists the places.")
-    places = choose_places(model, find_places(model, example, settings.kinds), list(patterns))
+    patterns = [slots] if isinstance(slots, str) else list(slots)
+    chosen = [blueprints] if isinstance(blueprints, str) else None if blueprints is None else list(blueprints)
+    if not patterns:
+        raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
+    if chosen == []:
+        raise SettingError("blueprints is empty; name at least one, or leave it out for those that usually fit.")
+    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
     names = list(chosen or REGISTRY.defaults_for(str(place.kind) for place in places))
     if policy == SHAM and SHAM not in names:
         names.append(SHAM)

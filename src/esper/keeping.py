@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, TypeAdapter
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
-from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.errors import SaveError, SettingError, is_number
 from esper.leyline.files import write_durably
 from esper.runtime.ledger import Ledger
 from esper.telemetry import runfolder
@@ -131,7 +131,7 @@ class Average:
     """
 
     def __init__(self, model: MorphogeneticModel, decay: float):
-        if not isinstance(decay, SupportsFloat) or not 0.0 < decay < 1.0:
+        if not is_number(decay) or not 0.0 < decay < 1.0:
             raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
         self.model, self.decay, self.is_applied = model, decay, False
         self._values: dict[nn.Parameter, Tensor] = {}

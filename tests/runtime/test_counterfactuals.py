@@ -55,21 +55,6 @@ def test_contributions_are_paired_means_with_their_standard_error(grown):
         assert error == pytest.approx(spread / math.sqrt(len(split)), rel=1e-6)
 
 
-def test_measuring_leaves_every_module_in_the_mode_it_was_in():
-    """A batch norm that its host keeps in evaluation mode stays there; before, all were put into training."""
-    population = epochs(IMAGES, [3], epochs=1)
-    run = population.runs[0]
-    frozen = next(module for module in run.model.modules() if isinstance(module, torch.nn.BatchNorm2d)).eval()
-    before = {module: module.training for module in run.model.modules()}
-    assert set(before.values()) == {True, False}
-    greedy_scores(run)
-    measure(run, run.splits.validation)
-    with run.evaluating():
-        assert not any(module.training for module in run.model.modules())
-    assert {module: module.training for module in run.model.modules()} == before
-    assert not frozen.training
-
-
 def test_a_shared_prefix_gives_the_outputs_of_a_full_pass_to_the_bit(grown):
     run = grown.runs[0]
     inputs, _ = run.splits.validation.gather(torch.arange(20))

@@ -64,9 +64,9 @@ def test_a_gpu_is_asked_for_all_its_queues_unless_somebody_chose_or_processes_sh
     own, has_server, found, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path if has_server else tmp_path / "none"))
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    if own:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", own)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", str(own))  # and put back afterwards
+    if own is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
     parse_devices(["cpu"])
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == own, "a CPU needs none"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -7,8 +7,7 @@ from esper.garden import Evaluate, Garden
 from esper.kasmina.processes import is_first
 from esper.leyline.errors import EsperError, SettingError
 
-GARDEN = "garden"
-"""folder of the garden inside a framework's own checkpoint"""
+GARDEN = "garden"  # folder of the garden inside a framework's own checkpoint
 UNAWARE = "would not know of seeds planted later. Use one process or DDP; what has to be sharded is garden.harvest()."
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -144,15 +143,14 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
             raise SettingError(f"budget={budget} {problem}. For a multiple of its size {way_out}")
         return budget
     if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        a_float = "A float is total parameters over the model's own and must be above 1.0 (1.5 = half as many again)"
-        rule = f"{a_float}; an int is the total number of parameters."
+        rule = "A float is a multiple of the model's parameters, above 1.0 (1.5: half as many again); an int, all."
         raise SettingError(f"budget {budget!r} leaves no room to grow. {rule}")
     return int(budget * own)
 
 
 def refuse_limits(max_seeds: int | None, budget: int | None, host_params: int, costs: Prices) -> None:
     """Limits under which nothing could ever grow are a mistake, not a setting."""
-    if max_seeds is not None and (not isinstance(max_seeds, SupportsIndex) or max_seeds < 1):
+    if max_seeds is not None and (isinstance(max_seeds, str) or max_seeds < 1 or max_seeds % 1):
         raise SettingError(f"max_seeds must be whole and at least 1, or None for no limit; got {max_seeds!r}.")
     if budget is None:
         return

@@ -1,11 +1,9 @@
 """How seeds are raised in one network, and what a change of a slot looks like. Plain data."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import SupportsFloat, SupportsIndex
 
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import SettingError, is_number
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import SeedState, StageLengths
 
@@ -24,15 +22,16 @@ class GrowthSettings:
     least_gain: float = 0.0  # a fossil pays if the mean held-out loss is higher by more than this without it
 
     def __post_init__(self) -> None:
-        for name, kind in (("lengths", StageLengths), ("kinds", Mapping), ("seed", SupportsIndex), ("prunes", bool)):
-            if not isinstance(value := getattr(self, name), kind):
-                wanted = {"seed": "a whole number", "prunes": "True or False"}.get(name, f"a {kind.__name__}")
-                raise SettingError(f"GrowthSettings.{name} must be {wanted}, got {value!r}.")
-        if self.epochs is not None and (isinstance(self.epochs, str) or self.epochs < 1 or self.epochs % 1):
-            raise SettingError(f"GrowthSettings.epochs must be whole, at least 1, or None; got {self.epochs!r}.")
-        for name in ("scale_at_birth", "least_gain"):
-            if not isinstance(value := getattr(self, name), SupportsFloat) or not 0.0 <= float(value) < math.inf:
-                raise SettingError(f"GrowthSettings.{name} must be finite and at least 0, got {value!r}.")
+        rules = {
+            "lengths": ("StageLengths", isinstance(self.lengths, StageLengths)),
+            "scale_at_birth": ("finite and at least 0", is_number(self.scale_at_birth, 0)),
+            "epochs": ("whole, at least 1, or None", self.epochs is None or is_number(self.epochs, 1, is_whole=True)),
+            "seed": ("a whole number", is_number(self.seed, is_whole=True)),
+            "prunes": ("True or False", self.prunes in (True, False)),
+            "least_gain": ("finite and at least 0", is_number(self.least_gain, 0)),
+        }
+        for name, rule in [(name, rule) for name, (rule, is_right) in rules.items() if not is_right]:
+            raise SettingError(f"GrowthSettings.{name} must be {rule}, got {getattr(self, name)!r}.")
 
 
 @dataclass(frozen=True)

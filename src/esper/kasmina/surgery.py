@@ -1,13 +1,13 @@
 """Parameters entering and leaving the user's own optimiser. The state of all other parameters is never touched."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
-from esper.leyline.errors import OptimizerError, SettingError
+from esper.leyline.errors import OptimizerError, SettingError, is_number
 
 PER_GROUP_SCHEDULERS = (
     "LambdaLR, MultiplicativeLR, StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR, PolynomialLR, "
@@ -184,7 +184,7 @@ def link_optimizers(
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
     optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
-    if not isinstance(rate := options.get("seed_lr", 1.0), SupportsFloat) or not float(rate) > 0:
+    if not is_number(rate := options.get("seed_lr", 1.0)) or not rate > 0:
         raise SettingError(f"seed_lr must be above 0, got {rate!r}; it is a multiple of the host's rate.")
     if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")

@@ -1,9 +1,11 @@
 """Every error a caller can cause, and how it is told. Each says what it got, the rule, and the way out."""
 
+import math
 import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import SupportsFloat
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -11,6 +13,12 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 def printable(text: str) -> str:
     """Text from a file, a folder's name or a user, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def is_number(value: object, least: float = -math.inf, *, is_whole: bool = False) -> bool:
+    """Whether this is one finite number, numpy's and torch's too, and at least `least`."""
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    return least <= number < math.inf and not (is_whole and number % 1)
 
 
 def complain(text: str) -> None:

@@ -58,12 +58,15 @@ def score_examples(run: HostRun, split: Split) -> Tensor:
 
 def _score_passes(run: HostRun, split: Split, slots: list[SeedSlot], incubated: list[SeedSlot]) -> Tensor:
     """Loss and correctness of every example in each of `_passes`: [passes, 2, examples]."""
+    was_training = run.model.training
+    run.model.eval()
     parts = []
-    with run.evaluating(), torch.no_grad():
+    with torch.no_grad():
         for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
             outputs = _passes(run, slots, incubated, inputs)
             parts.append(torch.stack([torch.stack(run.task.score(each.float(), targets)) for each in outputs]))
+    run.model.train(was_training)
     return torch.cat(parts, -1).double()
 
 
@@ -90,13 +93,17 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
 def greedy_scores(run: HostRun) -> Tensor:
     """The greedy score of each slot, [S], from the first examples of the epoch just drawn; the host does not change."""
     sites = [run.model.site(slot.slot_id) for slot in run.slots]
-    drawn = run.plan.placed[:, :SCORE_EXAMPLES]
-    inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
+    was_training = run.model.training
+    run.model.eval()
+    try:
+        drawn = run.plan.placed[:, :SCORE_EXAMPLES]
+        inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
 
-    def losses() -> Tensor:
-        with run.autocast():
-            outputs = run.model(inputs)
-        return run.task.score(outputs.float(), targets)[0]
+        def losses() -> Tensor:
+            with run.autocast():
+                outputs = run.model(inputs)
+            return run.task.score(outputs.float(), targets)[0]
 
-    with run.evaluating():
         return score_sites(losses, sites, [slot.kind for slot in run.slots])
+    finally:
+        run.model.train(was_training)

@@ -1,7 +1,6 @@
 """One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -164,18 +163,6 @@ class HostRun:
         if self.is_compiled:
             return compiling.score(self.task.score, outputs, targets)
         return self.task.score(outputs.float(), targets)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluation mode, and then every module as it was. `nn.Module.train` takes ten times as long."""
-        training = [vars(module) for module in self.model.modules() if module.training]
-        for own in training:
-            own["training"] = False
-        try:
-            yield
-        finally:
-            for own in training:
-                own["training"] = True
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None)
