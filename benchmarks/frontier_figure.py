@@ -113,7 +113,7 @@ def _panel(
     for step in range(5):
         y = low + (high - low) * step / 4
         parts.append(f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
-        parts.append(_text(left - 6, down(y) + 4, f"{y:.{1 if y > 2 else 3}f}", "note end"))
+        parts.append(_text(left - 6, down(y) + 4, f"{y:.{1 if high - low > 1 else 3}f}", "note end"))
     marks = [-math.inf]
     for x in sorted({float(f"{x:.2g}") for points in static.values() for x, y, _ in points if y < high}):
         if across(x) - marks[-1] >= _APART:

@@ -316,8 +316,15 @@ def test_whole_floats_and_truth_values_are_what_they_were():
     esper.grow(CNN(), slots="layer1", example=random_images(2), max_seeds=2.0, settings=settings)
 
 
-def test_numbers_of_numpy_are_numbers():
-    settings = esper.GrowthSettings(seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0))
-    garden = esper.grow(CNN(), slots="layer1", example=random_images(2), max_seeds=np.int64(2), settings=settings)
+def test_numbers_of_numpy_are_numbers_and_can_be_saved(tmp_path):
+    garden = esper.grow(CNN(), slots="layer1", example=random_images(2), max_seeds=np.int64(2))
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=np.float32(2))
     garden.ema(np.float32(0.5))
+    garden.save(tmp_path / "garden")
+    loaded = esper.load(tmp_path / "garden", CNN())
+    assert (loaded.model.max_seeds, loaded.average.decay) == (2, 0.5)
+
+
+def test_settings_of_numpy_are_taken():
+    settings = esper.GrowthSettings(seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0))
+    esper.grow(CNN(), slots="layer1", example=random_images(2), settings=settings)

@@ -133,7 +133,7 @@ class Average:
     def __init__(self, model: MorphogeneticModel, decay: float):
         if not is_number(decay) or not 0.0 < decay < 1.0:
             raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
-        self.model, self.decay, self.is_applied = model, decay, False
+        self.model, self.decay, self.is_applied = model, float(decay), False
         self._values: dict[nn.Parameter, Tensor] = {}
         self._moved: set[torch.optim.Optimizer] = set()  # those that have stepped since the last update
         self.update()

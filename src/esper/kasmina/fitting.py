@@ -143,7 +143,7 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
             raise SettingError(f"budget={budget} {problem}. For a multiple of its size {way_out}")
         return budget
     if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        rule = "A float is a multiple of the model's parameters, above 1.0 (1.5: half as many again); an int, all."
+        rule = "A float multiplies the model's parameters, above 1.0 (1.5: half as many again); an int counts them all."
         raise SettingError(f"budget {budget!r} leaves no room to grow. {rule}")
     return int(budget * own)
 

@@ -51,8 +51,8 @@ class MorphogeneticModel(nn.Module):
         names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
         self.costs = fitting.price_list(self._ordered(), self.space, {s: self.site_of(s) for s in slots_of})
-        self.max_seeds, self.budget = max_seeds, budget
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
+        self.max_seeds, self.budget = max_seeds and int(max_seeds), budget
         self.link: OptimizerLink | None = None
         self.births = self.shadow_passes = 0
         self.examples = {"training": 0, "shadow": 0}
