@@ -45,7 +45,16 @@ class Episodes:
 
     def train(self) -> list[list[Event]]:
         """Train every host for an epoch and measure it; one that broke is rolled back, one whose rate fell pruned."""
-        self.population.train_epoch(then_evaluate=True)
+        self.start()
+        return self.finish()
+
+    def start(self) -> None:
+        """Let devices train and measure an epoch of every host; until `finish` nothing happens to these hosts."""
+        self.population.start_epoch(then_evaluate=True)
+
+    def finish(self) -> list[list[Event]]:
+        """What became of the epoch that was started."""
+        self.population.finish_epoch()
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
             number, epoch = self._place(rollback.host)

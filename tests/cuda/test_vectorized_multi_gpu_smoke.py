@@ -84,13 +84,13 @@ def train_policy(folder, monkeypatch, **changes):
         "ppo": {"epochs": 2, "minibatches": 2, "lr": 0.01},
         **changes,
     }
-    rounds, landed, step = [], [], GrowthVectorEnv.step
+    rounds, landed, step = [], [], GrowthVectorEnv.step_async
 
     def noting(env, actions):
         landed.append([str(next(iter(devices_of(run)))) for run in env.population.runs])
         return step(env, actions)
 
-    monkeypatch.setattr(GrowthVectorEnv, "step", noting)
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", noting)
     folder.mkdir()
     agent = train_ppo_vectorized(TrainingConfig.of(config), sink=NullSink(), watch=rounds.append)
     return agent, rounds, landed

@@ -284,7 +284,7 @@ def die_at(rank, step, out):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         time.sleep(2 * (os.environ["RANK"] == "0"))  # the others are there first, among what the dead have left
         return
-    real, steps = GrowthVectorEnv.step, []
+    real, steps = GrowthVectorEnv.step_async, []
 
     def stepping(env, actions):
         steps.append(None)
@@ -293,12 +293,12 @@ def die_at(rank, step, out):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(env, actions)
 
-    GrowthVectorEnv.step = stepping
+    GrowthVectorEnv.step_async = stepping
 
 
 def step_slowly(seconds):
-    real = GrowthVectorEnv.step
-    GrowthVectorEnv.step = lambda env, actions: (time.sleep(seconds * env.num_envs), real(env, actions))[1]
+    real = GrowthVectorEnv.step_async
+    GrowthVectorEnv.step_async = lambda env, actions: (time.sleep(seconds * env.num_envs), real(env, actions))[1]
 
 
 if __name__ == "__main__":

@@ -43,20 +43,20 @@ def test_every_decision_of_the_policy_is_charged_to_its_host(trained):
 
 
 def test_the_seconds_of_choosing_are_shared_among_the_hosts(tmp_path, monkeypatch):
-    charged, real = [], GrowthVectorEnv.step
+    charged, real = [], GrowthVectorEnv.step_async
 
     def step(env, actions):
         charged.append([run.ledger.phases["policy"].seconds for run in env.population.runs])
         return real(env, actions)
 
-    monkeypatch.setattr(GrowthVectorEnv, "step", step)
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", step)
     train(tiny(tmp_path / "run", rounds=1))
     assert all(first == second > 0 for first, second in charged)
     assert [row[0] for row in charged] == sorted(row[0] for row in charged)
 
 
 def test_a_host_that_is_given_up_closes_its_ledger_there_and_no_second_time(tmp_path, monkeypatch):
-    steps, real = [], GrowthVectorEnv.step
+    steps, real = [], GrowthVectorEnv.step_async
 
     def step(env, actions):
         steps.append(None)
@@ -64,7 +64,7 @@ def test_a_host_that_is_given_up_closes_its_ledger_there_and_no_second_time(tmp_
             env.population.governors[1].rollbacks = MAX_ROLLBACKS
         return real(env, actions)
 
-    monkeypatch.setattr(GrowthVectorEnv, "step", step)
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", step)
     config = tiny(tmp_path / "run", rounds=1)
     train(config)
     closed = events_of(config.out, "LedgerClosed")

@@ -212,14 +212,14 @@ def test_a_second_signal_ends_at_once_and_without_a_traceback(whole, tmp_path):
     def install():
         from esper.simic.environment import GrowthVectorEnv
 
-        real = GrowthVectorEnv.reset
+        real = GrowthVectorEnv.reset_async
 
         def reset(self, **options):
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(os.getpid(), number)
             return real(self, **options)
 
-        GrowthVectorEnv.reset = reset
+        GrowthVectorEnv.reset_async = reset
 
     code, _, err = Forked(tmp_path / "child", command(tmp_path / "run", rounds=ROUNDS), install).wait()
     assert code not in (0, 2, 99), err

@@ -87,10 +87,10 @@ def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks,
 
 FULL, NO_ROOM = DeviceError("out of GPU memory."), SaveError("the disk is full.")
 FAULTS = {
-    "a step": (1, GrowthVectorEnv, "step", 5, FULL),
-    "a step of rank 0": (0, GrowthVectorEnv, "step", 5, FULL),
-    "the last step": (1, GrowthVectorEnv, "step", 6, FULL),
-    "a reset": (0, GrowthVectorEnv, "reset", 2, FULL),
+    "a step": (1, GrowthVectorEnv, "step_wait", 5, FULL),
+    "a step of rank 0": (0, GrowthVectorEnv, "step_wait", 5, FULL),
+    "the last step": (1, GrowthVectorEnv, "step_wait", 6, FULL),
+    "a reset": (0, GrowthVectorEnv, "reset_wait", 2, FULL),
     "an event": (1, Sink, "write_record", 30, NO_ROOM),
     "a commit": (1, Sink, "commit", 2, NO_ROOM),
     "an update": (1, PPOAgent, "_judge", 2, MaskError("nothing is possible.")),
@@ -114,9 +114,9 @@ def test_a_mistake_of_one_rank_within_a_round_ends_all_with_one_line(fault, tmp_
 def test_a_rank_that_is_far_away_from_the_others_is_ended_too(tmp_path):
     def prepare(rank):
         if rank == 0:
-            at_call(GrowthVectorEnv, "step", 2, lambda: time.sleep(1000))
+            at_call(GrowthVectorEnv, "step_wait", 2, lambda: time.sleep(1000))
         else:
-            at_call(GrowthVectorEnv, "step", 2, failing(FULL))
+            at_call(GrowthVectorEnv, "step_wait", 2, failing(FULL))
 
     assert_one_line(train_ranks(tmp_path / "run", 2, prepare=prepare), str(FULL))
 
@@ -124,7 +124,7 @@ def test_a_rank_that_is_far_away_from_the_others_is_ended_too(tmp_path):
 def test_what_is_no_mistake_of_the_callers_is_told_to_the_others(tmp_path):
     def prepare(rank):
         if rank == 1:
-            at_call(GrowthVectorEnv, "step", 2, failing(ZeroDivisionError("a fault of ours")))
+            at_call(GrowthVectorEnv, "step_wait", 2, failing(ZeroDivisionError("a fault of ours")))
 
     other, own = train_ranks(tmp_path / "run", 2, prepare=prepare)
     assert_one_line([other], "rank 1 .*ZeroDivisionError: a fault of ours")
@@ -134,7 +134,7 @@ def test_what_is_no_mistake_of_the_callers_is_told_to_the_others(tmp_path):
 def test_a_rank_that_is_killed_is_one_line_on_the_others(tmp_path):
     def prepare(rank):
         if rank == 1:
-            at_call(GrowthVectorEnv, "step", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            at_call(GrowthVectorEnv, "step_wait", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     other, own = train_ranks(tmp_path / "run", 2, prepare=prepare)
     assert_one_line([other], "rank 0 lost contact with rank 1.*--resume")
@@ -144,7 +144,7 @@ def test_a_rank_that_is_killed_is_one_line_on_the_others(tmp_path):
 def test_of_several_ranks_rank_0_names_the_one_that_is_gone(tmp_path):
     def prepare(rank):
         if rank == 2:
-            at_call(GrowthVectorEnv, "step", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            at_call(GrowthVectorEnv, "step_wait", 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     first, second, _ = train_ranks(tmp_path / "run", 3, prepare=prepare, hosts=3)
     assert_one_line([first], "rank 0 lost contact with rank 2")
@@ -159,7 +159,7 @@ def test_a_rank_that_falls_silent_is_not_waited_for(tmp_path):
     def prepare(rank):
         teams._SILENCE = timedelta(seconds=1.5)
         if rank == 1:
-            at_call(GrowthVectorEnv, "step", 5, pause)
+            at_call(GrowthVectorEnv, "step_wait", 5, pause)
 
     first, second = train_ranks(tmp_path / "run", 2, prepare=prepare)
     assert_one_line([first], "lost contact with rank 1")

@@ -183,17 +183,17 @@ def test_the_statistics_take_in_every_round_once(whole, monkeypatch, tmp_path):
 
 
 def test_a_host_that_is_given_up_decides_no_more_in_its_round(tmp_path, monkeypatch):
-    steps, real = [], GrowthVectorEnv.step
+    steps, real = [], GrowthVectorEnv.step_wait
 
-    def step(self, actions):
-        obs, rewards, terminated, truncated, info = real(self, actions)
+    def step(self):
+        obs, rewards, terminated, truncated, info = real(self)
         steps.append(len(steps))
         if len(steps) == 1:
             terminated[0] = self.is_over[0] = True
             rewards[0] = -1.0
         return obs, rewards, terminated, truncated, info
 
-    monkeypatch.setattr(GrowthVectorEnv, "step", step)
+    monkeypatch.setattr(GrowthVectorEnv, "step_wait", step)
     config = tiny(tmp_path / "run", rounds=1, telemetry__level="debug")
     agent = train(config)
     assert agent.decisions == 1 + 3
@@ -205,18 +205,18 @@ def test_a_host_that_is_given_up_decides_no_more_in_its_round(tmp_path, monkeypa
 
 def test_rollbacks_and_refusals_are_told_and_counted(tmp_path, monkeypatch):
     real, happened = (
-        GrowthVectorEnv.step,
+        GrowthVectorEnv.step_wait,
         [HostRolledBack(1, 2, "loss is nan"), ActionRefused(1, 2, "CULL", "r0c0", "no")],
     )
 
-    def step(self, actions):
-        result = real(self, actions)
+    def step(self):
+        result = real(self)
         result[4]["events"][1] += happened
         happened.clear()
         return result
 
     told = list(happened)
-    monkeypatch.setattr(GrowthVectorEnv, "step", step)
+    monkeypatch.setattr(GrowthVectorEnv, "step_wait", step)
     config = tiny(tmp_path / "run", rounds=1, telemetry__level="debug")
     train(config)
     assert [from_record(row) for row in events_of(config.out, "HostRolledBack", "ActionRefused")] == told
@@ -366,8 +366,8 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
     ("asked", "rounds", "epochs"), [(-3, 0, 0), (0, 0, 0), (1, 0, 1), (3, 0, 3), (4, 1, 4), (8, 2, 8)]
 )
 def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, asked, rounds, epochs, monkeypatch):
-    asks, steps, real = [], [], GrowthVectorEnv.step
-    monkeypatch.setattr(GrowthVectorEnv, "step", lambda self, actions: (steps.append(None), real(self, actions))[1])
+    asks, steps, real = [], [], GrowthVectorEnv.step_async
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda self, actions: (steps.append(None), real(self, actions))[1])
 
     config = tiny(tmp_path / "run", rounds=3)
 

@@ -201,8 +201,8 @@ class Ticks:
             (os, "truncate"),
             (os, "unlink"),
             (os, "mkdir"),
-            (GrowthVectorEnv, "step"),
-            (GrowthVectorEnv, "reset"),
+            (GrowthVectorEnv, "step_wait"),
+            (GrowthVectorEnv, "reset_wait"),
             (PPOAgent, "update"),
             (Sink, "write_record"),
         ):

@@ -23,7 +23,8 @@ class EagerExecutor:
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """One epoch of every host; returns the greedy scores of its slots, of before the first step, on the device.
 
-        `then_measure` promises that the next call measures these very hosts on their validation splits.
+        They and the hosts' sums may be read after `wait`. `then_measure` promises that these very hosts are measured
+        on their validation splits before anything else happens to them.
         """
         for run in runs:
             run.begin_epoch()
@@ -34,6 +35,9 @@ class EagerExecutor:
                 for index, run in enumerate(run for run in own if step < run.plan.steps):
                     run.learn(inputs[index], targets[index])
         return scores
+
+    def wait(self, runs: Sequence[HostRun]) -> None:
+        """Whatever the device is asked for from now on comes after the last training of these hosts."""
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
@@ -163,32 +167,46 @@ class GraphedExecutor:
         self._most = None if graph_memory is None else int(graph_memory * 2**30)
         self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Any] = set()
-        self._measured: set[HostRun] = set()  # hosts whose measurement was started behind their training
+        self._trained: dict[HostRun, torch.cuda.Event] = {}  # ends of their last training
+        self._measured: dict[HostRun, tuple[Tensor, torch.cuda.Event]] = {}  # what was promised, and its end
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
+        for run in runs:
+            self._measured.pop(run, None)  # a promise that nobody kept
         ready = [run for run in runs if _measuring(run) in self._device(run).graphs(run)]  # which is captured last
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
         self._replay([own[2:] for own in calls])
-        self._measured = set(runs) if then_measure else set()
-        ends = self._end_training(ready)
+        self._end_training(ready, then_measure)
         for run in changed:
             self._begin(run, None)
             self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
-        for device, end in [*ends, *self._end_training(changed)]:
-            torch.cuda.current_stream(device).wait_event(end)
+        self._end_training(changed, then_measure)
         scores = [self._device(run).graphs(run)["score"].result for run in runs]
         calls.clear()
         if not then_measure:
             self._tidy()
         return scores
 
-    def _end_training(self, runs: Sequence[HostRun]) -> list[tuple[torch.device, torch.cuda.Event]]:
-        """Ends of the training of these hosts, to wait for; the measurement that was promised goes on behind them."""
-        ends = [(device, stream.record_event()) for device, stream in self._streams(runs)]
-        self._replay([[self._device(run).graphs(run)[_measuring(run)]] for run in runs if run in self._measured])
-        return ends
+    def _end_training(self, runs: Sequence[HostRun], then_measure: bool) -> None:
+        """Note where the training of these hosts ends; the measurement that was promised goes on behind it."""
+        self._trained |= self._ends(runs)
+        if then_measure:
+            calls = [self._device(run).graphs(run)[_measuring(run)] for run in runs]
+            self._replay([[call] for call in calls])
+            ends = self._ends(runs)
+            self._measured |= {run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)}
+
+    def _ends(self, runs: Sequence[HostRun]) -> dict[HostRun, torch.cuda.Event]:
+        """The present end of what each host's lane has been given; hosts that come later do not move it."""
+        lanes = {run: self._device(run).lane(run) for run in runs}
+        ends = {lane: lane.stream.record_event() for lane in dict.fromkeys(lanes.values())}
+        return {run: ends[lane] for run, lane in lanes.items()}
+
+    def wait(self, runs: Sequence[HostRun]) -> None:
+        for run in runs:
+            torch.cuda.current_stream(run.device).wait_event(self._trained[run])
 
     def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
@@ -209,14 +227,18 @@ class GraphedExecutor:
                         call.graph.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
-        calls = [self._captured(r, _measuring(r), partial(measure, r, s)) for r, s in zip(runs, splits, strict=True)]
-        for device, stream in self._streams(runs):
-            stream.wait_stream(torch.cuda.current_stream(device))
-        self._replay([[call] for call, run in zip(calls, runs, strict=True) if run not in self._measured])
-        self._measured = set()
-        for device, stream in self._streams(runs):  # so do those wait who get the memory of a result that is dropped
-            torch.cuda.current_stream(device).wait_stream(stream)
-        results = [call.result for call in calls]
+        due = [(run, split) for run, split in zip(runs, splits, strict=True) if run not in self._measured]
+        calls = [self._captured(run, _measuring(run), partial(measure, run, split)) for run, split in due]
+        for call, (run, _) in zip(calls, due, strict=True):
+            call.stream.wait_stream(torch.cuda.current_stream(run.device))
+        self._replay([[call] for call in calls])
+        ends = self._ends([run for run, _ in due])
+        found = {run: (call.result, ends[run]) for call, (run, _) in zip(calls, due, strict=True)}
+        results = []
+        for run in runs:
+            result, end = found[run] if run in found else self._measured.pop(run)
+            torch.cuda.current_stream(run.device).wait_event(end)  # as must those who get a dropped result's memory
+            results.append(result)
         calls.clear()
         self._tidy()
         return results
@@ -256,9 +278,6 @@ class GraphedExecutor:
             run.sums.copy_(sums)
             run.plan.cursor.copy_(cursor)
             run.taken.copy_(taken)
-
-    def _streams(self, runs: Sequence[HostRun]) -> set[tuple[torch.device, torch.cuda.Stream]]:
-        return {(run.device, self._device(run).lane(run).stream) for run in runs}
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():

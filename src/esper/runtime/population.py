@@ -1,5 +1,6 @@
 """N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,14 @@ class FinalScore:
     network: torch.nn.Module
 
 
+@dataclass
+class _Told:
+    """How far clock and compiler have been accounted for: once, by whichever part of a population comes first."""
+
+    seconds: float = 0.0
+    compiled: tuple[int, float] = (0, 0.0)
+
+
 class Population:
     """Hosts by index. `train_epoch`, `evaluate`, `apply`, `tick` make one epoch of all of them."""
 
@@ -85,7 +94,8 @@ class Population:
             most = None if self.clock is None else self.clock.most_steps
             self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled, most) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
-        self._compiled = compiled_so_far()
+        self._told = _Told(compiled=compiled_so_far())
+        self._scores: list[torch.Tensor] = []  # of the epoch that was started
         if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
         if self.clock is not None:
@@ -96,21 +106,38 @@ class Population:
         for known in filter(None, (self.clock, self.corpus and f"corpus: {self.corpus}")):
             tell(str(known))
 
+    def part(self, hosts: range) -> "Population":
+        """Some of the hosts, with everything else in common: parts train at the same time, each with its own calls."""
+        part = copy.copy(self)
+        for name in ("placed", "runs", "governors"):
+            setattr(part, name, getattr(self, name)[hosts.start : hosts.stop])
+        return part
+
     def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end.
 
         `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that devices may begin with it.
         """
+        self.start_epoch(then_evaluate=then_evaluate)
+        return self.finish_epoch()
+
+    def start_epoch(self, *, then_evaluate: bool = False) -> None:
+        """Give an epoch to the devices, which go on with it by themselves; `finish_epoch` waits for it."""
         self._require_episode()
         if self.clock is not None:
             for run in self.runs:
                 self.clock.plan(run)
-        started = time.perf_counter() - compiled_so_far()[1]
+        self._started = _clock()
         with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
-            scores = self.executor.train(self.runs, then_measure=then_evaluate)
-            sums = _read([run.sums for run in self.runs])
-        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
-        for run, row, score in zip(self.runs, sums, _read(scores), strict=True):
+            self._scores = self.executor.train(self.runs, then_measure=then_evaluate)
+
+    def finish_epoch(self) -> list[EpochReading]:
+        """The readings of the epoch that was started."""
+        with memory_errors():
+            self.executor.wait(self.runs)
+            sums, scores = _read([run.sums for run in self.runs]), _read(self._scores)
+        seconds = self._take_seconds(self._started)
+        for run, row, score in zip(self.runs, sums, scores, strict=True):
             run.end_epoch(row)
             for slot, value in zip(run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)):
                 slot.greedy_score = value  # without a step no examples were drawn, and the last score still holds
@@ -119,13 +146,19 @@ class Population:
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
+    def _take_seconds(self, started: float) -> float:
+        """Each host's part of the time since then that no other part of the population has been charged with."""
+        now = _clock()
+        seconds, self._told.seconds = now - max(started, self._told.seconds), now
+        return seconds / len(self.runs)
+
     def evaluate(self) -> list[Rollback]:
         """Held-out loss, accuracy and what seeds on probation contribute; hosts that broke are rolled back."""
         self._require_episode()
-        started = time.perf_counter() - compiled_so_far()[1]
+        started = _clock()
         with memory_errors():
             results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
-        seconds = (time.perf_counter() - compiled_so_far()[1] - started) / len(self.runs)
+        seconds = self._take_seconds(started)
         rollbacks, healthy = [], []
         for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
             run.ledger.settle(evaluation_charges(run, self.flops), seconds)
@@ -187,8 +220,8 @@ class Population:
 
     def take_compiled(self) -> tuple[int, float]:
         """Shapes of blocks that were compiled since the last call, and the seconds it took."""
-        (shapes, seconds), self._compiled = self._compiled, compiled_so_far()
-        return self._compiled[0] - shapes, self._compiled[1] - seconds
+        (shapes, seconds), self._told.compiled = self._told.compiled, compiled_so_far()
+        return self._told.compiled[0] - shapes, self._told.compiled[1] - seconds
 
     def progress(self, host: int) -> float:
         """The share of a host's episode that is over: of its epochs, or of its compute."""
@@ -256,6 +289,11 @@ def memory_errors() -> Iterator[None]:
             raise
         way_out = "use fewer hosts (seeds), a lower batch, a narrower policy (ppo.hidden_dim) or more GPUs"
         raise DeviceError(f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})") from problem
+
+
+def _clock() -> float:
+    """Seconds, without those in which blocks were compiled."""
+    return time.perf_counter() - compiled_so_far()[1]
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:

@@ -4,11 +4,12 @@ One step: ops -> tick -> one epoch of training -> measuring -> reward -> observa
 measures one epoch first, so an action is paid for by the epoch that follows it.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from esper.episodes import Episodes
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_WAIT
+from esper.runtime.executors import GraphedExecutor
 from esper.runtime.host import EpochReading
 from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
@@ -35,6 +37,7 @@ from esper.tamiyo.observation import LARGEST, feature_names, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
+LEAST_HOSTS = 4  # Hosts of a part below which its GPU would have too little to do.
 MAX_ROLLBACKS = 3  # The governor gives a host up at this many rollbacks in one episode.
 LEAST_CHANGE = 0.1
 """Part of the loss of guessing that is the least unit of loss: a twin that learns nothing would make noise count."""
@@ -92,15 +95,36 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
+    def parts(self) -> list["GrowthVectorEnv"]:
+        """Views of these hosts to step in turn: two where graphs let one half train while Python has the other."""
+        count = 2 if isinstance(self.population.executor, GraphedExecutor) and self.num_envs >= 2 * LEAST_HOSTS else 1
+        cuts = [self.num_envs * place // count for place in range(count + 1)]
+        return [self._part(range(*pair)) for pair in pairwise(cuts)] if count > 1 else [self]
+
+    def _part(self, hosts: range) -> "GrowthVectorEnv":
+        part, own = copy.copy(self), slice(hosts.start, hosts.stop)
+        part.num_envs, part.first, part.population = len(hosts), self.first + hosts.start, self.population.part(hosts)
+        part.episodes = Episodes(part.population, part.first)
+        part.is_over, part.accuracy, part.loss = self.is_over[own], self.accuracy[own], self.loss[own]
+        return part
+
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(self, *, seed: int | None = None, options: Info | None = None) -> None:
+        """Begin N episodes; devices train their first epoch until `reset_wait`."""
         if seed is not None:
             self.seed, self.begun = seed, 0
         self.begun = int((options or {}).get("episodes", self.begun))
         for host in range(self.num_envs):
             self._begin(host)
         self.is_over[:] = False
-        return self._see(self._train(), {})
+        self.episodes.start()
+
+    def reset_wait(self) -> tuple[Any, Info]:
+        return self._see(self._finish(), {})
 
     def _begin(self, host: int) -> None:
         """A new episode in this place, with the host whose turn it is."""
@@ -117,6 +141,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """One epoch of every host."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Carry actions out; devices train the epoch that follows until `step_wait`."""
         begins: list[int] = np.flatnonzero(self.is_over).tolist()
         before = [None if host in begins else self.twin(host) for host in range(self.num_envs)]
         for host in begins:
@@ -124,7 +153,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         ops, acted = self._apply(np.asarray(actions), begins)
         ticked = self.episodes.tick()
         was = list(zip(self.accuracy.tolist(), self.loss.tolist(), strict=True))
-        trained = self._train()
+        self._sent = before, ops, was, [[*a, *b] for a, b in zip(acted, ticked, strict=True)]
+        self.episodes.start()
+
+    def step_wait(self) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
+        """What came of the actions that were carried out."""
+        before, ops, was, acted = self._sent
+        trained = self._finish()
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for host, twin_before in enumerate(before):
@@ -134,8 +169,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
                 parts[host] = reward_parts(facts, self.weights)
                 rewards[host] = sum(parts[host].values())
                 terminated[host] = facts.is_last
-        self.is_over = terminated.copy()
-        happened = [[*a, *b, *c] for a, b, c in zip(acted, ticked, trained, strict=True)]
+        self.is_over[:] = terminated
+        happened = [[*a, *b] for a, b in zip(acted, trained, strict=True)]
         obs, info = self._see(happened, {"reward_parts": parts})
         return obs, rewards, terminated, np.zeros(self.num_envs, bool), info
 
@@ -176,9 +211,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             is_lost=is_lost,
         )
 
-    def _train(self) -> list[list[Event]]:
-        """Train and measure an epoch of every host. One without a reading stands where it stood, and so does a twin."""
-        happened = self.episodes.train()
+    def _finish(self) -> list[list[Event]]:
+        """Wait for the epoch of every host. One without a reading stands where it stood, and so does a twin."""
+        happened = self.episodes.finish()
         for host, reading in enumerate(self.population.readings()):
             if reading is not None and _is_measured(reading):
                 self.accuracy[host] = _measured(reading.held_out_accuracy)

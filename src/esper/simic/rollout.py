@@ -1,5 +1,6 @@
 """What happened in N environments over T steps, in tensors that are allocated once; and advantages. No learning."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,15 +61,29 @@ class Rollout:
         self.terminated, self.truncated, self.valid, self.starts = (false.new_zeros(shape) for _ in range(4))
         self.masks = {name: false.new_zeros(*shape, *sizes) for name, sizes in mask_shapes.items()}
         self.hidden: Hidden  # from begin on
-        self.end_hidden: Hidden  # from finish on
+        self.end_hidden: Hidden  # right from finish on
 
     def begin(self, hidden: Hidden) -> None:
         """Start over with the state that each row has before its first step."""
         # NaN, so that a state which nobody keeps is noticed
         empty = (torch.full_like(state, torch.nan).repeat_interleave(self.per_row, 1) for state in hidden)
         self.hidden = (next(empty), next(empty))
+        self.end_hidden = (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
         self.length = 0
         self.keep_state(hidden)
+
+    def part(self, start: int, count: int) -> "Rollout":
+        """Some of the rows, to be stored into by themselves between `begin` and the end."""
+        part, own = copy.copy(self), slice(start, start + count)
+        pieces = slice(start * self.per_row, (start + count) * self.per_row)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(part, name, value[:, own])
+        part.masks = {name: mask[:, own] for name, mask in self.masks.items()}
+        part.hidden = (self.hidden[0][:, pieces], self.hidden[1][:, pieces])
+        part.end_hidden = (self.end_hidden[0][:, own], self.end_hidden[1][:, own])
+        part.count, part.first = count, self.first + start
+        return part
 
     def keep_state(self, hidden: Hidden) -> None:
         """Keep the state before the next step if a piece begins there."""
@@ -106,10 +121,11 @@ class Rollout:
 
     def finish(self, values: Tensor, hidden: Hidden) -> None:
         """Close the rollout with the values of the observations that it broke off at and the state before them."""
-        self.end_hidden = (hidden[0].clone(), hidden[1].clone())
+        for kept, now in zip(self.end_hidden, hidden, strict=True):
+            kept[:] = now
         assert self.length == self.steps, f"{self.length} of {self.steps} steps were stored"
         following = torch.cat([self.values[1:], values[None]])
-        self.after_values = torch.where(self.final_values.isnan(), following, self.final_values)
+        self.after_values[:] = torch.where(self.final_values.isnan(), following, self.final_values)
         for numbers in (self.states, self.log_probs, self.values, self.rewards):
             numbers[~self.valid] = 0.0  # at a filler step they may be anything, and NaN times 0 is NaN
 

@@ -33,19 +33,21 @@ class RoundTally:
         self.ranks: list[events.RankTimed] = []
         """how long each process took to play its share: this one until the round is finished, then all"""
 
-    def take(self, actions: Array, rewards: Array, masks: Mapping[str, Array], info: Info, goes_on: Array) -> None:
-        """Take in one step of the hosts whose episode goes on; what an episode has cost is told as it ends."""
-        for host in np.flatnonzero(goes_on).tolist():
-            self.returns[host] += rewards[host]
-            for name, value in info["reward_parts"][host].items():
+    def take(
+        self, first: int, actions: Array, rewards: Array, masks: Mapping[str, Array], info: Info, goes_on: Array
+    ) -> None:
+        """Take in one step of those hosts, from `first` on, that go on; what an episode has cost is told as it ends."""
+        for row in np.flatnonzero(goes_on).tolist():
+            host, told, parts = first + row, info["events"][row], info["reward_parts"][row]
+            self.returns[host] += rewards[row]
+            for name, value in parts.items():
                 self.parts[name] += value
-            self.ops[actions[host, 0]] += 1
-            told = info["events"][host]
+            self.ops[actions[row, 0]] += 1
             success = not any(isinstance(event, events.ActionRefused) for event in told)
             self.refused += not success
             if self.sink.wants(TelemetryLevel.DEBUG):
-                self._tell_action(host, actions[host].tolist(), masks, success)
-            self.tell(host, told, reward=float(rewards[host]), reward_parts=info["reward_parts"][host])
+                self._tell_action(host, actions[row].tolist(), {n: mask[row] for n, mask in masks.items()}, success)
+            self.tell(host, told, reward=float(rewards[row]), reward_parts=parts)
             if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
                 self.sink.write(self.env.episodes.close(host))
 
@@ -72,7 +74,7 @@ class RoundTally:
             blend_idx=blend,
             op_idx=op,
             slot_id=self.env.space.slots.slot_ids[slot],
-            masked={head: head not in used or masks[head][host, *case].sum() <= 1 for head, case in cases.items()},
+            masked={head: head not in used or masks[head][*case].sum() <= 1 for head, case in cases.items()},
             success=success,
             space=self.env.space,
         )

@@ -3,8 +3,9 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -150,18 +151,34 @@ def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Ten
 def play_round(
     env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, sink: Sink, should_stop: Callable[[], bool]
 ) -> RoundTally:
-    """N whole episodes, side by side. A host that is given up has no more steps in this round."""
+    """N whole episodes, side by side; while one part of the hosts trains, the next one is decided about."""
     sink.write(RoundBegan(number))
-    began, waited = time.perf_counter(), 0.0
-    obs, info = env.reset(seed=env.seed, options={"episodes": number * rollout.total + env.first})
+    began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
+    rollout.begin(agent.network.get_initial_hidden(env.num_envs))
+    parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
+    for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
+        asked = time.perf_counter()
+        if epoch and agent.team.any(should_stop()):
+            raise InterruptedTraining(number)
+        waited += time.perf_counter() - asked  # for ranks that take longer
+    tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
+    sink.write(tally.ranks[0])
+    return tally
+
+
+def play_part(
+    env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, tally: RoundTally
+) -> Iterator[None]:
+    """Whole episodes of some hosts, until they train: then others may come. One that is given up has no more steps."""
+    env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
-    hidden = agent.network.get_initial_hidden(env.num_envs)
-    rollout.begin(hidden)
+    hidden, flops = agent.network.get_initial_hidden(env.num_envs), decision_flops(agent.network)
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
-    begins = torch.zeros_like(goes_on)  # hidden is zero already
-    tally, flops = RoundTally(env, number, sink), decision_flops(agent.network)
+    begins, first = torch.zeros_like(goes_on), env.first - tally.env.first  # hidden is zero already
+    yield
+    obs, info = env.reset_wait()
     for host, events in enumerate(info["events"]):
-        tally.tell(host, events)
+        tally.tell(first + host, events)
     for step in range(rollout.steps):
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
@@ -171,19 +188,14 @@ def play_round(
         env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
         rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
         before = info
-        obs, rewards, terminated, truncated, info = env.step(actions)
+        env.step_async(actions)
+        yield
+        obs, rewards, terminated, truncated, info = env.step_wait()
         paid = _on(rewards, agent).to(rollout.rewards.dtype)
         rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
-        tally.take(actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
+        tally.take(first, actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
         goes_on &= ~_on(terminated, agent)
-        asked = time.perf_counter()
-        if agent.team.any(should_stop()):
-            raise InterruptedTraining(number)
-        waited += time.perf_counter() - asked  # for ranks that take longer
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
-    tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
-    sink.write(tally.ranks[0])
-    return tally
 
 
 def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
