@@ -16,7 +16,13 @@ def is_full(*arguments, **options):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
 
-PLACES = [(Population, "apply"), (Population, "tick"), (Population, "evaluate"), (Population, "train_epoch")]
+PLACES = [
+    (Population, "apply"),
+    (Population, "tick"),
+    (Population, "evaluate"),
+    (Population, "start_epoch"),
+    (Population, "finish_epoch"),
+]
 COMMANDS = {
     "ppo": lambda out: train(tiny(out)),
     "grow": lambda out: grown_runs.grow(grown_runs.configured(out, policy="schedule:epochs=0")),
@@ -26,7 +32,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [*product(COMMANDS, PLACES), ("ppo", (GrowthVectorEnv, "reset"))],
+    [*product(COMMANDS, PLACES), ("ppo", (GrowthVectorEnv, "reset_wait"))],
     ids=lambda value: value if isinstance(value, str) else value[1],
 )
 def test_it_is_one_error_that_says_what_to_lower(command, place, tmp_path, monkeypatch):

@@ -120,7 +120,7 @@ def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, bri
     out, more = tmp_path / "run", ["--static", "final", "--policies", "never", "random", "sham"]
 
     def prepare():
-        Ticks(2 * 9, lambda: os.kill(os.getpid(), number)).watch(Population, "train_epoch")
+        Ticks(2 * 9, lambda: os.kill(os.getpid(), number)).watch(Population, "finish_epoch")
 
     code, said, err = Forked(tmp_path / "child", command(out, *more), prepare).wait()
     if number == signal.SIGKILL:

@@ -214,7 +214,7 @@ def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(c
     monkeypatch.setattr(executors, "_SPARE", 4)
     population = build(seeds=[7])
     run = population.runs[0]
-    bare = run.topology()
+    bare = run.wiring()
     for _ in range(8):
         play(population, 2, {0: {0: [(GERMINATE, "r0c0", "norm", "linear")], 1: [(CULL, "r0c0")]}})
     kept = population.executor._device(run)._kept

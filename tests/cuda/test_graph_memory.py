@@ -128,7 +128,7 @@ def visit(population, structures, draw):
     last = [None] * len(population.runs)
     while met < structures:
         population.train_epoch()
-        now = [run.topology() for run in population.runs]
+        now = [run.wiring() for run in population.runs]
         met += sum(one != other for one, other in zip(now, last, strict=True))
         last = now
         population.evaluate()

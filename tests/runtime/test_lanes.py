@@ -114,12 +114,12 @@ def test_probation_captures_its_measurement_and_no_training():
 def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypatch):
     monkeypatch.setattr(executors, "_SPARE", 3)
     population = build(seeds=[7, 8])
-    first = [(run, run.topology()) for run in population.runs]
+    first = [(run, run.wiring()) for run in population.runs]
     used = []
     for _ in range(5):
         play(population, 1)
         act(population, 0, GERMINATE, "r0c0", "mlp")
-        used.append((population.runs[0], population.runs[0].topology()))
+        used.append((population.runs[0], population.runs[0].wiring()))
         play(population, 1)
         act(population, 0, CULL)
     play(population, 1)
@@ -132,7 +132,7 @@ def test_a_structure_that_is_used_again_and_again_stays(monkeypatch):
     graphs = executors._DeviceGraphs(torch.device("cpu"))
 
     class Visitor:
-        def topology(self):
+        def wiring(self):
             return self.structure
 
     host, found = Visitor(), []

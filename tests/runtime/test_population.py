@@ -104,7 +104,7 @@ def test_host_and_seed_are_clipped_apart():
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     run = population.runs[0]
     inputs, targets = run.splits.train.gather(torch.arange(64))
-    run.model.train()
+    run.begin_epoch()
     run._forward(inputs, targets)[0].mean().backward()
     norms = run._clip()
     seed = list(run.model.slot("r0c0").seed.parameters())

@@ -367,7 +367,7 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
 )
 def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, asked, rounds, epochs, monkeypatch):
     asks, steps, real = [], [], GrowthVectorEnv.step_async
-    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda self, actions: (steps.append(None), real(self, actions))[1])
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda env, choices: (steps.append(None), real(env, choices)))
 
     config = tiny(tmp_path / "run", rounds=3)
 

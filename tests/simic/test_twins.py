@@ -23,7 +23,7 @@ def test_a_twin_is_the_host_that_never_grew(tmp_path):
 
 def test_a_twin_is_computed_once(tmp_path, monkeypatch):
     first = twin_readings(TASK, [1, 2], tmp_path)
-    monkeypatch.setattr(Population, "train_epoch", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr(Population, "start_epoch", lambda self, **_: pytest.fail("trained again"))
     assert twin_readings(TASK, [2, 1], tmp_path) == first
 
 

@@ -105,7 +105,7 @@ def install(ticks: Ticks):
         (storing, "save_file"),
         (running, "save_file"),
         (running, "export_network"),
-        (Population, "train_epoch"),
+        (Population, "finish_epoch"),
         (Population, "evaluate"),
         (Population, "apply"),
         (Population, "tick"),

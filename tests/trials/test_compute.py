@@ -186,8 +186,8 @@ def test_training_that_nobody_pays_for_is_refused(tmp_path):
 
 def test_a_twin_has_the_same_compute_and_pays_for_its_last_measurement_only(tmp_path, monkeypatch):
     played, task = [], TASKS["text"]
-    real = Population.train_epoch
-    monkeypatch.setattr(Population, "train_epoch", lambda self, **_: (played.append(self), real(self))[1])
+    real = Population.start_epoch
+    monkeypatch.setattr(Population, "start_epoch", lambda self, **_: (played.append(self), real(self))[1])
     twin_readings(task, [3], tmp_path)
     run = played[-1].runs[0]
     assert run.ledger.phases["validation"].examples == len(run.splits.validation)

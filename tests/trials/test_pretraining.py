@@ -116,7 +116,7 @@ def test_running_statistics_of_a_host_come_along(tmp_path):
 
 
 def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
-    monkeypatch.setattr(Population, "train_epoch", lambda population: pytest.fail("trained again"))
+    monkeypatch.setattr(Population, "start_epoch", lambda population, **_: pytest.fail("trained again"))
     assert all_timeless(compare(found.config)) == all_timeless(found.done)
 
 
@@ -140,17 +140,16 @@ def test_a_damaged_trained_host_is_named(found, tmp_path):
 
 
 def test_a_host_that_breaks_while_it_is_trained_is_brought_back(tmp_path, monkeypatch):
-    train, epochs = Population.train_epoch, []
+    train, epochs = Population.start_epoch, []
 
     def break_the_first(population, **options):
-        readings = train(population, **options)
+        train(population, **options)
         epochs.append(len(epochs))
         if len(epochs) == 2:
             with torch.no_grad():
                 next(population.runs[0].model.host.parameters()).fill_(torch.nan)
-        return readings
 
-    monkeypatch.setattr(Population, "train_epoch", break_the_first)
+    monkeypatch.setattr(Population, "start_epoch", break_the_first)
     compare(configured(tmp_path, policies=["never"], seeds=2, pretrain=EPOCHS, task__epochs=2))
     for seed in (0, 1):
         state = load_file(tmp_path / runfolder.PRETRAINED / f"seed-{seed}.safetensors")

@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_under_suspicion_goes_on_from_the_last_epoch_abov
 
 def breaking(epoch):
     """A way to train in which the first host breaks in this epoch."""
-    train = Population.train_epoch
+    train = Population.start_epoch
 
     def trained(population, **options):
         if population.runs[0].epoch == epoch:
@@ -206,7 +206,7 @@ def breaking(epoch):
 @pytest.mark.parametrize("epochs", [3, 4, 5])
 def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
     """Stopped before it, right after it, and later: it is told once and the rest of the episode is the same."""
-    monkeypatch.setattr(Population, "train_epoch", breaking(3))
+    monkeypatch.setattr(Population, "start_epoch", breaking(3))
     whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
     grow(whole)
     stopped(cut, epochs)

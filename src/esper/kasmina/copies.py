@@ -30,8 +30,10 @@ class Copy(nn.Module):
 
     def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """The copy at full strength."""
+        # the gate first, as in `blend`: gradients are then added in the same order
+        weight = None if self.gate is None else self.gate(features).to(features.dtype)
         grown = self._grown(features, args, kwargs)
-        return grown if self.gate is None else torch.lerp(features, grown, self.gate(features).to(features.dtype))
+        return grown if weight is None else torch.lerp(features, grown, weight)
 
     def blend(self, features: Tensor, alpha: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """A share `alpha` of the copy; exactly the input at 0 and exactly `forward` at 1."""

@@ -263,7 +263,7 @@ class MorphogeneticModel(nn.Module):
             slot.alpha.fill_(0.0)
             yield
         finally:
-            slot.alpha.fill_(slot.state.alpha)
+            slot.assign(slot.state)
 
     @contextmanager
     def fossil_off(self, slot_id: str, number: int) -> Iterator[None]:

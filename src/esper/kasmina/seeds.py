@@ -21,8 +21,10 @@ class Seed(nn.Module):
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """The seed at full strength; what else the module before it was called with is not looked at."""
+        # the gate first, as in `blend`: gradients are then added in the same order
+        weight = None if self.gate is None else self.gate(features).to(features.dtype)
         grown = self._grown(features)
-        return grown if self.gate is None else torch.lerp(features, grown, self.gate(features).to(features.dtype))
+        return grown if weight is None else torch.lerp(features, grown, weight)
 
     def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """A share `alpha` of the seed; exactly the input at 0 and exactly `forward` at 1."""

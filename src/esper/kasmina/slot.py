@@ -85,9 +85,12 @@ class SeedSlot(nn.Module):
         return f"[{', '.join(grown)} {NOTE}]" if grown else ""
 
     def assign(self, state: SeedState) -> None:
-        """Take over a state: alpha and the seed's place in the output follow."""
+        """Take over a state: alpha and the seed's place in the output follow.
+
+        Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
+        """
         self.state = state
-        self.alpha.fill_(state.alpha)
+        self.alpha.fill_(1.0 if self.seed is None else state.alpha)
         self.is_in_output = state.stage in _IN_OUTPUT
 
     def plant(self, seed: AnySeed, state: SeedState) -> None:

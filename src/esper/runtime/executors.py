@@ -143,14 +143,14 @@ class _DeviceGraphs:
 
     def graphs(self, run: HostRun) -> dict[str, _Captured]:
         """The graphs of the structure that this host is in, so far."""
-        key = run, run.topology()
+        key = run, run.wiring()
         self._first.setdefault(run, key)
         self._kept[key] = found = self._kept.pop(key, {})
         return found
 
     def drop_spare(self) -> None:
         """Of too many structures, delete those that were used least lately."""
-        needed = {*self._first.values(), *((run, run.topology()) for run in self._first)}
+        needed = {*self._first.values(), *((run, run.wiring()) for run in self._first)}
         for key in [key for key in self._kept if key not in needed][:-_SPARE]:
             del self._kept[key]
 
@@ -295,8 +295,8 @@ def _parts(run: HostRun) -> set[Any]:
     parts: set[Any] = {run.task.name}
     for place, slot in enumerate(run.slots):
         parts |= {(place, name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)}
-        if slot.seed is not None:
-            parts.add((place, slot.state.blueprint_id, has_gate(slot.seed), slot.is_in_output))
+        if slot.seed is not None:  # which runs what a fossil runs, and blends it
+            parts |= {(place, slot.state.blueprint_id, has_gate(slot.seed)), (place, slot.is_in_output)}
     return parts
 
 

@@ -75,6 +75,9 @@ class HostRun:
         """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self._nothing = torch.zeros((), device=device)
+        self._live = [False] * len(self.slots)  # whether a slot's last module is a live seed
+        self._listed_live = torch.zeros(len(self.slots), dtype=torch.bool, pin_memory=device.type == "cuda")
+        self.live = self._listed_live.to(device, copy=True)  # the same where a captured step looks it up
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
         self.is_pruned = False  # whether this episode's fossils have been judged
@@ -104,10 +107,14 @@ class HostRun:
         self.ledger = Ledger(peak_params=self.model.total_params)
 
     def topology(self) -> tuple[Any, ...]:
-        """Equal exactly where one captured graph is right: the modules, each with the number of its optimiser state."""
+        """The modules, each with the number of its optimiser state, and what they are: host, fossil or seed."""
+        return self.wiring(), *(s.seed for s in self.slots)
+
+    def wiring(self) -> tuple[Any, ...]:
+        """Equal exactly where one captured graph is right, which is so before and after a seed is kept."""
         number = self._primed.get
         return self.model, *(
-            (s.seed, s.seed and number(s.seed), s.is_in_output, *((f, number(f)) for f in s.fossils))
+            (s.seed is None or s.is_in_output, *((m, number(m)) for m in (*s.fossils, s.seed) if m is not None))
             for s in self.slots
         )
 
@@ -117,6 +124,10 @@ class HostRun:
         if self.rates:
             self._listed_rates[: len(self.rates)] = torch.tensor(self.rates)
             self._placed_rates.copy_(self._listed_rates, non_blocking=True)
+        if self._live != (live := [slot.seed is not None for slot in self.slots]):
+            self._live = live
+            self._listed_live[:] = torch.tensor(live)
+            self.live.copy_(self._listed_live, non_blocking=True)
         self.taken.zero_()
         self.sums.zero_()
         self.step = 0
@@ -168,8 +179,23 @@ class HostRun:
         return torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None)
 
     def _clip(self) -> list[Tensor]:
-        """Clip host and seeds apart; the norms before clipping are readings."""
-        norms = [self._nothing if norm is None else norm for norm in self.model.clip_gradients(self.task.clip_norm)]
+        """Clip host and seeds apart; the norms before clipping are readings.
+
+        As `MorphogeneticModel.clip_gradients`, but what is a seed is looked up on the device: a captured step stays
+        right when a slot's last module, clipped by itself while it is a seed, becomes part of the host.
+        """
+        lasts = [[m for m in (*s.fossils, s.seed) if m is not None][-1:] for s in self.slots]
+        own = [[p.grad for last in one for p in last.parameters() if p.grad is not None] for one in lasts]
+        theirs = {id(gradient) for part in own for gradient in part}
+        parts = [[p.grad for p in self.model.parameters() if p.grad is not None and id(p.grad) not in theirs], *own]
+        each = iter(torch.stack(torch._foreach_norm([g for part in parts for g in part])).split([*map(len, parts)]))
+        rest, own = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split([1])
+        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, 0.0, own)]))
+        norms = [host, *torch.where(self.live, own, 0.0)]
+        factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(max=1.0)  # as torch clips
+        for part, factor in zip(parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True):
+            if part:
+                torch._foreach_mul_(part, factor)
         if self.scaler.is_enabled():  # an overflow skips its step, so it is no reading of the host
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
@@ -244,6 +270,7 @@ class HostRun:
                 self._primed[module] = self._primed.get(module, 0) + 1
         if self.is_compiled:
             compiling.compile_blocks(self.model)
+        if self.is_compiled or (self.amp is torch.bfloat16 and self.device.type == "cuda"):
             compiling.lay_out(self.optimizer)
 
 
