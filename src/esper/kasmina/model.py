@@ -48,6 +48,7 @@ class MorphogeneticModel(nn.Module):
         self.slot_config = fitting.complete_slots(host, slots)
         slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints or ())
         self.slots = nn.ModuleDict(slots_of)
+        self._listed = [slots_of[slot_id] for slot_id in self.slot_config.slot_ids]
         names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
         self.costs = fitting.price_list(self._ordered(), self.space, {s: self.site_of(s) for s in slots_of})
@@ -196,10 +197,10 @@ class MorphogeneticModel(nn.Module):
         return SlotChange(slot.slot_id, before, after)
 
     def _require_owned(self) -> None:
-        owned = {} if self.link is None else self.link.owners()
-        for slot in self._ordered():
-            if slot.seed is None:
-                continue
+        planted = [slot for slot in self._ordered() if slot.seed is not None]
+        owned = self.link.owners() if planted and self.link is not None else {}
+        for slot in planted:
+            assert slot.seed is not None
             orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
             slot.assign(slot.state.judged(optimizer_gate(orphans)))
             if orphans:
@@ -328,7 +329,7 @@ class MorphogeneticModel(nn.Module):
         return self.host.get_submodule(source_name(self.host, self.slot_config.modules[slot_id]))
 
     def _ordered(self) -> list[SeedSlot]:
-        return list(map(self.slots.__getitem__, self.slot_config.slot_ids))  # type: ignore[arg-type]
+        return self._listed
 
     def get_slot_reports(self) -> dict[str, SeedStateReport]:
         host_params = self.host_params + self.fossilized_params

@@ -1,5 +1,6 @@
 """The one rule for what may be done now. Masks, executors and policies ask here and nowhere else."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,16 +55,18 @@ def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
     """(blueprint, blend) indices that may be germinated in a slot now: `is_legal` for all of them at once."""
     if _refuse_place(view.reports[slot_id], view) is not None:
         return []
+    costs, room = view.costs, _room(view)
     return [
         (number, way)
         for number, blueprint in enumerate(view.space.blueprint_ids)
         for way, blend in enumerate(view.space.blends)
-        if blueprint is not None and _has_room(view.costs.get((slot_id, blueprint, blend)), view)
+        if (slot_id, blueprint, blend) in costs and costs[slot_id, blueprint, blend] <= room  # type: ignore[index]
     ]
 
 
-def _has_room(cost: int | None, view: GrowthView) -> bool:
-    return cost is not None and (view.budget is None or view.params_used + cost <= view.budget)
+def _room(view: GrowthView) -> float:
+    """Parameters that may still be added."""
+    return math.inf if view.budget is None else view.budget - view.params_used
 
 
 def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
@@ -85,7 +88,7 @@ def _refuse_germinate(slot: str, blueprint: str | None, blend: str, view: Growth
         fitting = ", ".join(sorted({b for s, b, _ in view.costs if s == slot})) or "none"
         place = f"slot {slot} with {report.kind} features of shape {report.feature_shape}"
         return errors.BlueprintMismatchError(f"blueprint {blueprint!r} does not fit {place}. Fitting here: {fitting}.")
-    if not _has_room(cost, view):
+    if cost > _room(view):
         needs = f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters"
         found = f"{needs}, but {view.params_used:,} of {view.budget:,} are used"
         return errors.BudgetExceededError(f"{found}. Choose a smaller blueprint, cull a seed, or raise the budget.")

@@ -150,6 +150,8 @@ class _DeviceGraphs:
 
     def drop_spare(self) -> None:
         """Of too many structures, delete those that were used least lately."""
+        if len(self._kept) <= _SPARE:
+            return
         needed = {*self._first.values(), *((run, run.wiring()) for run in self._first)}
         for key in [key for key in self._kept if key not in needed][:-_SPARE]:
             del self._kept[key]
@@ -174,26 +176,38 @@ class GraphedExecutor:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
         for run in runs:
             self._measured.pop(run, None)  # a promise that nobody kept
-        ready = [run for run in runs if _measuring(run) in self._device(run).graphs(run)]  # which is captured last
+        graphs = {run: self._device(run).graphs(run) for run in runs}
+        ready = [run for run in runs if _measuring(run) in graphs[run]]  # which is captured last
         changed = [run for run in runs if run not in ready]
-        calls = [self._begin(run, 2) for run in ready]  # drawing examples overlaps with the first steps of those before
+        calls = [self._begin(run, graphs[run], 2) for run in ready]  # drawing overlaps with first steps of those before
         self._replay([own[2:] for own in calls])
-        self._end_training(ready, then_measure)
+        self._end_training(ready, graphs, then_measure)
         for run in changed:
-            self._begin(run, None)
+            self._begin(run, graphs[run], None)
             self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
-        self._end_training(changed, then_measure)
-        scores = [self._device(run).graphs(run)["score"].result for run in runs]
+        self._end_training(changed, graphs, then_measure)
+        scores = [graphs[run]["score"].result for run in runs]
         calls.clear()
         if not then_measure:
             self._tidy()
         return scores
 
-    def _end_training(self, runs: Sequence[HostRun], then_measure: bool) -> None:
+    def _begin(self, run: HostRun, graphs: dict[str, _Captured], count: int | None) -> list[_Captured]:
+        """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
+        run.begin_epoch()
+        if "train" not in graphs:
+            self._captured(run, "score", partial(greedy_scores, run))
+            self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
+        calls = [graphs["score"], *[graphs["train"]] * run.plan.steps]
+        calls[0].stream.wait_stream(torch.cuda.current_stream(run.device))
+        self._replay([calls[:count]])
+        return calls
+
+    def _end_training(self, runs: Sequence[HostRun], graphs: dict[HostRun, Any], then_measure: bool) -> None:
         """Note where the training of these hosts ends; the measurement that was promised goes on behind it."""
         self._trained |= self._ends(runs)
         if then_measure:
-            calls = [self._device(run).graphs(run)[_measuring(run)] for run in runs]
+            calls = [graphs[run][_measuring(run)] for run in runs]
             self._replay([[call] for call in calls])
             ends = self._ends(runs)
             self._measured |= {run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)}
@@ -207,16 +221,6 @@ class GraphedExecutor:
     def wait(self, runs: Sequence[HostRun]) -> None:
         for run in runs:
             torch.cuda.current_stream(run.device).wait_event(self._trained[run])
-
-    def _begin(self, run: HostRun, count: int | None) -> list[_Captured]:
-        """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
-        run.begin_epoch()
-        score = self._captured(run, "score", partial(greedy_scores, run))
-        step = self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
-        calls = [score, *[step] * run.plan.steps]
-        self._device(run).lane(run).stream.wait_stream(torch.cuda.current_stream(run.device))
-        self._replay([calls[:count]])
-        return calls
 
     def _replay(self, calls: Sequence[Sequence[_Captured]]) -> None:
         """A few calls of each host in turn: a deep queue of one host would keep others out."""

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from esper.kasmina.settings import SlotChange
 from esper.leyline.stages import SeedStage
-from esper.runtime.host import EpochReading, HostRun
+from esper.runtime.host import EpochReading, HostRun, Pairs, copy_pairs, pair_tensors
 
 CLEARLY_BETTER = 2.0
 """Times chance (and four standard errors above it) that accuracy must have reached before guessing is a collapse."""
@@ -23,7 +22,7 @@ class Governor:
 
     def __init__(self, run: HostRun):
         self.run = run
-        self._live: list[torch.Tensor] = []
+        self._pairs: Pairs = {}
         self._good: dict[str, Any] = {}
         self.load((0.0, math.inf, 0, 0))
 
@@ -74,17 +73,17 @@ class Governor:
         """Remember the present as good, unless it is under suspicion."""
         keep_together([self])
 
-    def due_copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def due_copies(self) -> Pairs:
         """(kept, live) tensors that are still to be copied; a new structure is kept at once and leaves none."""
         if self.bad_checks:
-            return []
+            return {}
         if (topology := self.run.topology()) == self._topology:
             self._good.update(self.run.plain_state())
-            return list(zip(self._good["tensors"].values(), self._live, strict=True))
-        self._topology = topology
-        self._good = self.run.snapshot()
-        self._live = [value.detach() for value in self.run.tensors().values()]
-        return []
+            return self._pairs
+        self._topology, live = topology, self.run.tensors()
+        self._good = self.run.snapshot(live)
+        self._pairs = pair_tensors(self._good["tensors"].values(), live.values())
+        return {}
 
     def roll_back(self) -> list[SlotChange]:
         """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
@@ -104,9 +103,9 @@ class Governor:
 
 def keep_together(governors: Iterable[Governor]) -> None:
     """Let each remember its host's present: one copy per device and type, however many hosts."""
-    due: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for kept, live in (pair for governor in governors for pair in governor.due_copies()):
-        for tensors, one in zip(due.setdefault((live.device, live.dtype), ([], [])), (kept, live), strict=True):
-            tensors.append(one)
-    for both in due.values():  # mixed types would be copied one by one
-        torch._foreach_copy_(*both)
+    due: Pairs = {}
+    for governor in governors:
+        for kind, pairs in governor.due_copies().items():
+            for whole, part in zip(due.setdefault(kind, ([], [])), pairs, strict=True):
+                whole += part
+    copy_pairs(due)

@@ -1,5 +1,6 @@
 """One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 
 AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+Pairs = dict[Any, tuple[list[Tensor], list[Tensor]]]  # By kind of tensor.
 _MOMENTUM = 0.9
 
 
@@ -189,9 +191,9 @@ class HostRun:
         theirs = {id(gradient) for part in own for gradient in part}
         parts = [[p.grad for p in self.model.parameters() if p.grad is not None and id(p.grad) not in theirs], *own]
         each = iter(torch.stack(torch._foreach_norm([g for part in parts for g in part])).split([*map(len, parts)]))
-        rest, own = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split([1])
-        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, 0.0, own)]))
-        norms = [host, *torch.where(self.live, own, 0.0)]
+        rest, lives = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split([1])
+        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, 0.0, lives)]))
+        norms = [host, *torch.where(self.live, lives, 0.0)]
         factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(max=1.0)  # as torch clips
         for part, factor in zip(parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True):
             if part:
@@ -213,9 +215,9 @@ class HostRun:
             self.reading = replace(self.reading, epoch=self.epoch)
         self.epoch += 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, live: dict[str, Tensor] | None = None) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
-        tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
+        tensors = {name: value.detach().clone() for name, value in (live or self.tensors()).items()}
         rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
         return {"tensors": tensors, **self.plain_state(), **rest}
 
@@ -238,9 +240,8 @@ class HostRun:
         for parameter in [p for p in self.optimizer.state if id(p) not in known]:
             del self.optimizer.state[parameter]
         self.prime()
-        with torch.no_grad():
-            for name, value in self.tensors().items():
-                value.copy_(snapshot["tensors"][name])
+        live = self.tensors()
+        copy_pairs(pair_tensors(live.values(), [snapshot["tensors"][name] for name in live]))
         self.scaler.load_state_dict(snapshot["scaler"])
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
@@ -272,6 +273,21 @@ class HostRun:
             compiling.compile_blocks(self.model)
         if self.is_compiled or (self.amp is torch.bfloat16 and self.device.type == "cuda"):
             compiling.lay_out(self.optimizer)
+
+
+def pair_tensors(into: Iterable[Tensor], of: Iterable[Tensor]) -> Pairs:
+    """Tensors to copy into and those to copy, by kind: mixed ones would be copied one by one."""
+    pairs: Pairs = {}
+    for kept, live in zip(into, of, strict=True):
+        both = pairs.setdefault((kept.device, kept.dtype, live.device), ([], []))
+        both[0].append(kept.detach())
+        both[1].append(live.detach())
+    return pairs
+
+
+def copy_pairs(pairs: Pairs) -> None:
+    for into, of in pairs.values():
+        torch._foreach_copy_(into, of)
 
 
 def draws_random_numbers(host: nn.Module) -> bool:

@@ -117,6 +117,8 @@ def incubation_flops(slot: SeedSlot) -> int:
 
 def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
     """Forward FLOPs of a slot's fossils that are on, and of its live seed if it is in the output and `live` asks."""
+    if slot.seed is None and not slot.fossil_names:
+        return 0
     fossils = enumerate(zip(slot.fossil_names, slot.fossils, strict=True))
     flops = sum(slot.prices[name, has_gate(f)].flops for number, (name, f) in fossils if number not in slot.left_out)
     return flops + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)

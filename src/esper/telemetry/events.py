@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, dataclass_transform
 
 from esper.leyline.errors import SaveError
@@ -332,7 +332,7 @@ def finite(value: float | None) -> float | None:
 
 def to_record(event: Event) -> dict[str, Any]:
     """The event as plain data, ready for JSON."""
-    return {"type": type(event).__name__, **asdict(event)}
+    return {"type": type(event).__name__, **vars(event)}
 
 
 def from_record(record: dict[str, Any]) -> Event:
