@@ -24,7 +24,6 @@ CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, 
 
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
-    """One row per arm: what it cost and what it reached."""
     table = Table(title=Text(printable(title)))
     table.add_column("arm")
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
@@ -79,7 +78,6 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def names_table(title: str, known: Mapping[str, str]) -> Table:
-    """Names and a line about each."""
     table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -104,22 +102,18 @@ def round_line(event: RoundFinished, rounds: int) -> str:
 
 
 def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
-    """A round in full, and the best return so far."""
     table = Table(title=f"round {event.round + 1} of {rounds}", show_header=False)
     seeds = {name: getattr(event, name) for name in ("germinated", "fossilized", "culled")}
     seeds["alive"] = event.germinated - event.fossilized - event.culled
     speed, left = _pace(event, rounds)
-    for name, value in (
-        ("return", f"{event.mean_return:+.3f} (best {best:+.3f})"),
-        ("held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin"),
-        ("parameters", f"{event.params_share:.2f} x the host's"),
-        ("seeds", ", ".join(f"{count} {name}" for name, count in seeds.items())),
-        ("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items())),
-        ("reward parts", ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items())),
-        ("speed", speed),
-        ("time left", left),
-    ):
-        table.add_row(name, value)
+    table.add_row("return", f"{event.mean_return:+.3f} (best {best:+.3f})")
+    table.add_row("held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin")
+    table.add_row("parameters", f"{event.params_share:.2f} x the host's")
+    table.add_row("seeds", ", ".join(f"{count} {name}" for name, count in seeds.items()))
+    table.add_row("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items()))
+    table.add_row("reward parts", ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items()))
+    table.add_row("speed", speed)
+    table.add_row("time left", left)
     return table
 
 
@@ -140,16 +134,13 @@ def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinish
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """(arm, other) to be held against each other: every policy with the controls and with the policies before it.
-
-    Where all arms are controls, each with those before it. A network that follows an arm is held against that one only.
-    """
+    """(arm, other) to be held against each other: every policy with the controls and with the policies before it."""
     names = list(arms)
-    finals = {f"{kind} of {arm}": arm for kind in CONTROLS for arm in names}
+    finals = {f"{kind} of {arm}": arm for kind in CONTROLS for arm in names}  # each held against its own arm only
     others = [name for name in names if name not in finals]
     controls = [name for name in others if name.partition(":")[0] in CONTROLS]
     if not (tried := [name for name in others if name not in controls]):
-        controls, tried = [], others
+        controls, tried = [], others  # each control with those before it
     pairs = []
     for name in others:
         before = [*controls, *tried[: tried.index(name)]] if name in tried else []
@@ -158,7 +149,6 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
-    """One row per arm: what it reached and what it cost."""
     table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", overflow="fold")
     gap = ["to the\noracle"] if "oracle" in results["arms"] else []

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
+]
 Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
 
@@ -62,11 +65,6 @@ def report(
 
     write_report(runs, out)
     print(f"wrote {printable(str(out))}")
-
-
-DataRoot = Annotated[
-    Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
-]
 
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:

@@ -14,8 +14,7 @@ from typer.core import TyperCommand
 
 from esper.leyline.configuration import leaves, read_setting, read_value
 
-_NAMES = {"task.name": "--task", "reward.family": "--reward-family"}
-"""Options that are not called after the last part of their key."""
+_NAMES = {"task.name": "--task", "reward.family": "--reward-family"}  # Not called after the last part of their key.
 
 
 def options_of(*keys: str) -> dict[str, str]:
@@ -52,13 +51,11 @@ class Asked:
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command of `esper.cli.NAME`: its `OPTIONS`, the `CONFIG` that has their fields, and `play`.
-
-    The module loads torch, so it is imported when somebody asks for the options, not when commands are listed.
-    """
+    """A command of `esper.cli.NAME`: its `OPTIONS`, the `CONFIG` that has their fields, and `play`."""
 
     @cached_property
     def _inner(self) -> Any:
+        # the module loads torch, so it is imported when somebody asks for the options, not when commands are listed
         inner = typer.Typer(add_completion=False)
         inner.command()(_function(import_module(f"esper.cli.{self.name}")))
         return typer.main.get_command(inner)

@@ -67,14 +67,11 @@ def read_started(run: Path, command: str) -> dict[str, Any]:
 
 @contextmanager
 def stop_on_signals(patient: bool = False) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask for an orderly end; a second one ends at once, unless `patient`.
-
-    torchrun passes on what the terminal has sent already, so its ranks get everything twice.
-    """
+    """Ctrl-C and SIGTERM ask for an orderly end; a second one ends at once, unless `patient`."""
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if asked and not patient:
+        if asked and not patient:  # torchrun passes on what the terminal has sent already, so its ranks get it twice
             raise KeyboardInterrupt
         asked.append(number)
 

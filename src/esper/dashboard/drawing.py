@@ -176,7 +176,6 @@ def draw_reward(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
-    """Return, accuracy, twins and size, round by round."""
     curves = (
         ("return", "mean_return", "{:+.3f}".format, VIOLET),
         ("accuracy", "accuracy", "{:.2%}".format, GREEN),
@@ -189,7 +188,6 @@ def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_ops(moment: Moment, width: int, height: int) -> Picture:
-    """How often each op was chosen in the current round."""
     ops = moment.view.ops
     most = max(ops.values(), default=0) or 1
     names = [*OP_NAMES, *sorted(set(ops) - set(OP_NAMES))]

@@ -22,7 +22,6 @@ _TRAINING = ("name", "epoch_examples", "held_out", "batch", "clock", "compute", 
 
 
 def encode(value: Any) -> str:
-    """JSON of what `plain` makes of a value."""
     return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
@@ -40,7 +39,6 @@ def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
 
 
 def header(reader: RunReader) -> dict[str, Any]:
-    """What stands above a run."""
     view = reader.view
     known = {name: value for name, value in vars(summarise(reader)).items() if name != "path"}
     lived = max((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
@@ -147,7 +145,15 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
     name = str(task.get("name"))
     if view.kind == "ppo":
         arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
-        return [_taught(view, arm)] if view.rounds.rows else []
+        # episode by episode as long as the finished round is the newest, else its means
+        for host, episode in view.episodes.items() if view.closed[0] == view.round else ():
+            grown, twin, params = (episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
+            if grown is not None and twin is not None and params is not None:
+                arm.accuracy[host], arm.twins[host], arm.epochs = grown, twin, episode.epochs.last("epoch")
+                arm.params.append(params)
+        if not arm.accuracy:
+            arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
+        return [arm] if view.rounds.rows else []
     arms = []
     for result in view.results:
         policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}
@@ -156,18 +162,6 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
         if isfinite(result["test_accuracy"]):
             arms.append(Arm(policy, name, epochs, "test", own, training, accuracy, {}, [result["final_params"]]))
     return arms
-
-
-def _taught(view: RunView, arm: Arm) -> Arm:
-    """Episode by episode as long as the finished round is the newest, else its means."""
-    for host, episode in view.episodes.items() if view.closed[0] == view.round else ():
-        grown, twin, params = (episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
-        if grown is not None and twin is not None and params is not None:
-            arm.accuracy[host], arm.twins[host], arm.epochs = grown, twin, episode.epochs.last("epoch")
-            arm.params.append(params)
-    if not arm.accuracy:
-        arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
-    return arm
 
 
 def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:

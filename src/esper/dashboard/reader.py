@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any, BinaryIO
 
 from esper.dashboard.view import Episode, RunView
@@ -17,6 +18,7 @@ from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
 _LARGEST_CONFIG, _LARGEST_EVENTS, _TAIL = 2**20, 16 * SEGMENT, 4096
+Stamp = tuple[float, bool, list[tuple[int, int, int]]]  # When its last event was written; what changes with news.
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
@@ -143,20 +145,15 @@ def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float =
         if not is_whole and len(line) < LONGEST_LINE:
             return  # its rest is being written
         if is_whole:
-            record = {} if place.is_inside else _read_line(line)
+            record: dict[str, Any] = {}
+            with suppress(ValueError, RecursionError):
+                if not place.is_inside and isinstance(found := _decode(line.decode()), dict):
+                    record = found
             view.fold(record, rank)
             if record.get("type") == "RoundBegan" and record.get("round") == view.begun.get(rank):
                 place.rounds[view.begun[rank]] = place.offset
         place.is_inside = not is_whole
         place.offset += len(line)
-
-
-def _read_line(line: bytes) -> dict[str, Any]:
-    """The record on a line; empty where there is none."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(record := _decode(line.decode()), dict):
-            return record
-    return {}
 
 
 def _is_same(path: Path, place: Place) -> bool:
@@ -205,10 +202,6 @@ def find_runs(folder: Path) -> list[Path]:
         raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
 
 
-Stamp = tuple[float, bool, list[tuple[int, int, int]]]
-"""When a run's last event was written, and what changes when it has something new to tell."""
-
-
 def stamp_of(folder: Path) -> Stamp:
     """The stamp of a run; nothing of the run is read."""
     try:
@@ -222,24 +215,19 @@ def stamp_of(folder: Path) -> Stamp:
 def summarise(reader: RunReader) -> RunSummary:
     """A run in one line, as far as its reader has come."""
     view = reader.view
-    best = (_best_grown if view.kind == "run" else _best_round)(view)
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
     age = max(0.0, time.time() - max(times)) if times else None
     task, policy = str(view.config.get("task", {}).get("name", "")), str(view.config.get("policy", ""))
     what = reader.folder.resolve().name, reader.folder, view.kind, task, policy if view.kind == "run" else "ppo"
-    return RunSummary(*what, reader.status(), *reader.progress(), *best, age, view.events)
+    return RunSummary(*what, reader.status(), *reader.progress(), *_best(view), age, view.events)
 
 
-def _best_grown(view: RunView) -> tuple[float | None, int | None]:
+def _best(view: RunView) -> tuple[float | None, int | None]:
+    last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
+    known = [(accuracy, int(params)) for accuracy, params in last if params is not None]
+    if view.kind != "run":
+        best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
+        return best, round(fmean(params for _, params in known)) if known else None
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
-    if not found:
-        last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
-        known = [(accuracy, int(params)) for accuracy, params in last if params is not None]
-        found = [pair for pair in known if pair[0] is not None] or known[:1]  # one's own loop may have no accuracy
-    return max(found, default=(None, None))
-
-
-def _best_round(view: RunView) -> tuple[float | None, int | None]:
-    sizes = [size for episode in view.episodes.values() if (size := episode.epochs.last("params")) is not None]
-    best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
-    return best, round(sum(sizes) / len(sizes)) if sizes else None
+    # one's own loop may have no accuracy
+    return max(found or [pair for pair in known if pair[0] is not None] or known[:1], default=(None, None))

@@ -45,11 +45,9 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0
-"""Seconds between looks at a run that is running, at one that is not, and between heartbeats."""
+TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0  # Seconds between looks: running, not running; between heartbeats.
 KEPT_SECONDS = 60.0  # How long a run stays in memory after somebody looked at it alone.
-PATIENCE, MOST_CONNECTIONS = 10.0, 1000
-"""Seconds in which a request must be there, or an answer go on being taken; connections at a time."""
+PATIENCE, MOST_CONNECTIONS = 10.0, 1000  # Seconds that a request may take, or an answer stand still; connections.
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -125,8 +123,7 @@ class Feed:
     def __init__(self, folder: Path):
         self.folder, self.lock, self.looked = folder, Lock(), -inf
         self.reader: RunReader | None = None
-        self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}
-        """what the list tells, as it was when the run had this stamp"""
+        self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}  # the list's row, as of the stamp
         self.stamp: Stamp | None = None
         self.glance: asyncio.Task[None] | None = None
         self.asked = -inf  # when somebody last looked at this run alone

@@ -66,8 +66,7 @@ class SeedSpan:
     slot: str
     module: str | None  # the host's name of the place
     blueprint: str | None
-    stages: list[tuple[str, int]] = field(default_factory=list)
-    """(stage, epoch it began), in order; those behind CULLED tell how the slot became free again"""
+    stages: list[tuple[str, int]] = field(default_factory=list)  # (stage, its first epoch); those behind CULLED too
     end: int | None = None
     fate: str | None = None  # the epoch it was FOSSILIZED or CULLED, and which; None is alive
     removed: int | None = None  # the epoch in which late pruning removed the fossil
@@ -93,8 +92,7 @@ class Episode:
     actions: int = 0  # those that were refused included
     acted: int = -1  # epoch of the newest action
     rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
-    unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """slot -> verdicts about a seed that has not germinated yet"""
+    unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # slot -> verdicts before a seed germinated
 
     @property
     def has_begun(self) -> bool:
@@ -112,8 +110,6 @@ class Episode:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One event for people."""
-
     number: int  # counts all events of the run from 0
     kind: str
     round: int
@@ -134,16 +130,14 @@ class RunView:
     seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
     first_ratio_gap, entropy.HEAD, clip.HEAD"""
     episodes: dict[int, Episode] = field(default_factory=dict)  # the newest of each host
-    results: list[dict[str, Any]] = field(default_factory=list)
-    ledgers: list[dict[str, Any]] = field(default_factory=list)
-    anomalies: list[dict[str, Any]] = field(default_factory=list)
-    worth: list[dict[str, Any]] = field(default_factory=list)
-    """records of ArmFinished, LedgerClosed, AnomalyFound and GrowthReported"""
+    results: list[dict[str, Any]] = field(default_factory=list)  # records of ArmFinished
+    ledgers: list[dict[str, Any]] = field(default_factory=list)  # of LedgerClosed
+    anomalies: list[dict[str, Any]] = field(default_factory=list)  # of AnomalyFound
+    worth: list[dict[str, Any]] = field(default_factory=list)  # of GrowthReported
     events: int = 0
     unknown: int = 0  # records folded, and those of them that were not understood
     begun: dict[int, int] = field(default_factory=dict)  # rank -> the round that it plays
-    chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """rank -> ops chosen in that round so far"""
+    chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # rank -> ops so far
     closed: tuple[int, dict[str, int]] = (-1, {})  # the newest finished round and its ops
     newest: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     """number, round and record of the newest events"""

@@ -45,8 +45,6 @@ class Panel(VerticalScroll):
 
 
 class WatchApp(App[None]):
-    """One run, all panels."""
-
     CSS_PATH = "watch.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
@@ -138,7 +136,6 @@ class WatchApp(App[None]):
 
 
 def watch(folder: Path) -> None:
-    """Follow the run in a folder until somebody quits."""
     app = WatchApp(open_run(folder))
     if not (sys.__stdin__ and sys.__stdin__.isatty()):
         raise SettingError("esper watch needs a terminal; `esper runs` prints without one.")
