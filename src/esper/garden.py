@@ -38,8 +38,7 @@ from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
 from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed
 
-Evaluate = Callable[[], Tensor]
-"""Held-out values, one per example, from the model as it stands; called with the model in eval mode."""
+Evaluate = Callable[[], Tensor]  # Held-out values, one per example, of the model as it stands, in eval mode.
 
 
 def inspect(model: nn.Module, example: Example) -> list[Place]:
@@ -140,8 +139,7 @@ class Garden:
         self.average: keeping.Average | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []  # on steps of the optimisers
         self._follower = processes.Follower(model)
-        self._is_split = self._is_passed_by = False
-        """whether every process measures examples of its own; you train a compiled copy"""
+        self._is_split = self._is_passed_by = False  # processes have examples of their own; a compiled copy is trained
         self._evaluate: Evaluate | None = None  # what the last step measured with
         self.run: str | None = None  # name of the run that was last recorded, which its folder has too
         self._recorder: keeping.Recorder | None = None
@@ -338,12 +336,9 @@ class Garden:
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
-        """Losses (lower is better) of all processes' examples, and the sign that turns them back into the user's scale.
-
-        `is_base` tells whether processes have examples of their own; those that all of them measured count once.
-        """
+        """Losses (lower is better) of all processes' examples, and the sign that turns them back into your scale."""
         parts, signs = zip(*processes.gather(partial(self._own_values, evaluate)), strict=True)
-        if is_base:
+        if is_base:  # whether processes have examples of their own; those that all of them measured count once
             alike = [p.shape == parts[0].shape and torch.allclose(p, parts[0], rtol=1e-3) for p in parts]
             self._is_split = self._is_split or not all(alike)  # once is enough: all may be right by chance
         return torch.cat(parts) if self._is_split else parts[0], signs[0]

@@ -89,10 +89,7 @@ def settle_optimizer(garden: "Garden") -> None:
 
 
 class Recorder:
-    """Writes a garden's events until it is closed, or the process ends. The folder holds its history, no more.
-
-    So a garden that was saved, loaded and recorded to the folder of its run loses there what it has lost in memory.
-    """
+    """Writes a garden's events until it is closed, or the process ends. The folder holds its history, no more."""
 
     def __init__(self, garden: "Garden", folder: Path, track: Sequence[TrackerName]):
         require_trackers(track)
@@ -104,6 +101,7 @@ class Recorder:
                 runfolder.require_fresh(folder)
             self.run = garden.run if is_known else secrets.token_hex(8)
             config = _describe_start(garden) | {"run": self.run}
+            # what a garden has lost in memory, as an earlier save was loaded, the folder of its run loses too
             past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
             with runfolder.begun(folder, config):
                 write_durably(folder / runfolder.EVENTS, "".join(past).encode())

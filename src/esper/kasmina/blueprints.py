@@ -18,15 +18,11 @@ from esper.leyline.errors import BlueprintError, BlueprintMismatchError, Unknown
 from esper.leyline.own import enter
 
 KINDS = {4: "image", 3: "sequence", 2: "vector"}  # Rank of a slot's features, batch included -> kind of blueprint.
-
 SHAM = "sham"  # The blueprint without parameters or effect.
-
 COPY, COPY_ZERO = "copy", "copy_zero"  # A copy of the slot's own module; the second is the identity at birth.
-
 Shape = tuple[int, ...]
 AnySeed = seeds.Seed | seeds.Sham | Copy
-Builder = Callable[..., nn.Module]
-"""From the number of channels, and the `Site` if it has a parameter `site`, to the body of a seed."""
+Builder = Callable[..., nn.Module]  # From the number of channels, and the `Site` if it asks for it, to a seed's body.
 
 
 def channels_of(kind: str, shape: Shape) -> int:
@@ -46,8 +42,6 @@ class BlueprintTraits:
 
 @dataclass(frozen=True)
 class BlueprintCost:
-    """Price of one seed at one slot."""
-
     params: int
     flops: int  # multiply-adds count twice; one example, forward
 

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint, Shape
+from esper.kasmina.blueprints import REGISTRY, SHAM, Shape
 from esper.kasmina.copies import Copy, Site
 from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
@@ -38,23 +38,20 @@ def check_blueprint(
     site = None if module is None else Site(module, nn.ModuleList([module]))
     try:
         with own_randomness(0):
-            _check_seed(blueprint, shape, what, site, causal and kind == "sequence")
+            features, target = torch.randn(4, *shape), torch.randn(4, *shape)
+            seed = blueprint.build_seed(shape, site=site)
+            if probe_deviation(seed, features, name) != 0.0 and not isinstance(seed, Copy):
+                raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
+            is_causal = causal and kind == "sequence" and not isinstance(seed, Copy)
+            _check_outputs(_awake(seed), features, what, is_causal)
+            cost = blueprint.cost_at(shape, False, site) if blueprint.inherits and site else blueprint.cost(shape)
+            refuse_mispriced(seed, name, cost.params)
+            if name != SHAM:
+                _check_alive(seed, features, target, what)
     except (RuntimeError, ValueError, TypeError) as problem:
         if isinstance(problem, BlueprintError):
             raise
         raise BlueprintError(f"{what} does not work on features of shape {shape}: {problem}") from problem
-
-
-def _check_seed(blueprint: Blueprint, shape: Shape, what: str, site: Site | None, is_causal: bool) -> None:
-    features, target = torch.randn(4, *shape), torch.randn(4, *shape)
-    seed = blueprint.build_seed(shape, site=site)
-    if probe_deviation(seed, features, blueprint.name) != 0.0 and not isinstance(seed, Copy):
-        raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
-    _check_outputs(_awake(seed), features, what, is_causal and not isinstance(seed, Copy))
-    cost = blueprint.cost_at(shape, False, site) if blueprint.inherits and site else blueprint.cost(shape)
-    refuse_mispriced(seed, blueprint.name, cost.params)
-    if blueprint.name != SHAM:
-        _check_alive(seed, features, target, what)
 
 
 def _awake(seed: nn.Module) -> nn.Module:

@@ -27,17 +27,13 @@ SOURCE = "grown.py"
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
-    """A copy of the host with its fossils built in and every unfinished seed left out.
-
-    Copies become members of the list that their originals stand in; where that is impossible, and for all other
-    fossils, the module before them runs them from a hook.
-    """
+    """A copy of the host with its fossils built in and every unfinished seed left out."""
     grown = copy.deepcopy(model, copies.detached_memo(model))
     remove_slots(grown.host, runs=False)
     for slot, site in [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]:
         hooks = site._forward_hooks
         own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
-        try:
+        try:  # copies become members of their original's list where they can; all else runs from a hook of the site
             fossils = [(fossil, _becomes_member(slot, fossil)) for fossil in slot.fossils]
             natives.place_fossils(grown.host, site, fossils, partial(_graft, site, own))
         except ValueError as problem:
@@ -81,10 +77,7 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
 
 
 def render_source(model: MorphogeneticModel, digest: str) -> str:
-    """A module that holds the sources of all fossils and a `graft` function; every name goes through `repr`.
-
-    `digest` is the sha256 of the weights beside it, which `graft` checks.
-    """
+    """Source of all fossils and of `graft`, which checks the weights' sha256, `digest`; names go through `repr`."""
     table: list[tuple[str, str, list[tuple[Any, ...]]]] = []
     own: dict[tuple[str, str], str] = {}
     for slot_id in model.slot_config.slot_ids:
@@ -125,11 +118,7 @@ def _builder_source(kind: str, name: str) -> str:
 
 
 def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
-    """Run the generated code here and compare what it builds with ours: a file that cannot work is never written.
-
-    Fossils are compared by what they compute. A copy runs with its original's arguments, which nobody has here: the
-    rebuilt network has the same modules, and takes the harvested weights.
-    """
+    """Run the generated code here and compare what it builds with ours: a file that cannot work is never written."""
     scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
     slots = {model.slot_config.modules[slot_id]: model.slot(slot_id) for slot_id in model.slot_config.slot_ids}
     unequal: list[str] = []
@@ -139,6 +128,7 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         remove_slots(fresh)
         built = scope["build"](fresh)
         for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True):
+            # a copy runs with its original's arguments, which nobody has here: modules and weights are compared
             if not any(entry[5] for entry in entries) and not _are_equal(seeds.Fossils(*stack), slots[name]):
                 unequal.append(slots[name].slot_id)
         scope["place"](fresh, built)

@@ -24,8 +24,7 @@ class Inheritance:
 
     problem: str | None = None  # why it cannot be copied; None if it can
     zero_problem: str | None = "it was not looked for"  # why no copy of it is the identity; None if one is
-    zeroed: Mapping[str, float] = field(default_factory=dict)
-    """layers to zero for that, with the value of their weights"""
+    zeroed: Mapping[str, float] = field(default_factory=dict)  # layers to zero for that, and the value of their weights
     flops: int = 0  # of one example forward through the copy
     deviation: float = 0.0  # how far it moves its own output
     is_native: bool = False  # whether a copy can stand behind it in the list that both are in
@@ -33,6 +32,7 @@ class Inheritance:
 
 Run = Callable[[nn.Module], Tensor]
 Zeroed = dict[str, float]
+Reasons = dict[str, str | None]
 
 
 def study_copies(
@@ -101,10 +101,9 @@ def _study_zero(host: nn.Module, source: str, call: Call, so_far: Inheritance, k
 
 
 def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
-    """The last layer of each residual branch, and the value of its weights at which it gives zeros.
+    """The last layer of each residual branch, and its weights' value that gives zeros; ValueError if there is none.
 
     `run` calls a module on `features`, as the network does. Works on `body` in place, which becomes the identity.
-    Raises ValueError with the reason if no such layers exist.
     """
     layers = _layers_in_order(body, run)
     for parameter in filter(Tensor.is_floating_point, body.parameters()):
@@ -155,9 +154,6 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
             if not any(loudest):
                 return value
     raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
-
-
-Reasons = dict[str, str | None]
 
 
 class Tap(nn.Module):

@@ -14,15 +14,13 @@ from torch import nn
 _COUNT = re.compile(r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)")
 """fields that say how long a list is"""
 _PER_MEMBER = re.compile(r"layer|block|type")  # lists with one entry per member
-_NUMBER = re.compile(r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)")
-"""attributes that say which member this is"""
+_NUMBER = re.compile(r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)")  # says which member this is
 _FLAGS = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 _ABSENT = "nothing"
 
 Layout = Sequence[tuple[int, nn.Module]]  # Members in order, each with the place that it, or its original, had before.
 Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
-Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]
-"""Configurations, each with the sets of its fields that may count the members."""
+Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]  # Configurations, each with sets of fields that may count.
 Differences = set[tuple[str, Any, Any]]  # What, in this network, in the one that its configuration builds.
 
 
@@ -60,10 +58,7 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
 
 
 def place_fossils(host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft) -> None:
-    """Build the fossils of one module into its host, each with whether it becomes a member behind the one before.
-
-    The others are grafted on the member that they come after.
-    """
+    """Build a module's fossils into its host: members behind the one before, or grafted on the one they come after."""
     bodies, groups = [], list[list[nn.Module]]([[]])
     for fossil, is_native in fossils:
         if is_native:

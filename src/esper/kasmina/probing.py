@@ -16,8 +16,7 @@ from esper.kasmina.natives import source_name
 from esper.leyline.errors import HostError, UnknownNameError
 
 _WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
-Example = Tensor | Sequence[Any] | Mapping[str, Any]
-"""One batch as the model takes it: a tensor, positional arguments, or keyword arguments."""
+Example = Tensor | Sequence[Any] | Mapping[str, Any]  # One batch: a tensor, positional or keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # Positional and keyword arguments, output.
 
 

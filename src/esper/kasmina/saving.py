@@ -55,10 +55,7 @@ def save_network(
 
 
 def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> tuple[Rebuilt, Tensors | None, Plain]:
-    """Rebuild what `save_network` wrote around a fresh host; `check` may refuse `extra`, the caller's own part.
-
-    Whatever is wrong, the host is as before: nothing is attached to it and no weight of it changed.
-    """
+    """Rebuild a save around a fresh host, which is as before if anything is wrong; `check` may refuse `extra`."""
     facts, paths, average = _read(folder)
     rebuilt = rebuild_network(host, facts, paths, folder / MANIFEST, lambda: check(facts["extra"]))
     return rebuilt, average, facts["extra"]
@@ -67,10 +64,7 @@ def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -
 def restore_network(
     model: MorphogeneticModel, folder: Path, check: Callable[[Plain], None]
 ) -> tuple[OptimizerSnapshot | None, Tensors | None, Plain]:
-    """Turn a network into the one that `save_network` wrote, in place; its settings and limits stay its own.
-
-    Refused with all as it was if the save does not fit. Whoever calls puts the snapshot into an attached optimiser.
-    """
+    """Become what was saved, in place, or refuse with all as it was; settings and limits stay the network's own."""
     facts, paths, average = _read(folder)
     with fitting(folder / MANIFEST):
         saved, own = facts["network"], describe_network(model)[0]["network"]
@@ -87,7 +81,7 @@ def restore_network(
             model.link.release(model.slots.parameters())
         model.read_gradients()  # those since the last step are of a network that goes
         _fill(model, saved, paths)
-        return snapshot, average, facts["extra"]
+        return snapshot, average, facts["extra"]  # whoever calls puts the snapshot into an attached optimiser
 
 
 def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:

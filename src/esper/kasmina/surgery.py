@@ -17,8 +17,7 @@ PER_GROUP_SCHEDULERS = (
 
 Originals = Mapping[nn.Parameter, nn.Parameter]
 Group = tuple["OptimizerLink", int]
-LOW_RATE = 0.1
-"""From this share of the peak rate down a new seed learns little, and held-out losses tell what a fossil is worth."""
+LOW_RATE = 0.1  # From this share of the peak down a new seed learns little, and losses tell what a fossil is worth.
 
 
 def is_low(rate: float, peak: float) -> bool:
@@ -43,11 +42,7 @@ class OptimizerLink:
         seed_lr: float = 1.0,
         follows_rates: bool = True,
     ):
-        """`sources` are the modules that a copy in each slot would copy.
-
-        `follows_rates` watches every step: `note_gradients`, the seeds' rates, the hint about low rates. It is off
-        where the rates are tensors on a device, which nobody may read back inside an epoch.
-        """
+        """`sources` are the modules that a copy in each slot would copy; `follows_rates` watches every step."""
         self.optimizer, self.scheduler, self.seed_lr, self.sources = optimizer, scheduler, seed_lr, sources
         self.others: tuple[OptimizerLink, ...] = ()
         known = {id(parameter) for parameter in host.parameters()}  # what grew would make another group the largest
@@ -65,7 +60,7 @@ class OptimizerLink:
         self.follows_rates, self.steps = follows_rates, 0
         self.note_gradients: Callable[[], None] = lambda: None
         self._handles = list[torch.utils.hooks.RemovableHandle]()
-        if follows_rates:
+        if follows_rates:  # not where rates are tensors on a device, which nobody may read back inside an epoch
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(lambda *_: self._follow(1.0)))
 
@@ -95,13 +90,10 @@ class OptimizerLink:
     def adopt(
         self, slot_id: str, parameters: Iterable[nn.Parameter], originals: Originals, *, is_host: bool = False
     ) -> None:
-        """A seed is planted: its parameters start without history, each in the slot's group like its original's.
-
-        With `is_host` they are a fossil's that is older than this optimiser, and join the original's group itself.
-        """
+        """A seed is planted: its parameters start without history, each in the slot's group like its original's."""
         owner = self.owners()
         for parameter in parameters:
-            if is_host and id(parameter) in owner:
+            if is_host and id(parameter) in owner:  # of a fossil older than this optimiser: joins its original's group
                 continue
             link, like = owner.get(id(originals.get(parameter))) or self._choose(slot_id, parameter, owner)
             own = link.groups[slot_id]
