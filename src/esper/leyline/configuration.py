@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from esper.leyline.errors import CONTROLS, SettingError
 
-MOST, _LONGEST = 10**9, 2**20
-"""Largest number of a setting that does not name its own; letters of the longest file of settings."""
+MOST, _LONGEST = 10**9, 2**20  # Largest number where a setting names none; letters of the longest file of settings.
 
 
 class Configuration(BaseModel):

@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 
 from esper.leyline.errors import SaveError
 
-Content = bytes | Callable[[Path], None]
-"""What a file is to hold, or a function that writes it to the path that it is given."""
+Content = bytes | Callable[[Path], None]  # What a file is to hold, or a function that writes it to a given path.
 MOST_BYTES = 2**27  # A file that is read whole and larger than this is none of ours.
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
@@ -198,6 +197,5 @@ def read_plain(path: Path) -> bytes:
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a regular file."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,6 @@ from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, 
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
 MIN_CULL_AGE = 1  # Epochs a seed must train before it may be culled.
-
 _SIGMOID_STEEPNESS = 10.0
 
 
@@ -18,10 +17,8 @@ _SIGMOID_STEEPNESS = 10.0
 class StageLengths:
     """How many epochs each stage lasts when nobody intervenes."""
 
-    training: int = 0
-    """closed-loop incubation before blending; 0 starts to blend at once, which did better in our measurements"""
-    ramp: int = 1
-    """epochs from alpha 0 to alpha 1; 1 means fully blended in from the first epoch, 0 kept at once, unmeasured"""
+    training: int = 0  # incubation before blending; 0 starts to blend at once, which did better in our measurements
+    ramp: int = 1  # epochs from alpha 0 to 1; 1 is fully blended in from the first epoch, 0 kept at once, unmeasured
     probation: int = 1  # measured epochs at full strength before a seed is kept
     embargo: int = 3  # epochs a slot stays closed after a cull
     resetting: int = 1  # epochs between embargo and the next chance

@@ -16,8 +16,7 @@ from esper.leyline.files import digest
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-IMPORTED: dict[str, str] = {}
-"""What `--import` brought in: name of the file or the module -> SHA-256 of the file. Runs note it."""
+IMPORTED: dict[str, str] = {}  # What `--import` brought in: file or module -> SHA-256 of the file. Runs note it.
 
 
 def enter(known: dict[Key, Value], what: str, key: Key, value: Value, replace: bool = False) -> Value:

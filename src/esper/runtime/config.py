@@ -81,8 +81,6 @@ class TaskConfig(Configuration):
 
 
 class TelemetrySettings(Configuration):
-    """How much is written down."""
-
     level: Literal["off", "minimal", "normal", "debug"] = "normal"
     """off, rounds only, seeds and epochs too, every decision too"""
     track: tuple[TrackerName, ...] = ()

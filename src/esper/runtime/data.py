@@ -50,12 +50,8 @@ def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_
 
 
 def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -> Splits:
-    """Python sources of this installation, bytes: its standard library and packages, at most `size` of them.
-
-    Files come in an order that their paths decide, each content once. Its digest decides whether a file is for training
-    (90 %), validation or test, so that no text is in two splits.
-    """
-    texts: dict[bytes, bytes] = {}
+    """Python sources of this installation, bytes: its standard library and packages, at most `size` of them."""
+    texts: dict[bytes, bytes] = {}  # each content once
     room = size
     for path in _find_sources():
         try:
@@ -68,7 +64,7 @@ def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -
         if not room:
             break
     whole, parts = hashlib.sha256(), [bytearray() for _ in range(3)]
-    for key, text in texts.items():
+    for key, text in texts.items():  # its digest decides: 90 % training, validation or test; no text is in two splits
         whole.update(key)
         parts[max(0, key[0] % 20 - 17)] += text
     splits = [TokenSplit(torch.frombuffer(part or bytearray(1), dtype=torch.uint8), context) for part in parts]

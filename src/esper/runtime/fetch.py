@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 
 from esper.leyline.errors import DataError, UnknownNameError
 
-_TIMEOUT, _RETRIES = 30.0, 2
-"""Seconds without a byte after which a server counts as gone; further attempts, each from the start."""
+_TIMEOUT, _RETRIES = 30.0, 2  # Seconds without a byte until a server counts as gone; further attempts.
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class RemoteFile:
     url: str
     path: str
     checksum: str | None = None  # algorithm:hex digits; None where none is published
-    members: Mapping[str, str] = field(default_factory=dict)
-    """for an archive: what must come out of it, path under the data root -> checksum"""
+    members: Mapping[str, str] = field(default_factory=dict)  # of an archive: path under the data root -> checksum
 
 
 _CIFAR10 = RemoteFile(

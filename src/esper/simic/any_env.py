@@ -22,8 +22,8 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo.heads import Head, HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 
-Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None
-"""flat [N, sum of choices], or one array per head, [N, size] or with a row per earlier choice"""
+Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None  # flat, or per head [N, size] or [N, rows, size]
+_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype", "start"), "MultiBinary": ("n",)}
 
 
 def learn(
@@ -223,9 +223,6 @@ class ActionCodec:
             found = f"the mask of head {head.name!r} has shape {tuple(mask.shape)}"
             raise MaskError(f"{found}; it must be [{count}, {head.size}]{by_row}.")
         return mask
-
-
-_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype", "start"), "MultiBinary": ("n",)}
 
 
 @dataclass(frozen=True)

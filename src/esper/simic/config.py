@@ -18,8 +18,6 @@ MOST_WIDTH = 16384
 
 
 class PPOSettings(Configuration):
-    """How the policy learns from a rollout."""
-
     epochs: int = Field(10, ge=1)
     """passes over one rollout"""
     minibatches: int = Field(8, ge=1)
@@ -83,8 +81,6 @@ class PPOConfig(PPOSettings):
 
 
 class RewardConfig(Configuration):
-    """What a decision earns."""
-
     family: str | None = None
     """contribution, loss, compute or your own; see esper list"""
     weights: dict[str, float] = Field(default_factory=dict)
@@ -92,15 +88,11 @@ class RewardConfig(Configuration):
 
 
 class TrainingTelemetry(TelemetrySettings):
-    """How much is written down."""
-
     escalation_rounds: int = Field(3, ge=1)
     """rounds at debug, the one that an anomaly is found in included"""
 
 
 class TrainingConfig(HostsConfig):
-    """One training run of a growth policy."""
-
     reward: RewardConfig = RewardConfig()
     """what a decision earns"""
     ppo: PPOSettings = PPOSettings()

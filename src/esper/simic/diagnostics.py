@@ -10,14 +10,11 @@ from torch import Tensor
 
 from esper.simic.team import Team
 
-_LIMIT = 80.0
-"""Log-ratios are clamped to this for the records, so that they stay finite; the loss sees them as they are."""
+_LIMIT = 80.0  # Log-ratios are clamped to this for the records, which stay finite; the loss sees them as they are.
 
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """One head in one update."""
-
     loss: float
     entropy: float  # mean where the head had a choice, 0 to 1
     clip_fraction: float
@@ -49,18 +46,15 @@ class RatioExplosionDiagnostic:
     def of(
         cls, log_ratios: Tensor, hosts: Tensor, begins: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5
     ) -> Self:
-        """Look through log-ratios [heads, R, T] of `hosts`, each from the step `begins` on; NaN counts as worst of all.
-
-        A decision that is outside only as a whole is named by the head that moved most. Rows may come once per pass;
-        each choice is named once, at its worst.
-        """
+        """Look through log-ratios [heads, R, T] of `hosts`, each from the step `begins` on; NaN is worst of all."""
         size = torch.nan_to_num(log_ratios.abs(), nan=math.inf)
         bound = math.log(limit)
         whole = torch.nan_to_num(log_ratios.sum(0).abs(), nan=math.inf)
+        # a decision that is outside only as a whole is named by the head that moved most
         outside = (size > bound) | ((whole > bound) & (size == size.amax(0)))
         passes = int(hosts.bincount().max()) if len(hosts) else 0
         order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices
-        worst: dict[tuple[int, int, int], WorstRatio] = {}
+        worst: dict[tuple[int, int, int], WorstRatio] = {}  # each choice once, at its worst, whatever the passes
         for head, row, step in torch.stack(torch.unravel_index(order, size.shape), 1).tolist():
             key = (int(hosts[row]), int(begins[row]) + step, head)
             if outside[head, row, step] and key not in worst and len(worst) < top:
@@ -71,8 +65,6 @@ class RatioExplosionDiagnostic:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """What one PPO update did."""
-
     policy_loss: float
     value_loss: float
     entropy: float  # mean over heads
@@ -82,8 +74,7 @@ class UpdateRecord:
     ratio_std: float
     ratio_max: float
     ratio_min: float  # joint ratio of whole decisions over all passes
-    first_ratio_gap: Mapping[str, float]
-    """largest |ratio - 1| of the first minibatch, per head and joint: what acting and learning disagree by"""
+    first_ratio_gap: Mapping[str, float]  # of the first minibatch, |ratio - 1| at most: acting against learning
     first_worst: WorstRatio | None  # the decision that they disagree most about; None where they agree to the bit
     approx_kl: float  # of the last minibatch looked at
     clip_fraction: float
@@ -91,8 +82,7 @@ class UpdateRecord:
     gradient_norm: float
     steps: int  # optimiser steps taken
     skipped_steps: int  # steps left out because of gradients that were not finite
-    stale_state_error: float
-    """mean squared difference, after the last step, between stored and recomputed state where episodes go on"""
+    stale_state_error: float  # mean squared gap of stored to recomputed state, in the end, where episodes go on
     lr: float
     entropy_weight: float
     decisions: int

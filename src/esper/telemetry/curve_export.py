@@ -18,8 +18,7 @@ from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
 
 TrackerName = Literal["tensorboard", "wandb"]
-_LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}
-"""Fields that say which event or decision it is; they make no curve."""
+_LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}  # They say which event it is, and make no curve.
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
@@ -88,14 +87,12 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
 
 
 class TrackingSink(Sink):
-    """Passes numbers to trackers as well, whatever the level of the records on disk.
-
-    Trackers open with the first number, so a refused start leaves nothing; they note the `config` beside the numbers.
-    """
+    """Passes numbers to trackers as well, whatever the level of the records on disk."""
 
     def __init__(self, path: Path, telemetry: TelemetryConfig, names: Sequence[TrackerName], config: Mapping[str, Any]):
         super().__init__(path, telemetry)
         self._config = config
+        # each opens with the first number, so that a refused start leaves nothing
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
     def write(self, event: Event) -> None:

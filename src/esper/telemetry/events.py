@@ -9,8 +9,7 @@ from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
 
-ACTION_TAKEN = "ACTION_TAKEN"
-"""Type of the record that every decision leaves at debug; from raw indices and tables, so that nothing is built."""
+ACTION_TAKEN = "ACTION_TAKEN"  # The record of every decision at debug; from raw indices, so that nothing is built.
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -35,8 +34,6 @@ class HostEvent(Event):
 
 
 class SlotEvent(HostEvent):
-    """Something that happened in one slot of a host."""
-
     module: str | None = field(default=None, kw_only=True)  # the host's own name of the module that the slot sits on
 
     @property
@@ -46,8 +43,6 @@ class SlotEvent(HostEvent):
 
 
 class HostEpoch(HostEvent):
-    """One host after an epoch."""
-
     held_out_loss: float | None
     params: int
     train_loss: float | None = None
@@ -111,8 +106,6 @@ class ActionRefused(SlotEvent):
 
 
 class StageChanged(SlotEvent):
-    """A slot moved along its lifecycle."""
-
     slot: str
     before: str
     after: str
@@ -226,8 +219,6 @@ class ArmFinished(Event):
 
 
 class LedgerClosed(Event):
-    """What one host's episode cost, phase by phase."""
-
     host: int
     seed: int
     peak_params: int
@@ -247,8 +238,6 @@ class RoundBegan(Event):
 
 
 class RankTimed(Event):
-    """How long one process took to play its share of a round."""
-
     round: int
     rank: int
     hosts: int
@@ -257,8 +246,6 @@ class RankTimed(Event):
 
 
 class RoundFinished(Event):
-    """One round of episodes and the update after it."""
-
     round: int
     decisions: int  # since the beginning
     mean_return: float
@@ -272,8 +259,7 @@ class RoundFinished(Event):
     culled: int
     refused: int
     update: dict[str, Any]  # the update's record, as plain data
-    seconds: float
-    """wall clock since the update before, its checkpoint included; the one field in which equal runs differ"""
+    seconds: float  # wall clock since the update before, with its checkpoint; the one field in which equal runs differ
     line = (
         "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} (twin {0.twin_accuracy:.2%}), "
         "{0.params_share:.2f} x parameters"

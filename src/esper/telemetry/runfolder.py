@@ -19,12 +19,10 @@ from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
 MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
-PLANS, NETWORKS = "plans", "networks"
-"""What searches have tried, and each host's network, ready to be rebuilt without esper."""
+PLANS, NETWORKS = "plans", "networks"  # What searches have tried; each host's network, to be rebuilt without esper.
 FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
 GARDEN = "garden"  # What stands in place of a command in the configuration of a training loop of one's own.
-POLICY = "policy.safetensors"
-"""A run's own copy of the checkpoint that decides: it goes on the same whatever becomes of the original."""
+POLICY = "policy.safetensors"  # A run's own copy of the checkpoint that decides, whatever becomes of the original.
 CHECKSUM = "sha256"  # Key of the files above that are plain for people and read back all the same.
 Position = tuple[NonNegativeInt, NonNegativeInt]  # Where a rank's events end: number of the segment, bytes of it.
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,8}))?\.jsonl")
@@ -33,10 +31,7 @@ _PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches i
 
 @contextmanager
 def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
-    """Hold the folder for this process; a second writer is refused, and with `fresh` a folder with anything in it.
-
-    A folder that stays empty is not left behind, nor a lock in one that stays as it was.
-    """
+    """Hold the folder for this process; a second writer is refused, and with `fresh` a folder with anything in it."""
     lock = FileLock(folder / LOCK, mode=0o644)
     try:
         require_plain(folder)
@@ -54,7 +49,7 @@ def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
             require_fresh(folder)
         yield
     finally:
-        with suppress(OSError):
+        with suppress(OSError):  # a folder that stays empty is not left behind, nor a lock in one that stays as it was
             if names_in(folder) in ([LOCK], sorted([*before, LOCK])):  # a lock of before is not this one
                 (folder / LOCK).unlink()
                 if is_new:
@@ -63,10 +58,8 @@ def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
 
 
 def require_plain(folder: Path) -> None:
-    """Refuse a run folder that leads elsewhere: what is written, deleted or read in it must lie in it.
-
-    Links in place of other files are replaced when these are written, and refused when they are read.
-    """
+    """Refuse a run folder that leads elsewhere: what is written, deleted or read in it must lie in it."""
+    # links in place of other files are replaced when these are written, and refused when they are read
     folders = [folder / name for name in FOLDERS] + list((folder / NETWORKS).glob("host-*"))
     in_place = [folder / LOCK, *folder.glob("events-*.jsonl")]
     for path in (path for path in (*folders, *in_place) if os.path.lexists(path)):

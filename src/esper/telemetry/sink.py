@@ -14,8 +14,7 @@ from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
 from esper.telemetry.runfolder import Position, cut_events, event_files, events_of
 
-SEGMENT = 2**26
-"""Bytes from which on a save ends a segment: it is complete then and never written again. The next one follows it."""
+SEGMENT = 2**26  # Bytes from which on a save ends a segment: it is never written again, and the next one follows it.
 _LONGEST_LINE = 2**20
 
 

@@ -33,11 +33,7 @@ class Estimate:
 
 
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The mean and its 95 % interval, by the bootstrap with expanded percentiles.
-
-    Plain percentiles of resampled means are too narrow for ten or so values. They are taken as much further out as
-    Student's t lies outside the normal curve, which about keeps the promise and never leaves the range of the data.
-    """
+    """The mean and its 95 % interval, by the bootstrap with expanded percentiles."""
     sample = np.asarray(values, np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise SettingError(f"an estimate needs one or more finite numbers, got {list(values)}.")
@@ -45,6 +41,8 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     if count < 2:
         return Estimate(mean, None, None, count)
     means = sample[np.random.default_rng(seed).integers(count, size=(DRAWS, count))].mean(1)
+    # plain percentiles of resampled means are too narrow for ten or so values; they are taken as much further out as
+    # Student's t lies outside the normal curve, which about keeps the promise and never leaves the range of the data
     tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     return Estimate(mean, float(low), float(high), count)

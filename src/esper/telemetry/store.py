@@ -32,8 +32,6 @@ class DamagedManifestError(SaveError):
 
 @dataclass(frozen=True)
 class Generation:
-    """One save."""
-
     number: int
     facts: Plain
     files: dict[str, dict[str, str]]  # role -> name and sha256

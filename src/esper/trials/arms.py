@@ -48,8 +48,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """What one host of an arm leaves behind."""
-
     result: ArmFinished
     events: tuple[Event, ...]
     network: nn.Module

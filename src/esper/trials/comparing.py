@@ -48,8 +48,7 @@ class Trials:
     rows: tuple[dict[str, Any], ...]  # as `_Row` has them
     architectures: tuple[tuple[Planting, ...], ...]
     events: tuple[tuple[dict[str, Any], ...], ...]  # what sham growth replays
-    episodes: int | None = 0
-    """episodes that were played before to find what decides here; None where a checkpoint does not say"""
+    episodes: int | None = 0  # episodes played before to find what decides here; None where a checkpoint does not say
     plan: str | None = None  # what a search found, as a policy
 
     def column(self, name: str) -> list[float]:
@@ -100,7 +99,6 @@ class Comparison:
         return Population(task, seeds, self.config.devices, splits=self.splits, **self.config.way_to_run)
 
     def run(self) -> dict[tuple[str, float], Trials]:
-        """Every arm at every rate."""
         config = self.config
         grown = [arm for arm in config.policies if arm != SHAM]
         replayed = [SHAM] if SHAM in config.policies else []
@@ -307,7 +305,6 @@ def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Every episode as one line."""
     out = io.StringIO()
     names = [name for name in rows[0] if name != "type"]
     writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")

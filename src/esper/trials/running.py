@@ -138,10 +138,7 @@ class EpochSaves:
         self.epochs = epoch + 1
 
     def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
-        """Hosts, memories and events as at the newest whole epoch; None where none was saved yet.
-
-        Returns that epoch, what had happened in it, and the stages that each host had entered so far.
-        """
+        """Back to the newest whole epoch: its number, what happened in it, each host's stages so far; None if none."""
         if (save := self.store.newest()) is None:
             self.sink.rewind((0, 0))
             return None

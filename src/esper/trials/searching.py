@@ -15,8 +15,7 @@ from esper.runtime.config import MOST_HOSTS
 from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]  # (decision, slot.blueprint), sorted
-Play = Callable[[Sequence[tuple[str, int]]], Sequence[float]]
-"""(plan as a policy, number of the host) -> validation accuracy of each"""
+Play = Callable[[Sequence[tuple[str, int]]], Sequence[float]]  # (plan, number of the host) -> validation accuracies
 
 
 @dataclass(frozen=True)
