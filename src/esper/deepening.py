@@ -103,11 +103,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         if name not in lists or not len(lists[name]):
             raise UnknownNameError("list of layers", name, [n for n, m in lists.items() if len(m)])
         return name
-    alike = {
-        n: len(m)
-        for n, m in lists.items()
-        if not isinstance(m, Fossils) and len({type(each) for each in m}) == 1 and any(True for _ in m.parameters())
-    }
+    own = {n: m for n, m in lists.items() if not isinstance(m, Fossils) and any(True for _ in m.parameters())}
+    alike = {n: len(m) for n, m in own.items() if len({type(each) for each in m}) == 1}
     outer = [n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)]
     found = [n for n in outer if alike[n] > 1] or outer
     if len(found) != 1:

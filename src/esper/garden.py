@@ -310,8 +310,7 @@ class Garden:
                 values[slot_id], _ = self._values(evaluate)
             measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
         again = self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
-        counts = len(base), list(shadowed), len(ablated) + (again is not base)
-        reporting.charge_epoch(self, link, started, *counts)
+        reporting.charge_epoch(self, link, started, len(base), list(shadowed), len(ablated) + (again is not base))
         self.model.read_gradients()
         for slot_id, other in values.items():
             self.model.record_counterfactual(slot_id, *((other, base) if slot_id in shadowed else (base, other)))
@@ -329,10 +328,8 @@ class Garden:
         with reporting.booked(self, evaluate) as (measure, found):
             verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
             again = measure()[0] if reporting.looks_unpaired(base, found) else left[0]
-        hints = [
-            *reporting.warn_of_doubt(self.model, verdicts, epoch),
-            *reporting.warn_of_unpaired(left[0], again, epoch),
-        ]
+        hints = reporting.warn_of_doubt(self.model, verdicts, epoch)
+        hints += reporting.warn_of_unpaired(left[0], again, epoch)
         return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
 
     def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:

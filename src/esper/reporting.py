@@ -110,10 +110,8 @@ def charge_epoch(
         garden.flops, garden._is_passed_by = None, True
     whole = 0 if garden.flops is None else network_flops(garden.model, HostFlops(garden.flops))
     seeds = {s: 0 if garden.flops is None else incubation_flops(garden.model.slot(s)) for s in incubated}
-    trained = [
-        ("training", examples["training"], (1 + BACKWARD) * whole),
-        ("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values()))),
-    ]
+    trained = [("training", examples["training"], (1 + BACKWARD) * whole)]
+    trained += [("shadow", examples["shadow"], (1 + BACKWARD) * (whole + sum(seeds.values())))]
     garden.ledger.settle(trained, started - garden._resumed)
     # with its slot off a seed is still computed, so that a compiled network stays as it is
     measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]

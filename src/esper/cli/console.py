@@ -221,8 +221,7 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         parts.append(_text(x, bottom + 16, f"{value:.4g}", "tick"))
     for number, (label, mean, start, end) in enumerate(rows):
         y = _TOP + _LINE * number + 8
-        fitting = label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}"
-        parts.append(_text(12, y + 4, fitting, "label"))
+        parts.append(_text(12, y + 4, label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}", "label"))
         if start is not None and end is not None:
             parts.append(f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="dot" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')

@@ -69,9 +69,24 @@ def report(
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List tasks, rules, blueprints and rewards by name."""
+    from esper.kasmina.blueprints import KINDS, REGISTRY
     from esper.runtime.tasks import TASKS
+    from esper.simic.rewards import FAMILIES, TERMS
+    from esper.tamiyo.rules import RULES
 
-    rows, names = [_describe(task, data_root) for task in TASKS.values()], _names()
+    rows = [_describe(task, data_root) for task in TASKS.values()]
+    names = {
+        "rules": _first_lines(RULES),
+        "blueprints": {
+            name: f"for {', '.join(kind for kind in KINDS.values() if REGISTRY.has(kind, name))}"
+            for name in REGISTRY.names_for(KINDS.values())
+        },
+        "reward terms": _first_lines(TERMS),
+        "reward families": {
+            family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())
+            for family, weights in FAMILIES.items()
+        },
+    }
     if as_json:
         print(json.dumps({"tasks": rows, **names}, indent=2, allow_nan=False))
         return
@@ -84,26 +99,6 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
         print("What is not there: esper data fetch NAME --data-root DIR")
     for title, known in names.items():
         console.print(names_table(title, known))
-
-
-def _names() -> dict[str, dict[str, str]]:
-    """Everything else that has a name, and a line about each."""
-    from esper.kasmina.blueprints import KINDS, REGISTRY
-    from esper.simic.rewards import FAMILIES, TERMS
-    from esper.tamiyo.rules import RULES
-
-    return {
-        "rules": _first_lines(RULES),
-        "blueprints": {
-            name: f"for {', '.join(kind for kind in KINDS.values() if REGISTRY.has(kind, name))}"
-            for name in REGISTRY.names_for(KINDS.values())
-        },
-        "reward terms": _first_lines(TERMS),
-        "reward families": {
-            family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())
-            for family, weights in FAMILIES.items()
-        },
-    }
 
 
 def _first_lines(known: Mapping[str, Any]) -> dict[str, str]:

@@ -58,14 +58,12 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
     """One episode: curves, spans with the evidence of their gates, and how much was left out."""
     spans = episode.spans[-MOST_SPANS:]
     share = min(points, max(24, 8 * points // max(1, len(spans))))
+    told = [{**vars(s), "readings": s.readings.thinned(share), "verdicts": s.verdicts[-MOST_ROWS:]} for s in spans]
     return {
         "host": episode.host,
         "round": episode.round,
         "epochs": episode.epochs.thinned(points),
-        "spans": [
-            {**vars(span), "readings": span.readings.thinned(share), "verdicts": span.verdicts[-MOST_ROWS:]}
-            for span in spans
-        ],
+        "spans": told,
         "spans_left_out": len(episode.spans) - len(spans),
         "actions": episode.actions,
         "rollbacks": episode.rollbacks[-MOST_ROWS:],

@@ -200,11 +200,8 @@ def _compare(keeper: nn.Module, members: nn.Module) -> tuple[Differences, list[t
     path = next(name for name, module in keeper.named_modules() if module is members)
     any_member = re.compile(rf"^{re.escape(path)}\.[^.]+")
     mine, theirs = ({k: tuple(getattr(v, "shape", ())) for k, v in m.state_dict().items()} for m in (keeper, fresh))
-    found: Differences = {
-        (any_member.sub(f"{path}.*", key), mine.get(key, _ABSENT), theirs.get(key, _ABSENT))
-        for key in mine.keys() | theirs.keys()
-        if mine.get(key, _ABSENT) != theirs.get(key, _ABSENT)
-    }
+    pairs = [(key, mine.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in mine.keys() | theirs.keys()]
+    found: Differences = {(any_member.sub(f"{path}.*", key), own, other) for key, own, other in pairs if own != other}
     numbers: list[tuple[nn.Module, str, int]] = []
     twins = list(fresh.get_submodule(path).children())
     if len(twins) != len(list(members.children())):

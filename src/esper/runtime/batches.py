@@ -25,18 +25,18 @@ class ExampleStream:
         self.permutation = torch.empty(0, dtype=torch.long)
         self.position = 0
 
-    def draw(self, count: int) -> Tensor:
+    def draw(self, count: int, out: Tensor | None = None) -> Tensor:
         """The next `count` rows."""
-        parts = [self.permutation[:0]]
-        while count:
+        out, done = torch.empty(count, dtype=torch.long) if out is None else out, 0
+        while done < count:
             if self.position == len(self.permutation):
                 self.permutation = torch.randperm(self.count, generator=self.generator)
                 self.position = 0
-            part = self.permutation[self.position : self.position + count]
-            parts.append(part)
-            self.position += len(part)
-            count -= len(part)
-        return torch.cat(parts)
+            taken = min(count - done, self.count - self.position)
+            out[done : done + taken] = self.permutation[self.position : self.position + taken]
+            self.position += taken
+            done += taken
+        return out
 
     def state(self) -> dict[str, Any]:
         """A permutation is replaced and never written into, so that it needs no copy."""
@@ -73,9 +73,9 @@ class EpochPlan:
     def draw(self) -> None:
         """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
         count = self.examples
-        self._drawn[0, :count] = self.stream.draw(count)
+        self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:
-            self._drawn[1:, :count] = draw_offsets(count, self.stream.generator)
+            draw_offsets(count, self.stream.generator, self._drawn[1:, :count])
         if 0 < count < self._drawn.shape[1]:  # greedy scores look at 32 examples, however few are learnt from
             self._drawn[:, count:] = self._drawn[:, torch.arange(count, self._drawn.shape[1]) % count]
         self.placed.copy_(self._drawn, non_blocking=True)

@@ -40,7 +40,8 @@ _CIFAR10 = RemoteFile(
     },
 )
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/"
+_STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
+_STORY_FILES = "TinyStories-train.txt", "TinyStories-valid.txt"
 _SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _KNOWN_BY = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
@@ -55,10 +56,7 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         )
     ),
     "shakespeare": (RemoteFile(_SHAKESPEARE, "shakespeare/input.txt", _KNOWN_BY),),
-    "tinystories": tuple(
-        RemoteFile(f"{_STORIES}TinyStories-{part}.txt", f"TinyStories/TinyStories-{part}.txt")
-        for part in ("train", "valid")
-    ),
+    "tinystories": tuple(RemoteFile(f"{_STORIES}/{name}", f"TinyStories/{name}") for name in _STORY_FILES),
 }
 
 

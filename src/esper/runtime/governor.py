@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.kasmina.settings import SlotChange
 from esper.leyline.stages import SeedStage
-from esper.runtime.host import EpochReading, HostRun, Pairs, copy_pairs, pair_tensors
+from esper.runtime.host import EpochReading, HostRun, Pairs, copy_pairs
 
 CLEARLY_BETTER = 2.0
 """Times chance (and four standard errors above it) that accuracy must have reached before guessing is a collapse."""
@@ -80,9 +80,8 @@ class Governor:
         if (topology := self.run.topology()) == self._topology:
             self._good.update(self.run.plain_state())
             return self._pairs
-        self._topology, live = topology, self.run.tensors()
-        self._good = self.run.snapshot(live)
-        self._pairs = pair_tensors(self._good["tensors"].values(), live.values())
+        self._topology = topology
+        self._good, self._pairs = self.run.paired_snapshot()
         return {}
 
     def roll_back(self) -> list[SlotChange]:

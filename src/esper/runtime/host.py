@@ -192,8 +192,9 @@ class HostRun:
         parts = [[p.grad for p in self.model.parameters() if p.grad is not None and id(p.grad) not in theirs], *own]
         each = iter(torch.stack(torch._foreach_norm([g for part in parts for g in part])).split([*map(len, parts)]))
         rest, lives = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split([1])
-        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, 0.0, lives)]))
-        norms = [host, *torch.where(self.live, lives, 0.0)]
+        # no plain 0.0: torch would copy it to the device, and a graph from where it then was
+        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, self._nothing, lives)]))
+        norms = [host, *torch.where(self.live, lives, self._nothing)]
         factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(max=1.0)  # as torch clips
         for part, factor in zip(parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True):
             if part:
@@ -215,11 +216,17 @@ class HostRun:
             self.reading = replace(self.reading, epoch=self.epoch)
         self.epoch += 1
 
-    def snapshot(self, live: dict[str, Tensor] | None = None) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
-        tensors = {name: value.detach().clone() for name, value in (live or self.tensors()).items()}
+        return self.paired_snapshot()[0]
+
+    def paired_snapshot(self) -> tuple[dict[str, Any], Pairs]:
+        """A snapshot, and its tensors beside those that they were copied from."""
+        live = self.tensors()
+        kept = {name: torch.empty_like(value, requires_grad=False) for name, value in live.items()}
+        copy_pairs(pairs := pair_tensors(kept.values(), live.values()))
         rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
-        return {"tensors": tensors, **self.plain_state(), **rest}
+        return {"tensors": kept, **self.plain_state(), **rest}, pairs
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""

@@ -12,10 +12,12 @@ from esper.leyline.errors import DataError, SaveError
 PAD = 4  # Pixels by which a training image may shift.
 
 
-def draw_offsets(count: int, generator: torch.Generator) -> Tensor:
+def draw_offsets(count: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Shift down, shift right and mirror for each of `count` images, [3, count]."""
-    shifts = torch.randint(0, 2 * PAD + 1, (2, count), generator=generator)
-    return torch.cat([shifts, torch.randint(0, 2, (1, count), generator=generator)])
+    out = torch.empty(3, count, dtype=torch.long) if out is None else out
+    out[:2].random_(0, 2 * PAD + 1, generator=generator)
+    out[2:].random_(0, 2, generator=generator)
+    return out
 
 
 @dataclass(frozen=True)

@@ -180,11 +180,8 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
 
 def require_layout(saved: Layout, own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
-    rows = [
-        f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here"
-        for n, then in vars(saved).items()
-        if then != (now := getattr(own, n))
-    ]
+    pairs = [(name, then, getattr(own, name)) for name, then in vars(saved).items()]
+    rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, then, now in pairs if then != now]
     if rows:
         found = f"{path} was trained for another layout (size mismatch):"
         way_out = "Use the task, slots, blueprints and observation that it was trained with, or train a new policy"

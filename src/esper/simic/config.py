@@ -18,40 +18,29 @@ MOST_WIDTH = 16384
 
 
 class PPOSettings(Configuration):
-    epochs: int = Field(10, ge=1)
-    """passes over one rollout"""
+    epochs: int = Field(10, ge=1, description="passes over one rollout")
     minibatches: int = Field(8, ge=1)
     """parts that the rows of a rollout are assigned to; growth never cuts a row"""
-    gamma: float = Field(0.99, gt=0, le=1)
-    """discount of later rewards"""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """how far advantages look beyond the value's own estimate"""
-    clip: float = Field(0.2, gt=0, lt=1)
-    """largest relative change of a probability that still pays"""
+    gamma: float = Field(0.99, gt=0, le=1, description="discount of later rewards")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="how far advantages look beyond the value's own estimate")
+    clip: float = Field(0.2, gt=0, lt=1, description="largest relative change of a probability that still pays")
     clip_mode: Literal["per_head", "joint"] = "per_head"
     """whether each head's ratio is clipped by itself or the product of all relevant ones"""
     value_clip: float = Field(0.2, gt=0)
     """largest paid change of a value, in standard deviations of the returns"""
-    value_weight: float = Field(0.5, ge=0)
-    """share of the value's loss"""
-    entropy: float = Field(0.01, ge=0)
-    """bonus for undecided heads at the first decision"""
-    entropy_floor: float = Field(0.001, ge=0)
-    """the bonus after `anneal_decisions`"""
-    lr: float = Field(1e-3, gt=0)
-    """learning rate at the first decision"""
-    lr_floor: float = Field(1e-4, ge=0)
-    """the learning rate after `anneal_decisions`"""
+    value_weight: float = Field(0.5, ge=0, description="share of the value's loss")
+    entropy: float = Field(0.01, ge=0, description="bonus for undecided heads at the first decision")
+    entropy_floor: float = Field(0.001, ge=0, description="the bonus after `anneal_decisions`")
+    lr: float = Field(1e-3, gt=0, description="learning rate at the first decision")
+    lr_floor: float = Field(1e-4, ge=0, description="the learning rate after `anneal_decisions`")
     anneal_decisions: int | None = Field(None, ge=1, le=2**62)
     """decisions over which bonus and rate fall in a straight line; None = the whole training"""
     target_kl: float | None = Field(0.03, gt=0)
     """an update ends before a step whose divergence exceeds 1.5 times this; None = never"""
     max_grad_norm: float = Field(0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
-    hidden_dim: int = Field(128, ge=1, le=MOST_WIDTH)
-    """width of encoder and LSTM"""
-    head_dim: int = Field(64, ge=1, le=MOST_WIDTH)
-    """width of the layer inside each head"""
+    hidden_dim: int = Field(128, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM")
+    head_dim: int = Field(64, ge=1, le=MOST_WIDTH, description="width of the layer inside each head")
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not compiled"""
 
@@ -76,47 +65,35 @@ class PPOSettings(Configuration):
 class PPOConfig(PPOSettings):
     """How an agent learns where episodes have no fixed length. In growth a rollout is N whole episodes."""
 
-    horizon: int = Field(256, ge=1)
-    """steps of every environment in one rollout"""
+    horizon: int = Field(256, ge=1, description="steps of every environment in one rollout")
 
 
 class RewardConfig(Configuration):
-    family: str | None = None
-    """contribution, loss, compute or your own; see esper list"""
+    family: str | None = Field(None, description="contribution, loss, compute or your own; see esper list")
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 
 
 class TrainingTelemetry(TelemetrySettings):
-    escalation_rounds: int = Field(3, ge=1)
-    """rounds at debug, the one that an anomaly is found in included"""
+    escalation_rounds: int = Field(3, ge=1, description="rounds at debug, the one that an anomaly is found in included")
 
 
 class TrainingConfig(HostsConfig):
-    reward: RewardConfig = RewardConfig()
-    """what a decision earns"""
-    ppo: PPOSettings = PPOSettings()
-    """how the policy learns"""
-    telemetry: TrainingTelemetry = TrainingTelemetry()
-    """how much is written down"""
-    rounds: int = Field(40, ge=1)
-    """rounds of N episodes and one update"""
-    hosts: int = Field(8, ge=1, le=MOST_HOSTS)
-    """hosts that train side by side"""
+    reward: RewardConfig = Field(RewardConfig(), description="what a decision earns")
+    ppo: PPOSettings = Field(PPOSettings(), description="how the policy learns")
+    telemetry: TrainingTelemetry = Field(TrainingTelemetry(), description="how much is written down")
+    rounds: int = Field(40, ge=1, description="rounds of N episodes and one update")
+    hosts: int = Field(8, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     host_pool: int = Field(32, ge=1, le=100_000)
     """different hosts there are; each one's twin is computed once"""
     initial_wait: float = Field(0.8, gt=0, lt=1)
     """how likely an untrained policy waits where every op is possible"""
-    seed: int = Field(0, ge=0, le=2**128)
-    """decides hosts, data orders, weights and draws"""
+    seed: int = Field(0, ge=0, le=2**128, description="decides hosts, data orders, weights and draws")
     policy_device: str = "cpu"
     """where the policy decides and learns; a network this small is faster on the CPU, unless hosts are hundreds"""
-    out: Path = Path("runs/ppo")
-    """run folder"""
-    observe_telemetry: bool = True
-    """whether the policy sees the ten telemetry features of each slot"""
-    keep_checkpoints: int = Field(3, ge=1)
-    """newest checkpoints that are kept, beside the best"""
+    out: Path = Field(Path("runs/ppo"), description="run folder")
+    observe_telemetry: bool = Field(True, description="whether the policy sees the ten telemetry features of each slot")
+    keep_checkpoints: int = Field(3, ge=1, description="newest checkpoints that are kept, beside the best")
     time_limit: float | None = Field(None, gt=0)
     """seconds after which training ends as on Ctrl-C; a resumed run counts anew"""
     stop_on_anomaly: bool = False

@@ -58,7 +58,7 @@ class MaskedCategorical:
                 raise MaskError(f"{where}: the mask allows nothing. {rule}")
         self.mask = mask
         self.logits = mask_logits(logits, mask)
-        self.log_probs = masked_log_softmax(logits, mask)
+        self.log_probs = masked_log_softmax(self.logits, None)
 
     def sample(self, generator: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
         """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win, even by rounding."""

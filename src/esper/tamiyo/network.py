@@ -108,9 +108,8 @@ class RecurrentActorCritic(nn.Module):
         if head.used_by is None:
             return found
         op = choices[self.spec.heads[0].name]
-        table = torch.zeros(self.spec.heads[0].size, dtype=torch.bool, device=op.device)
-        table[list(head.used_by)] = True
-        return tuple(torch.where(table[op], each, 0) for each in found)
+        used = torch.tensor([choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device)[op]
+        return tuple(torch.where(used, each, 0) for each in found)
 
     def choose(
         self,

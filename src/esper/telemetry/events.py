@@ -299,11 +299,8 @@ class CheckpointSaved(Event):
 _MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
 SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
 """What is kept at a lower level than `normal`; all other events are `normal`."""
-EVENT_TYPES: dict[str, type[Event]] = {
-    name: kind
-    for name, kind in list(globals().items())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, HostEvent, SlotEvent)
-}
+_KINDS = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Event)]
+EVENT_TYPES = {kind.__name__: kind for kind in _KINDS if kind not in (Event, HostEvent, SlotEvent)}
 
 
 def tell_gain(contribution: float | None, error: float | None) -> str:

@@ -73,8 +73,7 @@ class Store:
         if self.best:
             best = max(known, key=lambda generation: generation.facts[self.best])
             kept = kept if best in kept else [best, *kept]
-        listing = [asdict(generation) for generation in kept]
-        body = {"of": self.of, "best": best and best.number, "generations": listing}
+        body = {"of": self.of, "best": best and best.number, "generations": [asdict(each) for each in kept]}
         whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
         content = (json.dumps(whole, indent=1) + "\n").encode()
         if len(content) > disk.MOST_BYTES:

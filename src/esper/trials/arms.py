@@ -126,11 +126,9 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
 
 def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
     """What was grown for good, slot by slot."""
-    return tuple(
-        (slot_id, name, "gated" if has_gate(fossil) else "linear")
-        for slot_id in model.slot_config.slot_ids
-        for name, fossil in zip(model.slot(slot_id).fossil_names, model.slot(slot_id).fossils, strict=True)
-    )
+    slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
+    grown = [(slot.slot_id, *each) for slot in slots for each in zip(slot.fossil_names, slot.fossils, strict=True)]
+    return tuple((slot_id, name, "gated" if has_gate(fossil) else "linear") for slot_id, name, fossil in grown)
 
 
 class Decider:

@@ -215,10 +215,8 @@ class Comparison:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
         settings = self.config.digest("task", "pretrain", "devices", "deterministic", *self.config.way_to_run)
-        stores = {
-            seed: Store(folder / f"{name}.json", "trained host", names=name, of=f"{settings} {name}")
-            for seed, name in ((seed, f"seed-{seed}") for seed in seeds)
-        }
+        own = {seed: f"seed-{seed}" for seed in seeds}
+        stores = {s: Store(folder / f"{n}.json", "trained host", names=n, of=f"{settings} {n}") for s, n in own.items()}
         for seed, store in stores.items():
             if (save := _newest(store, "its host is trained again")) is not None:
                 with fitting(store.manifest), torch.device("meta"):

@@ -34,14 +34,10 @@ class TrialConfig(HostsConfig):
 
 
 class RunConfig(TrialConfig):
-    policy: str = "heuristic"
-    """a rule, as heuristic:share=0.5, or a checkpoint"""
-    hosts: int = Field(1, ge=1, le=MOST_HOSTS)
-    """hosts that train side by side"""
-    telemetry: TelemetrySettings = TelemetrySettings()
-    """how much is written down"""
-    out: Path = Path("runs/run")
-    """run folder"""
+    policy: str = Field("heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint")
+    hosts: int = Field(1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
+    telemetry: TelemetrySettings = Field(TelemetrySettings(), description="how much is written down")
+    out: Path = Field(Path("runs/run"), description="run folder")
 
     def check(self) -> None:
         super().check()
@@ -59,18 +55,13 @@ class CompareConfig(TrialConfig):
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
-    seeds: int = Field(10, ge=1, le=MOST_HOSTS)
-    """how many hosts each arm has, the same for all"""
+    seeds: int = Field(10, ge=1, le=MOST_HOSTS, description="how many hosts each arm has, the same for all")
     final_of: tuple[str, ...] = Field((ALL,), min_length=1)
     """arms that get final networks; sham replays the first"""
-    rates: tuple[float, ...] = Field((1.0,), min_length=1)
-    """learning rates to try, as multiples: 0.5 1 2"""
-    pretrain: int = Field(0, ge=0, le=MOST_EPOCHS)
-    """epochs that hosts are trained alone first"""
-    oracle: bool = False
-    """also try every single planting, at three times"""
-    out: Path = Path("runs/compare")
-    """folder for results"""
+    rates: tuple[float, ...] = Field((1.0,), min_length=1, description="learning rates to try, as multiples: 0.5 1 2")
+    pretrain: int = Field(0, ge=0, le=MOST_EPOCHS, description="epochs that hosts are trained alone first")
+    oracle: bool = Field(False, description="also try every single planting, at three times")
+    out: Path = Field(Path("runs/compare"), description="folder for results")
 
     def check(self) -> None:
         super().check()

@@ -116,12 +116,9 @@ class EpochSaves:
         if not can_be_stored(self.population):
             return
         hosts, contents = describe_population(self.population)
-        tensors = {  # memories of networks; those of rules are plain data
-            f"{host}.{part}": tensor.cpu().contiguous()
-            for host, decider in enumerate(self.deciders)
-            if isinstance(decider.memory, tuple)
-            for part, tensor in enumerate(decider.memory)
-        }
+        # memories of networks; those of rules are plain data
+        own = {host: each.memory for host, each in enumerate(self.deciders) if isinstance(each.memory, tuple)}
+        tensors = {f"{host}.{n}": t.cpu().contiguous() for host, parts in own.items() for n, t in enumerate(parts)}
         contents[_MEMORY] = partial(save_file, tensors)
         facts = {
             "epoch": epoch,
