@@ -142,10 +142,9 @@ def summarize(model: MorphogeneticModel, epoch: int) -> str:
 def warn_of_low_rate(link: OptimizerLink, events: Iterable[Event], epoch: int) -> list[Event]:
     """A seed was planted when the host hardly learns any more."""
     is_planted = any(isinstance(event, ActionTaken) and event.op == OP_NAMES[OP_GERMINATE] for event in events)
-    text = (
-        f"a seed was planted at a learning rate of {link.rate:.2g}, at most {LOW_RATE:.0%} of the peak "
-        f"{link.peak_rate:.2g}; it will learn little. attach(..., seed_lr=M) lets seeds learn M times as fast."
-    )
+    rate = f"a learning rate of {link.rate:.2g}, at most {LOW_RATE:.0%} of the peak {link.peak_rate:.2g}"
+    way_out = "attach(..., seed_lr=M) lets seeds learn M times as fast."
+    text = f"a seed was planted at {rate}; it will learn little. {way_out}"
     return [GrowthHint(0, epoch, text)] if is_planted and link.is_rate_low else []
 
 
@@ -165,10 +164,8 @@ def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
     """The same network, evaluated twice, has other values: a contribution is then mostly noise."""
     is_order = torch.allclose(base.sort().values, again.sort().values, rtol=1e-3)
     what = "the same values in another order" if is_order else "other values"
-    text = (
-        f"evaluate() returned {what} for the same network, so evidence is noise. Return the same examples in the same "
-        "order, without a random generator of your own."
-    )
+    way_out = "Return the same examples in the same order, without a random generator of your own."
+    text = f"evaluate() returned {what} for the same network, so evidence is noise. {way_out}"
     return [] if torch.allclose(base, again, rtol=1e-3) else [GrowthHint(0, epoch, text)]
 
 

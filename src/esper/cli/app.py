@@ -128,10 +128,8 @@ def export(
 
     folder = to or run / "exported"
     best = export_run(run, folder)
-    print(
-        f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, held-out "
-        f"accuracy {best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}."
-    )
+    scores = f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}"
+    print(f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, {scores}.")
 
 
 @data_app.command("fetch")

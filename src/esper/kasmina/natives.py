@@ -187,10 +187,9 @@ def _rebuild(keeper: Any) -> nn.Module:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             fresh: nn.Module = type(keeper)(copy.deepcopy(config))
     except Exception as problem:  # whatever a class does with a configuration
-        raise ValueError(
-            f"{type(keeper).__name__} cannot be built from its {type(config).__name__} alone, so from_pretrained would "
-            f"not give it back ({type(problem).__name__}: {problem})"
-        ) from problem
+        what = f"{type(keeper).__name__} cannot be built from its {type(config).__name__} alone"
+        why = f"{type(problem).__name__}: {problem}"
+        raise ValueError(f"{what}, so from_pretrained would not give it back ({why})") from problem
     return fresh
 
 

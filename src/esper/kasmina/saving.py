@@ -277,7 +277,6 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
 def _refuse_other_host(saved: Plain, own: Plain) -> None:
     differing = sorted(key for key in {*saved, *own} if saved.get(key) != own.get(key))
     for first in differing[:1]:
-        raise SaveError(
-            f"the save belongs to another model: {len(differing)} tensors differ, first {first!r} (saved: "
-            f"{saved.get(first, 'absent')}, here: {own.get(first, 'absent')}). Build the model as before growing."
-        )
+        then, now = saved.get(first, "absent"), own.get(first, "absent")
+        found = f"{len(differing)} tensors differ, first {first!r} (saved: {then}, here: {now})"
+        raise SaveError(f"the save belongs to another model: {found}. Build the model as before growing.")

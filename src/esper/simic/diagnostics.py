@@ -125,12 +125,10 @@ class AnomalyDetector:
             Anomaly("kl", record.approx_kl, self.kl_max, worst),
             Anomaly("first ratio gap", gap, self.first_ratio_gap, str(record.first_worst)),
         )
-        too_low = (
-            Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}"),
-            Anomaly("explained variance", record.explained_variance, least),
-        )
+        entropy = Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}")
+        explained = Anomaly("explained variance", record.explained_variance, least)
         found = [anomaly for anomaly in too_high if anomaly.value > anomaly.limit]
-        return found + [anomaly for anomaly in too_low if anomaly.value < anomaly.limit]
+        return found + [anomaly for anomaly in (entropy, explained) if anomaly.value < anomaly.limit]
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ class TrackingSink(Sink):
         if self._trackers and (found := scalars_of(event)):
             for name, tracker in tuple(self._trackers.items()):
                 with self._giving_up_on(name):
-                    tracker = tracker or TRACKERS[name](self.folder, self._config, found[0])
-                    self._trackers[name] = tracker
+                    self._trackers[name] = tracker = tracker or TRACKERS[name](self.folder, self._config, found[0])
                     tracker.log(*found)
 
     @contextmanager

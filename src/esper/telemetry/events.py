@@ -57,12 +57,9 @@ class HostEpoch(HostEvent):
     reward_parts: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        known = (
-            ("held-out loss", self.held_out_loss, ".4f"),
-            ("held-out score", self.held_out_score, ".4f"),
-            ("accuracy", self.held_out_accuracy, ".2%"),
-        )
-        said = [f"{name} {format(value, how)}" for name, value, how in known if value is not None]
+        known = {"held-out loss": self.held_out_loss, "held-out score": self.held_out_score}
+        said = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
+        said += [] if self.held_out_accuracy is None else [f"accuracy {self.held_out_accuracy:.2%}"]
         return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
 
 

@@ -278,11 +278,8 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
     arms = {name: _describe(trials) for name, trials in chosen.items()}
     for name, trials in chosen.items():
         arms[name]["minus"] = {other: _differ(trials, than) for other, than in chosen.items() if other != name}
-    return {
-        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
-        "arms": arms,
-        "rows": [{**row, "rate": trials.rate} for trials in done.values() for row in trials.rows],
-    }
+    rows = [{**row, "rate": trials.rate} for trials in done.values() for row in trials.rows]
+    return {"config": config.model_dump(mode="json", exclude={"out", "data_root"}), "arms": arms, "rows": rows}
 
 
 def _describe(trials: Trials) -> dict[str, Any]:
