@@ -33,7 +33,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     for slot, site in [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]:
         hooks = site._forward_hooks
         own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
-        try:  # copies become members of their original's list where they can; all else runs from a hook of the site
+        try:  # copies become members of their original's list if they can; the module before runs all else from a hook
             fossils = [(fossil, _becomes_member(slot, fossil)) for fossil in slot.fossils]
             natives.place_fossils(grown.host, site, fossils, partial(_graft, site, own))
         except ValueError as problem:

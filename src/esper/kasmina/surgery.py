@@ -90,10 +90,13 @@ class OptimizerLink:
     def adopt(
         self, slot_id: str, parameters: Iterable[nn.Parameter], originals: Originals, *, is_host: bool = False
     ) -> None:
-        """A seed is planted: its parameters start without history, each in the slot's group like its original's."""
+        """A seed is planted: its parameters start without history, each in the slot's group like its original's.
+
+        With `is_host` they are a fossil's that is older than this optimiser, and join the original's group itself.
+        """
         owner = self.owners()
         for parameter in parameters:
-            if is_host and id(parameter) in owner:  # of a fossil older than this optimiser: joins its original's group
+            if is_host and id(parameter) in owner:
                 continue
             link, like = owner.get(id(originals.get(parameter))) or self._choose(slot_id, parameter, owner)
             own = link.groups[slot_id]

@@ -74,7 +74,7 @@ class UpdateRecord:
     ratio_std: float
     ratio_max: float
     ratio_min: float  # joint ratio of whole decisions over all passes
-    first_ratio_gap: Mapping[str, float]  # of the first minibatch, |ratio - 1| at most: acting against learning
+    first_ratio_gap: Mapping[str, float]  # largest |ratio - 1| of the first minibatch: acting against learning
     first_worst: WorstRatio | None  # the decision that they disagree most about; None where they agree to the bit
     approx_kl: float  # of the last minibatch looked at
     clip_fraction: float
