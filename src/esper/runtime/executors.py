@@ -61,7 +61,8 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         self.stream = lane.stream
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        # backward passes in this thread: to wake torch's own for each of them takes longer
+        with torch.cuda.stream(self.stream), torch.autograd.set_multithreading_enabled(False):
             # not `torch.cuda.graph`: it waits for all other hosts and gives their cached memory back
             self.graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
             try:

@@ -57,8 +57,8 @@ def train_ppo_vectorized(
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to play its share of a round.
-        should_stop: asked after every epoch; True on any rank, or the end of `time_limit`, ends the run with
-            `InterruptedTraining` on all.
+        should_stop: asked after every epoch, by ranks about once a second; True on any rank, or the end of
+            `time_limit`, ends the run with `InterruptedTraining` on all.
         tell: is told what episodes may cost and rest on.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
     """
@@ -77,13 +77,15 @@ def train_ppo_vectorized(
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
         rollout = build_rollout(env, agent, config.hosts)
-        started = time.perf_counter()
+        started, every = time.perf_counter(), 1
         for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, is_over)
+            tally = play_round(env, agent, rollout, number, sink, is_over, every)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
             event = tally.finish(agent.decisions, plain(record), started - before, team)
+            if team.size > 1:  # ranks wait for each other when they ask, so they do it about once a second
+                every = min(max(1, int(rollout.steps / event.seconds)), rollout.steps)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -149,16 +151,25 @@ def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Ten
 
 @torch.no_grad()
 def play_round(
-    env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, sink: Sink, should_stop: Callable[[], bool]
+    env: GrowthVectorEnv,
+    agent: PPOAgent,
+    rollout: Rollout,
+    number: int,
+    sink: Sink,
+    should_stop: Callable[[], bool],
+    every: int = 1,
 ) -> RoundTally:
-    """N whole episodes, side by side; while one part of the hosts trains, the next one is decided about."""
+    """N whole episodes, side by side; while one part of the hosts trains, the next one is decided about.
+
+    All ranks ask together whether to stop, after every so many epochs.
+    """
     sink.write(RoundBegan(number))
     began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
     for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
         asked = time.perf_counter()
-        if epoch and agent.team.any(should_stop()):
+        if epoch and epoch % every == 0 and agent.team.any(should_stop()):
             raise InterruptedTraining(number)
         waited += time.perf_counter() - asked  # for ranks that take longer
     tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
