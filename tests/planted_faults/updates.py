@@ -260,8 +260,8 @@ FAULTS = [
     Fault(
         "a rank stops for itself",
         "simic/trainer.py",
-        "if agent.team.any(should_stop()):",
-        "if should_stop():",
+        "and agent.team.any(should_stop()):",
+        "and should_stop():",
         "simic/test_team_rounds.py::test_whoever_is_asked_to_stop_all_stop_at_the_same_step[1-after the epoch]",
     ),
     Fault(

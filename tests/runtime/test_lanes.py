@@ -111,6 +111,37 @@ def test_probation_captures_its_measurement_and_no_training():
     assert population.reports()[0]["r0c0"].is_measured
 
 
+def test_a_seed_that_is_kept_needs_no_graph_of_its_own():
+    population = build()
+    captures(population, 4, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert captures(population, 2) == 0
+    assert len(population.runs[0].slots[0].fossils) == 1
+    assert captures(population, 2, {0: {0: [(GERMINATE, "r0c0", "mlp")]}}) == 3
+
+
+def test_parts_have_their_measurements_whichever_is_asked_first():
+    whole, divided = build(IMAGES, range(4)), build(IMAGES, range(4))
+    play(whole, 2)
+    parts = [divided.part(range(2)), divided.part(range(2, 4))]
+    for order in (parts, parts[::-1]):
+        for part in parts:
+            part.start_epoch(then_evaluate=True)
+        for part in order:
+            part.finish_epoch()
+            part.evaluate()
+            part.tick()
+    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(4)] == [[]] * 4
+
+
+def test_a_measurement_that_was_promised_and_not_asked_for_is_not_taken_for_a_later_one():
+    population, other = build(IMAGES), build(IMAGES)
+    for each in (population, other):
+        each.train_epoch(then_evaluate=each is population)
+        each.train_epoch()
+        each.evaluate()
+    assert population.readings() == other.readings()
+
+
 def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypatch):
     monkeypatch.setattr(executors, "_SPARE", 3)
     population = build(seeds=[7, 8])

@@ -1,0 +1,128 @@
+"""Parts of a population that train at the same time, and seeds that are kept without a new graph."""
+
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from esper.runtime import population as populations
+from esper.runtime.host import HostRun
+from esper.runtime.population import Population
+from runtime.episodes import BLOBS, COPIES, GERMINATE, GROWTH, IMAGES, differing, epochs, play, print_of
+from runtime.test_compiling import TEXT
+
+
+def in_turn(parts, rounds):
+    """Both parts' epochs are under way at once, as the trainer has them."""
+    for part in parts:
+        part.start_epoch(then_evaluate=True)
+    for number in range(rounds):
+        for part in parts:
+            part.finish_epoch()
+            part.evaluate()
+            part.tick()
+            if number + 1 < rounds:
+                part.start_epoch(then_evaluate=True)
+
+
+def test_parts_that_take_turns_have_the_episodes_of_the_whole():
+    whole, divided = Population(IMAGES, [1, 2, 3]), Population(IMAGES, [1, 2, 3])
+    play(whole, 3)
+    in_turn([divided.part(range(1)), divided.part(range(1, 3))], 3)
+    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(3)] == [[]] * 3
+
+
+def test_a_second_is_charged_to_one_part_only(monkeypatch):
+    population = Population(BLOBS, [1, 2, 3, 4])
+    clock = count()
+    monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    in_turn([population.part(range(2)), population.part(range(2, 4))], 5)
+    charged = sum(cost.seconds for run in population.runs for cost in run.ledger.phases.values())
+    assert 0 < charged <= next(clock)
+
+
+def test_what_one_part_compiled_is_told_once(monkeypatch):
+    population = Population(BLOBS, [1, 2])
+    first, second = population.part(range(1)), population.part(range(1, 2))
+    monkeypatch.setattr(populations, "compiled_so_far", lambda: (3, 1.5))
+    assert [first.take_compiled(), second.take_compiled()] == [(3, 1.5), (0, 0.0)]
+
+
+# -- kept seeds --------------------------------------------------------------------------------------------------------
+
+
+def as_the_seed_it_was(learn):
+    """A step as a graph from before would replay it: the last fossil is blended in at full strength."""
+
+    def step(run, inputs, targets):
+        kept = [(slot, slot.fossils) for slot in run.slots if slot.seed is None and len(slot.fossils)]
+        for slot, fossils in kept:
+            slot.fossils, slot.seed, slot.is_in_output = nn.ModuleList([*fossils][:-1]), fossils[-1], True
+        learn(run, inputs, targets)
+        for slot, fossils in kept:
+            slot.fossils, slot.seed, slot.is_in_output = fossils, None, False
+
+    return step
+
+
+@pytest.mark.parametrize("script", [GROWTH, COPIES], ids=["random", "copies"])
+def test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was(script, monkeypatch):
+    """`GROWTH` keeps a gated one, whose gradients are added in the order in which its parts were called."""
+    task = TEXT if script is COPIES else IMAGES
+    expected = epochs(task, [7], 8, {0: script})
+    assert any(len(slot.fossils) for slot in expected.runs[0].slots)
+    monkeypatch.setattr(HostRun, "learn", as_the_seed_it_was(HostRun.learn))
+    assert differing(print_of(expected), print_of(epochs(task, [7], 8, {0: script}))) == []
+
+
+def test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_to():
+    population = epochs(BLOBS, [1], 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    run = population.runs[0]
+    before = run.wiring(), run.topology()
+    play(population, 2)
+    assert len(run.slots[0].fossils) == 1  # probation is over
+    assert (run.wiring() == before[0], run.topology() == before[1]) == (True, False)
+    assert float(run.model.slot("r0c0").alpha) == 1.0  # as the graph from before reads it
+    planted = run.wiring()
+    play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert run.wiring() != planted
+
+
+def grown_gradients(clip_norm, epoch=8):
+    """A host with a fossil, from the eighth epoch on with a live seed behind it, and gradients everywhere."""
+    script = {0: [(GERMINATE, "r0c0", "mlp")], 6: [(GERMINATE, "r0c0", "lora")]}
+    run = epochs(replace(BLOBS, clip_norm=clip_norm), [1], epoch, {0: script}).runs[0]
+    run.begin_epoch()
+    run._forward(*run.splits.train.gather(torch.arange(64)))[0].mean().backward()
+    assert len(run.slots[0].fossils) == 1
+    assert (run.slots[0].seed is not None) == (epoch == 8)
+    return run
+
+
+@pytest.mark.parametrize("epoch", [6, 8], ids=["kept", "kept and planted"])
+def test_hosts_are_clipped_as_gardens_are(epoch):
+    run = grown_gradients(1e-4, epoch)
+    gradients = [p.grad.clone() for p in run.model.parameters()]
+    norms = [float(norm) for norm in run._clip()]
+    clipped = [p.grad.clone() for p in run.model.parameters()]
+    for parameter, gradient in zip(run.model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    expected = [0.0 if norm is None else float(norm) for norm in run.model.clip_gradients(1e-4)]
+    assert norms == pytest.approx(expected, rel=1e-6)
+    assert min(norm for norm in norms if norm) > 1e-4
+    for own, parameter in zip(clipped, run.model.parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad, rtol=1e-5, atol=0.0)
+
+
+def test_a_seed_whose_gradient_is_not_a_number_leaves_the_hosts_alone():
+    run = grown_gradients(1e9)
+    seed = run.slots[0].seed
+    own = {id(parameter) for parameter in seed.parameters()}
+    next(seed.parameters()).grad.fill_(torch.nan)
+    expected = [p.grad.clone() for p in run.model.parameters() if id(p) not in own]
+    run._clip()
+    found = [p.grad for p in run.model.parameters() if id(p) not in own]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

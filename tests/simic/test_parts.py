@@ -1,0 +1,112 @@
+"""A round whose hosts take turns in two parts: the same episodes, stored and told as one."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from esper.runtime.executors import EagerExecutor
+from esper.simic import environment, trainer
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.round_summary import RoundTally
+from esper.simic.team import Team
+from esper.simic.trainer import InterruptedTraining, build_agent, build_environment, build_rollout, play_round
+from null_sink import NullSink
+from simic.tiny_runs import events_of, tiny, train
+
+HOSTS = 2 * environment.LEAST_HOSTS + 1
+
+
+@pytest.fixture
+def _in_parts(monkeypatch):
+    """On a CPU nothing trains in the background, but hosts may take turns all the same."""
+    monkeypatch.setattr(environment, "GraphedExecutor", EagerExecutor)
+
+
+def played(folder, **options):
+    config = tiny(folder, hosts=HOSTS, initial_wait=0.3)
+    config.out.mkdir(parents=True)
+    env = build_environment(config)
+    agent, _ = build_agent(config, env)
+    rollout = build_rollout(env, agent, config.hosts)
+    tally = play_round(env, agent, rollout, 1, NullSink(), **{"should_stop": lambda: False, **options})
+    return SimpleNamespace(env=env, agent=agent, rollout=rollout, tally=tally)
+
+
+@pytest.mark.usefixtures("_in_parts")
+def test_hosts_are_divided_where_graphs_let_them_train_in_the_background(tmp_path, monkeypatch):
+    env = played(tmp_path / "run").env
+    assert [(part.first, part.num_envs) for part in env.parts()] == [(0, 4), (4, 5)]
+    monkeypatch.undo()
+    assert env.parts() == [env]
+
+
+@pytest.mark.usefixtures("_in_parts")
+def test_too_few_hosts_are_one_part(tmp_path):
+    env = build_environment(tiny(tmp_path / "run", hosts=2 * environment.LEAST_HOSTS - 1))
+    assert env.parts() == [env]
+
+
+def test_a_round_in_two_parts_is_the_round_of_the_whole(tmp_path, monkeypatch):
+    whole = played(tmp_path / "whole")
+    monkeypatch.setattr(environment, "GraphedExecutor", EagerExecutor)
+    steps, real = [], GrowthVectorEnv.step_async
+    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda env, a: (steps.append(env.num_envs), real(env, a)))
+    divided = played(tmp_path / "divided")
+    assert steps == [4, 5] * whole.rollout.steps
+    for name in ("states", "choices", "log_probs", "values", "rewards", "after_values", "terminated", "valid"):
+        torch.testing.assert_close(getattr(divided.rollout, name), getattr(whole.rollout, name), msg=name)
+    for state in ("hidden", "end_hidden"):
+        for own, other in zip(getattr(divided.rollout, state), getattr(whole.rollout, state), strict=True):
+            torch.testing.assert_close(own, other, msg=state)
+    for name in ("ops", "stages", "refused"):
+        assert str(getattr(divided.tally, name)) == str(getattr(whole.tally, name))
+    assert divided.tally.returns == pytest.approx(whole.tally.returns)
+    assert divided.agent.update(divided.rollout).decisions == whole.agent.update(whole.rollout).decisions
+
+
+@pytest.mark.usefixtures("_in_parts")
+def test_a_run_in_parts_tells_every_host_once_in_every_epoch(tmp_path):
+    config = tiny(tmp_path / "run", hosts=HOSTS, rounds=2)
+    agent = train(config)
+    told = [(row["round"], row["host"], row["epoch"]) for row in events_of(config.out, "HostEpoch")]
+    assert sorted(told) == [
+        (number, host, epoch + 1) for number in (0, 1) for host in range(HOSTS) for epoch in range(config.task.epochs)
+    ]
+    assert agent.decisions == 2 * HOSTS * (config.task.epochs - 1)
+
+
+def test_whether_to_stop_is_asked_after_every_so_many_epochs(tmp_path):
+    asked = []
+    played(tmp_path / "run", should_stop=lambda: asked.append(None) or False, every=2)
+    steps = tiny(tmp_path / "x").task.epochs - 1
+    assert len(asked) == steps // 2
+    with pytest.raises(InterruptedTraining):
+        played(tmp_path / "stopped", should_stop=lambda: True, every=steps)
+
+
+class Lone(Team):
+    """One of two ranks, whose other one adds nothing."""
+
+    def sum(self, values):
+        return values.clone()
+
+    def gather(self, value):
+        return [value]
+
+
+def test_ranks_ask_about_once_a_second(tmp_path, monkeypatch):
+    """From what the slowest took for the last round, so that all of them ask at the same epochs."""
+    given, real, finish = [], trainer.play_round, RoundTally.finish
+    monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-1]), real(*all))[1])
+    seconds = iter([1.4, 100.0, 0.001])
+
+    def took(tally, *rest):
+        return replace(finish(tally, *rest), seconds=next(seconds))
+
+    monkeypatch.setattr(RoundTally, "finish", took)
+    config = tiny(tmp_path / "run", rounds=4, task__epochs=15, hosts=4)
+    with pytest.raises(StopIteration):  # before the fourth update is told
+        train(config, team=Lone(0, 2))
+    assert given == [1, 10, 1, 14]
