@@ -4,6 +4,36 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        "an empty slot switches off what was kept there",
+        "kasmina/slot.py",
+        "self.alpha.fill_(1.0 if self.seed is None else state.alpha)",
+        "self.alpha.fill_(state.alpha)",
+        "runtime/test_parts.py::test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_to",
+    ),
+    Fault(
+        "a kept gate's gradients come in another order",
+        "kasmina/seeds.py",
+        "        weight = None if self.gate is None else self.gate(features).to(features.dtype)\n"
+        "        grown = self._grown(features)\n",
+        "        grown = self._grown(features)\n"
+        "        weight = None if self.gate is None else self.gate(features).to(features.dtype)\n",
+        "runtime/test_parts.py::test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was",
+    ),
+    Fault(
+        "a kept seed is still clipped by itself",
+        "runtime/host.py",
+        "torch.where(self.live, factors[1:], factors[0])",
+        "factors[1:]",
+        "runtime/test_parts.py::test_hosts_are_clipped_as_gardens_are",
+    ),
+    Fault(
+        "two parts are charged with the same second",
+        "runtime/population.py",
+        "now - max(started, self._told.seconds)",
+        "now - started",
+        "runtime/test_parts.py::test_a_second_is_charged_to_one_part_only",
+    ),
+    Fault(
         "what a share leaves is lost",
         "runtime/clock.py",
         "left = self.due(run.epoch, reserve) - used - fixed",
