@@ -1,4 +1,4 @@
-"""Faults of the compute clock: shares, who pays for measuring, rates, the corpus."""
+"""Faults of the compute clock (shares, who pays for measuring, rates, the corpus), of parts of hosts and kept seeds."""
 
 from planted_faults import Fault
 
