@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from esper.leyline.errors import SettingError
 from esper.runtime import population as populations
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
@@ -49,6 +50,13 @@ def test_what_one_part_compiled_is_told_once(monkeypatch):
     first, second = population.part(range(1)), population.part(range(1, 2))
     monkeypatch.setattr(populations, "compiled_so_far", lambda: (3, 1.5))
     assert [first.take_compiled(), second.take_compiled()] == [(3, 1.5), (0, 0.0)]
+
+
+def test_an_epoch_that_nobody_started_cannot_be_waited_for():
+    population = Population(BLOBS, [1])
+    population.train_epoch()
+    with pytest.raises(SettingError, match="start_epoch"):
+        population.finish_epoch()
 
 
 # -- kept seeds --------------------------------------------------------------------------------------------------------

@@ -188,7 +188,8 @@ class GraphedExecutor:
             self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
         self._end_training(changed, graphs, then_measure)
         scores = [graphs[run]["score"].result for run in runs]
-        calls.clear()
+        for known in (calls, graphs):  # or they would hold what is to be given back
+            known.clear()
         if not then_measure:
             self._tidy()
         return scores

@@ -133,9 +133,12 @@ class Population:
 
     def finish_epoch(self) -> list[EpochReading]:
         """The readings of the epoch that was started."""
+        if not self._scores:
+            raise SettingError("finish_epoch() needs an epoch to wait for; call start_epoch() first.")
         with memory_errors():
             self.executor.wait(self.runs)
             sums, scores = _read([run.sums for run in self.runs]), _read(self._scores)
+        self._scores = []
         seconds = self._take_seconds(self._started)
         for run, row, score in zip(self.runs, sums, scores, strict=True):
             run.end_epoch(row)
