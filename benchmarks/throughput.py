@@ -286,6 +286,7 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
                 for run in population.runs:
                     executor._device(run).lane(run).stream = shared
             executor.train(population.runs)
+            executor.settle(population.runs)
             for run in population.runs:
                 run.begin_epoch()
             calls = [[executor._device(run).graphs(run)["train"]] for run in population.runs]

@@ -104,6 +104,7 @@ class Episodes:
         """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
         for host in hosts:
             self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
+        self.population.mark_charged()
 
     def close(self, host: int) -> LedgerClosed:
         run = self.population.runs[host]

@@ -142,6 +142,28 @@ def test_a_measurement_that_was_promised_and_not_asked_for_is_not_taken_for_a_la
     assert population.readings() == other.readings()
 
 
+class LateStream(StandInStream):
+    """Says what it is told to wait for."""
+
+    told: list = []  # noqa: RUF012
+
+    def wait_event(self, event):
+        self.told.append(event)
+
+
+def test_who_trains_again_or_begins_anew_waits_for_what_is_under_way(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: LateStream())
+    population = build(IMAGES)
+    executor, run, saved = population.executor, population.runs[0], population.snapshot()
+    for act_again in (lambda: executor.train([run]), lambda: population.restore(saved), lambda: population.reset(0, 3)):
+        executor.train([run], then_measure=True)
+        executor._trained[run], executor._measured[run] = "trained", (executor._measured[run][0], "measured")
+        LateStream.told.clear()
+        act_again()
+        assert LateStream.told[:2] == ["trained", "measured"]
+        assert run not in executor._measured
+
+
 def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypatch):
     monkeypatch.setattr(executors, "_SPARE", 3)
     population = build(seeds=[7, 8])

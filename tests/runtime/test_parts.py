@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from esper.leyline.errors import SettingError
+from esper.episodes import Episodes
+from esper.leyline.errors import DataError, SettingError
 from esper.runtime import population as populations
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
@@ -45,6 +46,31 @@ def test_a_second_is_charged_to_one_part_only(monkeypatch):
     assert 0 < charged <= next(clock)
 
 
+def test_deciding_and_pruning_of_one_part_are_not_the_others_seconds(monkeypatch):
+    population = Population(BLOBS, [1, 2])
+    first, second = population.part(range(1)), population.part(range(1, 2))
+    clock = count(step=1.0)
+    monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    first.start_epoch()
+    second.start_epoch()
+    for _ in range(50):
+        next(clock)  # the policy takes its time, and is charged
+    Episodes(second).charge_policy([0], 1, 50.0)
+    first.finish_epoch()
+    assert population.runs[0].ledger.phases["training"].seconds < 10
+
+
+def test_parts_share_governors_and_the_end(monkeypatch):
+    population = Population(BLOBS, [1, 2])
+    part = population.part(range(1))
+    part.reset(0, 5)
+    assert part.governors[0] is population.governors[0]
+    assert population.governors[0].best_loss == float("inf")
+    population.final_scores()
+    with pytest.raises(DataError, match="over"):
+        part.start_epoch()
+
+
 def test_what_one_part_compiled_is_told_once(monkeypatch):
     population = Population(BLOBS, [1, 2])
     first, second = population.part(range(1)), population.part(range(1, 2))
@@ -60,6 +86,8 @@ def test_an_epoch_that_nobody_started_cannot_be_waited_for():
 
 
 # -- kept seeds --------------------------------------------------------------------------------------------------------
+
+PLANTED = [(GERMINATE, "r0c0", "mlp")]
 
 
 def as_the_seed_it_was(learn):
@@ -97,6 +125,21 @@ def test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_
     planted = run.wiring()
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     assert run.wiring() != planted
+
+
+def test_a_kept_seed_that_is_live_again_is_another_wiring():
+    """A graph that was captured of the fossil does not read alpha, which is below 1 on the ramp."""
+    population = epochs(replace(BLOBS, lengths=replace(BLOBS.lengths, ramp=3)), [1], 2, {0: {0: PLANTED}})
+    run, snapshot = population.runs[0], population.snapshot()
+    assert run.slots[0].state.alpha < 1
+    play(population, 4)
+    kept = run.wiring()
+    assert len(run.slots[0].fossils) == 1
+    population.restore(snapshot)
+    assert run.wiring() != kept
+    live = run.wiring()
+    population.restore(population.snapshot())
+    assert run.wiring() == live
 
 
 def grown_gradients(clip_norm, epoch=8):

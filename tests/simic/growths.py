@@ -12,6 +12,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks import get_task
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
+from esper.telemetry.events import ActionRefused
 from runtime.episodes import IMAGES
 
 WAIT = (OP_WAIT, 0, 0, 0)
@@ -78,6 +79,11 @@ def play(env, policy, steps=None, seed=0, meddle=lambda env, step: None):
         meddle(env, step)
         lived.append(decide(env, policy, step, lived[-1].info))
     return lived
+
+
+def refusals(lived):
+    """How many actions of these steps were refused."""
+    return sum(isinstance(event, ActionRefused) for step in lived for told in step.info["events"] for event in told)
 
 
 def decide(env, policy, step, info):

@@ -31,6 +31,7 @@ from simic.growths import (
     kinds,
     play,
     poisoner,
+    refusals,
     scripted,
     wander,
 )
@@ -91,7 +92,7 @@ def test_a_step_is_op_tick_epoch_measuring_and_is_paid_by_that_epoch(twins):
         info = answer.info
         assert env.population.runs[0].reading == reading
         assert info["reward_parts"] == [reward_parts(facts, BOTH)]
-    assert env.refused == 0
+        assert refusals([answer]) == 0
     assert env.population.runs[0].model.fossilized_seeds == 1
     assert answer.terminated.all()
 
@@ -136,7 +137,7 @@ def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_episode(twins
     assert rewards.tolist() == [0.0, 0.0]
     assert not terminated.any()
     assert [[type(event) for event in events] for events in info["events"]] == [[HostEpoch], [HostEpoch]]
-    assert (info["reward_parts"], env.refused) == ([{}, {}], 0)
+    assert info["reward_parts"] == [{}, {}]
     assert all(run.epoch == 1 and run.model.total_params == run.model.host_params for run in env.population.runs)
     assert {run.seed for run in env.population.runs}.isdisjoint(seeds)
     assert env.accuracy.tolist() == [env.twin(host).held_out_accuracy for host in range(2)]
@@ -215,10 +216,9 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("action", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
 def test_an_impossible_action_is_executed_as_wait_counted_and_told(action, twins):
-    env = grow(POINTS, 2, twins)
     waited = play(grow(POINTS, 2, twins), always(WAIT), steps=3)
-    lived = play(env, scripted({1: action}, hosts=[0]), steps=3)
-    assert env.refused == 1
+    lived = play(grow(POINTS, 2, twins), scripted({1: action}, hosts=[0]), steps=3)
+    assert refusals(lived) == 1
     event, _ = lived[2].info["events"][0]
     assert isinstance(event, ActionRefused)
     assert (event.host, event.slot) == (0, f"r0c{action[1]}")
@@ -228,9 +228,7 @@ def test_an_impossible_action_is_executed_as_wait_counted_and_told(action, twins
 
 
 def test_a_legal_action_is_never_refused(twins):
-    env = grow(POINTS, 3, twins)
-    play(env, wander, steps=2 * POINTS.epochs)
-    assert env.refused == 0
+    assert refusals(play(grow(POINTS, 3, twins), wander, steps=2 * POINTS.epochs)) == 0
 
 
 def test_an_index_outside_the_space_is_an_error(twins):

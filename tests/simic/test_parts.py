@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from esper.leyline.errors import SettingError
 from esper.runtime.executors import EagerExecutor
 from esper.simic import environment, trainer
 from esper.simic.environment import GrowthVectorEnv
@@ -84,6 +85,22 @@ def test_whether_to_stop_is_asked_after_every_so_many_epochs(tmp_path):
     assert len(asked) == steps // 2
     with pytest.raises(InterruptedTraining):
         played(tmp_path / "stopped", should_stop=lambda: True, every=steps)
+
+
+@pytest.mark.usefixtures("_in_parts")
+def test_who_stops_in_the_middle_leaves_nothing_under_way(tmp_path, monkeypatch):
+    settled = []
+    monkeypatch.setattr(EagerExecutor, "settle", lambda executor, runs: settled.append(len(runs)))
+    with pytest.raises(InterruptedTraining):
+        played(tmp_path / "run", should_stop=lambda: True)
+    assert settled[-1] == HOSTS
+
+
+def test_waiting_for_a_step_that_nobody_took_is_refused(tmp_path):
+    env = build_environment(tiny(tmp_path / "run"))
+    for wait in (env.step_wait, env.reset_wait):
+        with pytest.raises(SettingError, match="start_epoch"):
+            wait()
 
 
 class Lone(Team):

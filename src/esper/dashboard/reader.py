@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -224,7 +224,7 @@ def summarise(reader: RunReader) -> RunSummary:
 
 def _best(view: RunView) -> tuple[float | None, int | None]:
     last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
-    known = [(accuracy, int(params)) for accuracy, params in last if params is not None]
+    known = [(accuracy, int(params)) for accuracy, params in last if params is not None and isfinite(params)]
     if view.kind != "run":
         best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
         return best, round(fmean(params for _, params in known)) if known else None

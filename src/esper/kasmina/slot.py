@@ -42,7 +42,7 @@ class SeedSlot(nn.Module):
         self.copied_params = -1  # size of the module for which copies were priced last
         self.seed: AnySeed | None
         self.register_module("seed", None)
-        self.register_buffer("alpha", torch.zeros((), device=like.device, dtype=like.dtype))
+        self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
         self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None

@@ -8,7 +8,10 @@ from esper.leyline.stages import LIVE_STAGES, SeedStage
 
 @dataclass(frozen=True, slots=True)
 class SeedMetrics:
-    counterfactual_contribution: float | None = None  # held-out loss without it minus with it: positive if it helps
+    """Readings of one seed."""
+
+    counterfactual_contribution: float | None = None
+    """held-out loss without the slot minus with it, per example: positive means the seed helps"""
     counterfactual_standard_error: float | None = None
     seed_gradient_norm_ratio: float | None = None  # gradient norm per parameter, seed over host
     seed_gradient_norm: float | None = None  # mean over the last epoch's steps, before clipping

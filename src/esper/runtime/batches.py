@@ -32,7 +32,7 @@ class ExampleStream:
             if self.position == len(self.permutation):
                 self.permutation = torch.randperm(self.count, generator=self.generator)
                 self.position = 0
-            taken = min(count - done, self.count - self.position)
+            taken = min(count - done, len(self.permutation) - self.position)
             out[done : done + taken] = self.permutation[self.position : self.position + taken]
             self.position += taken
             done += taken

@@ -50,7 +50,10 @@ def load_python_text(root: Path | None = None, context: int = 64, size: int = 1_
 
 
 def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -> Splits:
-    """Python sources of this installation, bytes: its standard library and packages, at most `size` of them."""
+    """Python sources of this installation, bytes: its standard library and packages, at most `size` of them.
+
+    Files come in an order that their paths decide.
+    """
     texts: dict[bytes, bytes] = {}  # each content once
     room = size
     for path in _find_sources():

@@ -39,6 +39,9 @@ class EagerExecutor:
     def wait(self, runs: Sequence[HostRun]) -> None:
         """Whatever the device is asked for from now on comes after the last training of these hosts."""
 
+    def settle(self, runs: Sequence[HostRun]) -> None:
+        """The same after all that they were given; a measurement that was promised and nobody took is dropped."""
+
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         return [measure(run, split) for run, split in zip(runs, splits, strict=True)]
 
@@ -175,8 +178,7 @@ class GraphedExecutor:
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
-        for run in runs:
-            self._measured.pop(run, None)  # a promise that nobody kept
+        self.settle(runs)
         graphs = {run: self._device(run).graphs(run) for run in runs}
         ready = [run for run in runs if _measuring(run) in graphs[run]]  # which is captured last
         changed = [run for run in runs if run not in ready]
@@ -223,6 +225,11 @@ class GraphedExecutor:
     def wait(self, runs: Sequence[HostRun]) -> None:
         for run in runs:
             torch.cuda.current_stream(run.device).wait_event(self._trained[run])
+
+    def settle(self, runs: Sequence[HostRun]) -> None:
+        self.wait([run for run in runs if run in self._trained])
+        for run in [run for run in runs if run in self._measured]:
+            torch.cuda.current_stream(run.device).wait_event(self._measured.pop(run)[1])
 
     def _replay(self, calls: Sequence[Sequence[_Captured]]) -> None:
         """A few calls of each host in turn: a deep queue of one host would keep others out."""
@@ -301,8 +308,8 @@ def _parts(run: HostRun) -> set[Any]:
     parts: set[Any] = {run.task.name}
     for place, slot in enumerate(run.slots):
         parts |= {(place, name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)}
-        if slot.seed is not None:  # which runs what a fossil runs, and blends it
-            parts |= {(place, slot.state.blueprint_id, has_gate(slot.seed)), (place, slot.is_in_output)}
+        if slot.seed is not None and slot.is_in_output:  # it runs what a fossil runs, and is blended in
+            parts |= {(place, slot.state.blueprint_id, has_gate(slot.seed)), (place, "blended")}
     return parts
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from esper.leyline.errors import DataError, UnknownNameError
 
-_TIMEOUT, _RETRIES = 30.0, 2  # Seconds without a byte until a server counts as gone; further attempts.
+_TIMEOUT, _RETRIES = 30.0, 2  # Seconds without a byte until a server is gone; further attempts, each from the start.
 
 
 @dataclass(frozen=True)

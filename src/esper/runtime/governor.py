@@ -17,6 +17,10 @@ EXPLODED = 3.0  # Times its best that a held-out loss worse than guessing may be
 PATIENCE = 3
 
 
+NEWBORN = 0.0, math.inf, 0, 0
+"""what is expected of a host whose episode begins: best accuracy and loss, bad checks, rollbacks"""
+
+
 class Governor:
     """Keeps the last good state of one host and judges every epoch's reading."""
 
@@ -24,7 +28,7 @@ class Governor:
         self.run = run
         self._pairs: Pairs = {}
         self._good: dict[str, Any] = {}
-        self.load((0.0, math.inf, 0, 0))
+        self.load(NEWBORN)
 
     def state(self) -> tuple[float, float, int, int]:
         """What is expected of the host from now on."""

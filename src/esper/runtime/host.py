@@ -236,6 +236,9 @@ class HostRun:
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
+        kept = {id(fossil) for slot in self.slots for fossil in slot.fossils}
+        for seed in [seed for _, _, seed, *_ in snapshot["slots"] if id(seed) in kept]:
+            self._primed[seed] = self._primed.get(seed, 0) + 1  # a graph of the fossil does not read the seed's alpha
         for slot, (fossils, names, seed, state, built_in, *readings) in zip(self.slots, snapshot["slots"], strict=True):
             slot.fossils, slot.fossil_names, slot.seed = nn.ModuleList(fossils), list(names), seed
             slot.assign(state)

@@ -24,7 +24,7 @@ from esper.runtime.compiling import compiled_so_far, is_compiled
 from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors import choose_executor
-from esper.runtime.governor import Governor, keep_together
+from esper.runtime.governor import NEWBORN, Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun
 from esper.runtime.ledger import Charge, HostFlops, network_flops
 from esper.runtime.splits import Split, Splits
@@ -51,10 +51,11 @@ class FinalScore:
 
 @dataclass
 class _Told:
-    """How far clock and compiler have been accounted for: once, by whichever part of a population comes first."""
+    """What all parts of a population know: how far clock and compiler are accounted for, and whether it has ended."""
 
     seconds: float = 0.0
     compiled: tuple[int, float] = (0, 0.0)
+    is_over: bool = False  # whether the test split has been read
 
 
 class Population:
@@ -87,7 +88,6 @@ class Population:
         self.flops = HostFlops.of_task(task.build_host, splits.train)
         self.clock = ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
         self.corpus = splits.corpus
-        self.is_over = False
         with memory_errors():
             compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
             placed = zip(seeds, self.placed, strict=True)
@@ -149,6 +149,10 @@ class Population:
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
+    def mark_charged(self) -> None:
+        """What has been timed until now is in somebody's ledger, and is no other part's."""
+        self._told.seconds = _clock()
+
     def _take_seconds(self, started: float) -> float:
         """Each host's part of the time since then that no other part of the population has been charged with."""
         now = _clock()
@@ -203,6 +207,7 @@ class Population:
         with memory_errors():
             verdicts, scored = prune(run.model, measure, measure())
         run.ledger.settle(charges, time.perf_counter() - started)
+        self.mark_charged()
         if not all(verdict.is_kept for verdict in verdicts):
             assert run.reading is not None
             loss, accuracy = scored.mean(1).tolist()
@@ -245,20 +250,22 @@ class Population:
         return [{**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
+        self.executor.settle(self.runs)
         for governor, snapshot in zip(self.governors, snapshots, strict=True):
             governor.run.restore(snapshot)
             governor.load(snapshot["governor"])
 
     def reset(self, host: int, seed: int) -> None:
         """A new episode in this place; all other hosts are untouched."""
+        self.executor.settle([self.runs[host]])
         self.runs[host].begin_episode(seed)
         self.executor.begin_episode(self.runs[host])
-        self.governors[host] = Governor(self.runs[host])
+        self.governors[host].load(NEWBORN)  # in place: a part of the population has the same one
 
     def final_scores(self) -> list[FinalScore]:
         """Harvest every host and read the test split: once, and then these episodes are over."""
         self._require_episode()
-        self.is_over = True
+        self._told.is_over = True
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
@@ -277,7 +284,7 @@ class Population:
         return accuracy, loss
 
     def _require_episode(self) -> None:
-        if self.is_over:
+        if self._told.is_over:
             raise DataError("the test split has been read, so these episodes are over; build a new population.")
 
 

@@ -18,6 +18,8 @@ MOST_WIDTH = 16384
 
 
 class PPOSettings(Configuration):
+    """How the policy learns from a rollout."""
+
     epochs: int = Field(10, ge=1, description="passes over one rollout")
     minibatches: int = Field(8, ge=1)
     """parts that the rows of a rollout are assigned to; growth never cuts a row"""
@@ -69,16 +71,22 @@ class PPOConfig(PPOSettings):
 
 
 class RewardConfig(Configuration):
+    """What a decision earns."""
+
     family: str | None = Field(None, description="contribution, loss, compute or your own; see esper list")
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
 
 
 class TrainingTelemetry(TelemetrySettings):
+    """How much is written down."""
+
     escalation_rounds: int = Field(3, ge=1, description="rounds at debug, the one that an anomaly is found in included")
 
 
 class TrainingConfig(HostsConfig):
+    """One training run of a growth policy."""
+
     reward: RewardConfig = Field(RewardConfig(), description="what a decision earns")
     ppo: PPOSettings = Field(PPOSettings(), description="how the policy learns")
     telemetry: TrainingTelemetry = Field(TrainingTelemetry(), description="how much is written down")

@@ -65,6 +65,8 @@ class RatioExplosionDiagnostic:
 
 @dataclass(frozen=True)
 class UpdateRecord:
+    """What one PPO update did."""
+
     policy_loss: float
     value_loss: float
     entropy: float  # mean over heads
@@ -74,7 +76,8 @@ class UpdateRecord:
     ratio_std: float
     ratio_max: float
     ratio_min: float  # joint ratio of whole decisions over all passes
-    first_ratio_gap: Mapping[str, float]  # largest |ratio - 1| of the first minibatch: acting against learning
+    first_ratio_gap: Mapping[str, float]
+    """largest |ratio - 1| of the first minibatch, per head and joint: what acting and learning disagree by"""
     first_worst: WorstRatio | None  # the decision that they disagree most about; None where they agree to the bit
     approx_kl: float  # of the last minibatch looked at
     clip_fraction: float

@@ -91,7 +91,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        self.seed, self.begun, self.refused = 0, 0, 0
+        self.seed, self.begun = 0, 0
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
@@ -103,10 +103,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return [self._part(hosts) for hosts in (range(half), range(half, self.num_envs))]
 
     def _part(self, hosts: range) -> "GrowthVectorEnv":
+        """Some hosts; whoever steps parts and then the whole must reset it first, which follows none of them."""
         part, own = copy.copy(self), slice(hosts.start, hosts.stop)
         part.num_envs, part.first, part.population = len(hosts), self.first + hosts.start, self.population.part(hosts)
         part.episodes = Episodes(part.population, part.first)
         part.is_over, part.accuracy, part.loss = self.is_over[own], self.accuracy[own], self.loss[own]
+        part.observation_space = batch_space(self.single_observation_space, len(hosts))
+        part.action_space = batch_space(self.single_action_space, len(hosts))
         return part
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
@@ -159,8 +162,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step_wait(self) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """What came of the actions that were carried out."""
-        before, ops, was, acted = self._sent
         trained = self._finish()
+        before, ops, was, acted = self._sent
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for host, twin_before in enumerate(before):
@@ -181,7 +184,6 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
             happened.append([] if host in begins else self.episodes.act(host, (op, slot, blueprint, blend)))
             is_refused = any(isinstance(event, ActionRefused) for event in happened[host])
-            self.refused += is_refused
             done[host] = op if happened[host] and not is_refused else OP_WAIT
         return done, happened
 

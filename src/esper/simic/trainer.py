@@ -167,11 +167,14 @@ def play_round(
     began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
-    for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
-        asked = time.perf_counter()
-        if epoch and epoch % every == 0 and agent.team.any(should_stop()):
-            raise InterruptedTraining(number)
-        waited += time.perf_counter() - asked  # for ranks that take longer
+    try:
+        for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
+            asked = time.perf_counter()
+            if epoch and epoch % every == 0 and agent.team.any(should_stop()):
+                raise InterruptedTraining(number)
+            waited += time.perf_counter() - asked  # for ranks that take longer
+    finally:  # who stops in the middle leaves hosts that train
+        env.population.executor.settle(env.population.runs)
     tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
     sink.write(tally.ranks[0])
     return tally

@@ -92,7 +92,7 @@ class TrackingSink(Sink):
     def __init__(self, path: Path, telemetry: TelemetryConfig, names: Sequence[TrackerName], config: Mapping[str, Any]):
         super().__init__(path, telemetry)
         self._config = config
-        # each opens with the first number, so that a refused start leaves nothing
+        # each opens with the first number, so that a refused start leaves nothing, and notes the configuration
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
     def write(self, event: Event) -> None:

@@ -43,6 +43,8 @@ class SlotEvent(HostEvent):
 
 
 class HostEpoch(HostEvent):
+    """One host after an epoch."""
+
     held_out_loss: float | None
     params: int
     train_loss: float | None = None
@@ -103,6 +105,8 @@ class ActionRefused(SlotEvent):
 
 
 class StageChanged(SlotEvent):
+    """A slot moved along its lifecycle."""
+
     slot: str
     before: str
     after: str
@@ -216,6 +220,8 @@ class ArmFinished(Event):
 
 
 class LedgerClosed(Event):
+    """What one host's episode cost, phase by phase."""
+
     host: int
     seed: int
     peak_params: int
@@ -235,6 +241,8 @@ class RoundBegan(Event):
 
 
 class RankTimed(Event):
+    """How long one process took to play its share of a round."""
+
     round: int
     rank: int
     hosts: int
@@ -243,6 +251,8 @@ class RankTimed(Event):
 
 
 class RoundFinished(Event):
+    """One round of episodes and the update after it."""
+
     round: int
     decisions: int  # since the beginning
     mean_return: float
