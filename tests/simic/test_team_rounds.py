@@ -60,7 +60,7 @@ def failing(problem):
 
 @pytest.mark.parametrize(
     ("epochs", "asks", "ends"),
-    [(4, 5, (1, 5)), (13, 2, (0, 2)), (13, 12, (0, 12)), (4, -2, (0, 0))],
+    [(4, 4, (1, 4)), (13, 2, (0, 2)), (13, 12, (0, 12)), (4, -2, (0, 0))],
     ids=["in the second round", "after the epoch", "after the last epoch", "while twins are played"],
 )
 @pytest.mark.parametrize("asker", [0, 1])
