@@ -101,6 +101,15 @@ class Population:
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the test split has been read, by any part of the population."""
+        return self._told.is_over
+
+    @is_over.setter
+    def is_over(self, value: bool) -> None:
+        self._told.is_over = value
+
     def describe(self, tell: Callable[[str], None]) -> None:
         """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
         for known in filter(None, (self.clock, self.corpus and f"corpus: {self.corpus}")):
@@ -265,7 +274,7 @@ class Population:
     def final_scores(self) -> list[FinalScore]:
         """Harvest every host and read the test split: once, and then these episodes are over."""
         self._require_episode()
-        self._told.is_over = True
+        self.is_over = True
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
@@ -284,7 +293,7 @@ class Population:
         return accuracy, loss
 
     def _require_episode(self) -> None:
-        if self._told.is_over:
+        if self.is_over:
             raise DataError("the test split has been read, so these episodes are over; build a new population.")
 
 
