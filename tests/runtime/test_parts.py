@@ -60,7 +60,7 @@ def test_deciding_and_pruning_of_one_part_are_not_the_others_seconds(monkeypatch
     assert population.runs[0].ledger.phases["training"].seconds < 10
 
 
-def test_parts_share_governors_and_the_end(monkeypatch):
+def test_parts_share_governors_and_the_end():
     population = Population(BLOBS, [1, 2])
     part = population.part(range(1))
     part.reset(0, 5)
