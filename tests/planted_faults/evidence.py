@@ -88,11 +88,11 @@ FAULTS = [
         "test_garden_notes.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
     ),
     Fault(
-        "probation replays the measurement of the ramp",
+        "the graph of a measurement leaves the seed on its ramp out",
         "runtime/executors.py",
-        "*(slot.slot_id for slot in measured_slots(run))])",
-        "*(slot.slot_id for slot in measured_slots(run)[:0])])",
-        "runtime/test_lanes.py::test_probation_captures_its_measurement_and_no_training",
+        "partial(measure, run, split, ablated))",
+        "partial(measure, run, split))",
+        "runtime/test_lanes.py::test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured",
     ),
     Fault(
         "a standard deviation for a standard error",

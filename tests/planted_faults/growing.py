@@ -183,9 +183,16 @@ FAULTS = [
     Fault(
         "seeds do not follow the host's rate",
         "runtime/host.py",
-        "for group in self.optimizer.param_groups:\n            if isinstance(",
-        "for group in self.optimizer.param_groups[:1]:\n            if isinstance(",
+        'for group in self.optimizer.param_groups:\n            group["lr"] = rate',
+        'for group in self.optimizer.param_groups[:1]:\n            group["lr"] = rate',
         "runtime/test_population.py::test_a_seed_learns_at_the_hosts_rate_of_the_epoch",
+    ),
+    Fault(
+        "a weight of a seed that somebody else wrote stays",
+        "kasmina/slot.py",
+        "if self._filled[:2] != (strength, self.alpha._version) or",
+        "if self._filled[:1] != (strength,) or",
+        "kasmina/test_slot.py::test_alpha_is_written_again_after_anybody_else_wrote_it",
     ),
     Fault(
         "an altered tensor file is loaded",

@@ -1,15 +1,18 @@
 """Held-out evidence: shared prefixes change nothing, contributions are paired means with their standard error."""
 
+import copy
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
 from esper.runtime import counterfactuals as measuring
-from esper.runtime.counterfactuals import bypassed, greedy_scores, measure, measured_slots
+from esper.runtime.counterfactuals import bypassed, evaluated, greedy_scores, measure, measured_slots
 from esper.runtime.executors import EagerExecutor
 from esper.runtime.population import Population
 from runtime.episodes import BLOBS, GERMINATE, IMAGES, differing, epochs, play, print_of
@@ -90,6 +93,32 @@ def test_measuring_changes_nothing_of_a_host(grown):
     assert grown.runs[0].model.training is mode
 
 
+class KeepsItsMode(nn.Module):
+    """One of a user's, that never leaves the mode that it was put into by hand."""
+
+    def train(self, mode=True):
+        return self
+
+
+@pytest.mark.parametrize("odd", [nn.Identity, KeepsItsMode], ids=["plain", "with a train of its own"])
+def test_evaluating_leaves_every_module_in_its_own_mode(odd):
+    frozen = nn.BatchNorm1d(2)
+    network = nn.Sequential(nn.Dropout(), nn.Sequential(frozen), odd())
+    frozen.training = False
+    before = [module.training for module in network.modules()]
+    as_torch_does = [module.training for module in copy.deepcopy(network).eval().modules()]
+    with suppress(ZeroDivisionError), evaluated(network):
+        assert [module.training for module in network.modules()] == as_torch_does
+        _ = 1 / 0
+    assert [module.training for module in network.modules()] == before
+
+
+def test_a_host_that_is_built_in_evaluation_mode_trains_in_training_mode():
+    task = replace(IMAGES, build_host=lambda: IMAGES.build_host().eval())
+    assert all(module.training for module in epochs(task, [3], epochs=1).runs[0].model.modules())
+    assert all(module.training for module in Population(task, [3]).runs[0].model.modules())
+
+
 def test_only_seeds_on_probation_are_measured():
     moves = {0: [(GERMINATE, "r0c1", "norm")], 1: [(GERMINATE, "r0c0", "conv_small")]}
     population = epochs(IMAGES, [3], epochs=3, script={0: moves})
@@ -97,7 +126,7 @@ def test_only_seeds_on_probation_are_measured():
     run = population.runs[0]
     assert [slot.state.alpha for slot in run.slots] == [1.0, 1.0]  # the first one has just ended its ramp
     assert [slot.slot_id for slot in measured_slots(run)] == ["r0c1"]
-    assert len(measure(run, run.splits.validation)) == 4
+    assert [bool(gain) for gain in measure(run, run.splits.validation)[2:]] == [False, False, True, True]
 
 
 def test_a_seed_on_its_ramp_costs_no_counterfactual_and_has_none():

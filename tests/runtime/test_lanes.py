@@ -103,11 +103,12 @@ def test_a_culled_seed_brings_the_graphs_of_before_back():
     assert captures(population, 2) == 0
 
 
-def test_probation_captures_its_measurement_and_no_training():
+def test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured():
     population = build()
     captures(population, 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     assert population.reports()[0]["r0c0"].stage is SeedStage.PROBATIONARY
-    assert captures(population, 1) == 1
+    assert not population.reports()[0]["r0c0"].is_measured
+    assert captures(population, 1) == 0
     assert population.reports()[0]["r0c0"].is_measured
 
 
@@ -279,7 +280,7 @@ def test_measuring_that_was_started_behind_training_has_the_results_of_measuring
 def test_a_host_is_measured_once_in_an_epoch_and_again_when_asked_again(monkeypatch):
     population, made = build(seeds=[1, 2]), []
     real = executors.measure
-    monkeypatch.setattr(executors, "measure", lambda run, split: made.append(run.seed) or real(run, split))
+    monkeypatch.setattr(executors, "measure", lambda run, *how: made.append(run.seed) or real(run, *how))
     population.train_epoch(then_evaluate=True)
     made.clear()  # with what capturing did
     population.evaluate()

@@ -43,6 +43,8 @@ class SeedSlot(nn.Module):
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
+        self._filled: tuple[Any, ...] = ()
+        """what was last written to alpha, the version that this made of it, and where: others who write are noticed"""
         self.state = SeedState()
         self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None
@@ -90,7 +92,10 @@ class SeedSlot(nn.Module):
         Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
         """
         self.state = state
-        self.alpha.fill_(1.0 if self.seed is None else state.alpha)
+        strength = 1.0 if self.seed is None else state.alpha
+        if self._filled[:2] != (strength, self.alpha._version) or self._filled[2] is not self.alpha:
+            self.alpha.fill_(strength)  # which on a GPU takes longer than all the rest
+            self._filled = strength, self.alpha._version, self.alpha
         self.is_in_output = state.stage in _IN_OUTPUT
 
     def plant(self, seed: AnySeed, state: SeedState) -> None:

@@ -71,7 +71,7 @@ class EpochPlan:
         return self.steps * self.size
 
     def draw(self) -> None:
-        """Rows and offsets of a new epoch; the last thing that leaves the host's generator for this epoch."""
+        """Rows and offsets of a new epoch, with the cursor at 0; the last thing that leaves the generator for it."""
         count = self.examples
         self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:
@@ -79,7 +79,6 @@ class EpochPlan:
         if 0 < count < self._drawn.shape[1]:  # greedy scores look at 32 examples, however few are learnt from
             self._drawn[:, count:] = self._drawn[:, torch.arange(count, self._drawn.shape[1]) % count]
         self.placed.copy_(self._drawn, non_blocking=True)
-        self.cursor.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """The next batch, found by the cursor on the device, so that a captured call goes on by itself."""

@@ -1,12 +1,12 @@
 """Held-out evidence of one host: losses with and without each seed, sharing the prefix; and the greedy score."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.evidence import score_sites
 from esper.kasmina.hosts import SegmentedHost
@@ -29,6 +29,26 @@ def bypassed(slot: SeedSlot) -> Iterator[None]:
         slot.is_in_output = True
 
 
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and every module's own mode afterwards; `train` would take several times as long."""
+    modes = [(module, module.training) for module in model.modules()]
+    plain = nn.Module.train, nn.Module.__setattr__
+    is_plain = all((type(m).train, type(m).__setattr__) == plain and "train" not in vars(m) for m, _ in modes)
+    if not is_plain:
+        model.eval()
+    for module, _ in modes if is_plain else ():
+        vars(module)["training"] = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            if is_plain:
+                vars(module)["training"] = mode
+            else:
+                module.training = mode
+
+
 def incubated_slots(run: HostRun) -> list[SeedSlot]:
     """Slots whose seed trains in the shadow of the host."""
     return [slot for slot in run.slots if slot.state.stage is SeedStage.TRAINING]
@@ -39,15 +59,20 @@ def measured_slots(run: HostRun) -> list[SeedSlot]:
     return [slot for slot in run.slots if slot.state.stage is SeedStage.PROBATIONARY]
 
 
-def measure(run: HostRun, split: Split) -> Tensor:
-    """[loss, accuracy, mean and standard error of each measured and each incubated slot's gain ...], in float64."""
-    slots, incubated = measured_slots(run), incubated_slots(run)
+def measure(run: HostRun, split: Split, ablated: Sequence[SeedSlot] | None = None) -> Tensor:
+    """[loss, accuracy, then mean and standard error of every slot's gain, 0 where there is none], in float64.
+
+    Of incubated slots, and of `ablated`: the measured ones, unless a graph is to serve for others too.
+    """
+    slots, incubated = measured_slots(run) if ablated is None else [*ablated], incubated_slots(run)
     scored = _score_passes(run, split, slots, incubated)
-    losses, result = scored[:, 0], torch.stack([row.mean() for row in scored[0]])
+    losses, result = scored[:, 0], scored[0].mean(1)
     if slots or incubated:
         gains = losses[1:] - losses[:1]  # without the seed minus with it ...
         gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
-        result = torch.cat([result, torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1).flatten()])
+        pairs = torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)
+        found = dict(zip(slots + incubated, pairs, strict=True))
+        result = torch.cat([result, *(found.get(slot, torch.zeros_like(result)) for slot in run.slots)])
     return result
 
 
@@ -58,15 +83,12 @@ def score_examples(run: HostRun, split: Split) -> Tensor:
 
 def _score_passes(run: HostRun, split: Split, slots: list[SeedSlot], incubated: list[SeedSlot]) -> Tensor:
     """Loss and correctness of every example in each of `_passes`: [passes, 2, examples]."""
-    was_training = run.model.training
-    run.model.eval()
     parts = []
-    with torch.no_grad():
+    with torch.no_grad(), evaluated(run.model):
         for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
             outputs = _passes(run, slots, incubated, inputs)
             parts.append(torch.stack([torch.stack(run.task.score(each.float(), targets)) for each in outputs]))
-    run.model.train(was_training)
     return torch.cat(parts, -1).double()
 
 
@@ -93,17 +115,13 @@ def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inpu
 def greedy_scores(run: HostRun) -> Tensor:
     """The greedy score of each slot, [S], from the first examples of the epoch just drawn; the host does not change."""
     sites = [run.model.site(slot.slot_id) for slot in run.slots]
-    was_training = run.model.training
-    run.model.eval()
-    try:
-        drawn = run.plan.placed[:, :SCORE_EXAMPLES]
-        inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
+    drawn = run.plan.placed[:, :SCORE_EXAMPLES]
+    inputs, targets = run.splits.train.gather(drawn[0], drawn[1:])
 
-        def losses() -> Tensor:
-            with run.autocast():
-                outputs = run.model(inputs)
-            return run.task.score(outputs.float(), targets)[0]
+    def losses() -> Tensor:
+        with run.autocast():
+            outputs = run.model(inputs)
+        return run.task.score(outputs.float(), targets)[0]
 
+    with evaluated(run.model):
         return score_sites(losses, sites, [slot.kind for slot in run.slots])
-    finally:
-        run.model.train(was_training)

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.batches import shared_batches
-from esper.runtime.counterfactuals import greedy_scores, measure, measured_slots
+from esper.runtime.counterfactuals import greedy_scores, measure
 from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
 from esper.runtime.splits import Split
 from esper.runtime.tasks import Task
@@ -180,14 +180,14 @@ class GraphedExecutor:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
         self.settle(runs)
         graphs = {run: self._device(run).graphs(run) for run in runs}
-        ready = [run for run in runs if _measuring(run) in graphs[run]]  # which is captured last
+        ready = [run for run in runs if "measure" in graphs[run]]  # which is captured last
         changed = [run for run in runs if run not in ready]
         calls = [self._begin(run, graphs[run], 2) for run in ready]  # drawing overlaps with first steps of those before
         self._replay([own[2:] for own in calls])
         self._end_training(ready, graphs, then_measure)
         for run in changed:
             self._begin(run, graphs[run], None)
-            self._captured(run, _measuring(run), partial(measure, run, run.splits.validation))
+            self._capture_measure(run, run.splits.validation)
         self._end_training(changed, graphs, then_measure)
         scores = [graphs[run]["score"].result for run in runs]
         for known in (calls, graphs):  # or they would hold what is to be given back
@@ -198,9 +198,9 @@ class GraphedExecutor:
 
     def _begin(self, run: HostRun, graphs: dict[str, _Captured], count: int | None) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
-        run.begin_epoch()
+        run.begin_epoch(clears=False)
         if "train" not in graphs:
-            self._captured(run, "score", partial(greedy_scores, run))
+            self._captured(run, "score", partial(_begin_and_score, run))
             self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
         calls = [graphs["score"], *[graphs["train"]] * run.plan.steps]
         calls[0].stream.wait_stream(torch.cuda.current_stream(run.device))
@@ -211,7 +211,7 @@ class GraphedExecutor:
         """Note where the training of these hosts ends; the measurement that was promised goes on behind it."""
         self._trained |= self._ends(runs)
         if then_measure:
-            calls = [graphs[run][_measuring(run)] for run in runs]
+            calls = [graphs[run]["measure"] for run in runs]
             self._replay([[call] for call in calls])
             ends = self._ends(runs)
             self._measured |= {run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)}
@@ -241,7 +241,7 @@ class GraphedExecutor:
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
         due = [(run, split) for run, split in zip(runs, splits, strict=True) if run not in self._measured]
-        calls = [self._captured(run, _measuring(run), partial(measure, run, split)) for run, split in due]
+        calls = [self._capture_measure(run, split) for run, split in due]
         for call, (run, _) in zip(calls, due, strict=True):
             call.stream.wait_stream(torch.cuda.current_stream(run.device))
         self._replay([[call] for call in calls])
@@ -277,6 +277,11 @@ class GraphedExecutor:
                 graphs[name] = _Captured(lane, call, room)
         return graphs[name]
 
+    def _capture_measure(self, run: HostRun, split: Split) -> _Captured:
+        """Also of what seeds on their ramp contribute, which nobody asks for: probation then needs no new graph."""
+        ablated = [slot for slot in run.slots if slot.seed is not None and slot.is_in_output]
+        return self._captured(run, "measure", partial(measure, run, split, ablated))
+
     def _warm_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> None:
         """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
         parts = {(name, run.device, run.amp, part) for part in _parts(run)}
@@ -284,13 +289,11 @@ class GraphedExecutor:
             return
         self._warmed |= parts
         snapshot = run.snapshot() if name == "train" else None
-        sums, cursor, taken = run.sums.clone(), run.plan.cursor.clone(), run.taken.clone()
+        if snapshot is not None:
+            run.clear()  # as the epoch will when it begins
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
-            run.sums.copy_(sums)
-            run.plan.cursor.copy_(cursor)
-            run.taken.copy_(taken)
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():
@@ -298,9 +301,10 @@ class GraphedExecutor:
             graphs.keep_within()
 
 
-def _measuring(run: HostRun) -> str:
-    """The name of a host's measurement: probation begins without a change of structure and adds its counterfactual."""
-    return " ".join(["measure", *(slot.slot_id for slot in measured_slots(run))])
+def _begin_and_score(run: HostRun) -> Tensor:
+    """The first graph of every epoch: to clear counters inside it takes no launches."""
+    run.clear()
+    return greedy_scores(run)
 
 
 def _parts(run: HostRun) -> set[Any]:

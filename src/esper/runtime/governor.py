@@ -85,7 +85,8 @@ class Governor:
             self._good.update(self.run.plain_state())
             return self._pairs
         self._topology = topology
-        self._good, self._pairs = self.run.paired_snapshot()
+        known = {id(live): kept for pairs in self._pairs.values() for kept, live in zip(*pairs, strict=True)}
+        self._good, self._pairs = self.run.paired_snapshot(known)
         return {}
 
     def roll_back(self) -> list[SlotChange]:

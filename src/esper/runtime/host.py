@@ -1,6 +1,6 @@
 """One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,7 +90,10 @@ class HostRun:
     def take_network(self, model: MorphogeneticModel) -> None:
         """Train this network from now on, with an optimiser of its own."""
         self.model, self.optimizer = model, build_optimizer(self.task, model, self.device)
+        model.train()  # whatever mode its host was built in
         self.link = model.attach(self.optimizer, follows_rates=False)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.optimizer.param_groups[0]["lr"]  # on a GPU one tensor, written once
         self.slots: list[SeedSlot] = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
 
     def begin_episode(self, seed: int) -> None:
@@ -120,8 +123,8 @@ class HostRun:
             for s in self.slots
         )
 
-    def begin_epoch(self) -> None:
-        """Learning rates and examples of the next epoch go to the device."""
+    def begin_epoch(self, *, clears: bool = True) -> None:
+        """Learning rates and examples of the next epoch go to the device; counters are cleared, unless a graph does."""
         self._set_rate(self.rates[0] if self.rates else self.task.rate(self.epoch))
         if self.rates:
             self._listed_rates[: len(self.rates)] = torch.tensor(self.rates)
@@ -130,12 +133,17 @@ class HostRun:
             self._live = live
             self._listed_live[:] = torch.tensor(live)
             self.live.copy_(self._listed_live, non_blocking=True)
-        self.taken.zero_()
-        self.sums.zero_()
+        if clears:
+            self.clear()
         self.step = 0
         self.plan.draw()
         if not self.model.training:
             self.model.train()
+
+    def clear(self) -> None:
+        """The device's counters and sums of an epoch begin at 0."""
+        for counter in (self.taken, self.sums, self.plan.cursor):
+            counter.zero_()
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
@@ -150,11 +158,11 @@ class HostRun:
             self._learn(inputs, targets)
 
     def _set_rate(self, rate: float | Tensor) -> None:
+        if isinstance(known := self.optimizer.param_groups[0]["lr"], Tensor):
+            known.fill_(rate)
+            return
         for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            group["lr"] = rate
 
     def _learn(self, inputs: Tensor, targets: Tensor) -> None:
         losses, correct = self._forward(inputs, targets)
@@ -220,10 +228,11 @@ class HostRun:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
         return self.paired_snapshot()[0]
 
-    def paired_snapshot(self) -> tuple[dict[str, Any], Pairs]:
-        """A snapshot, and its tensors beside those that they were copied from."""
-        live = self.tensors()
-        kept = {name: torch.empty_like(value, requires_grad=False) for name, value in live.items()}
+    def paired_snapshot(self, known: Mapping[int, Tensor] | None = None) -> tuple[dict[str, Any], Pairs]:
+        """A snapshot, and its tensors beside those that they were copied from; `known` are some to copy into, by id."""
+        live, known = self.tensors(), known or {}
+        kept = {name: known.get(id(v), v) for name, v in live.items()}
+        kept = {n: torch.empty_like(v, requires_grad=False) if v is live[n] else v for n, v in kept.items()}
         copy_pairs(pairs := pair_tensors(kept.values(), live.values()))
         rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
         return {"tensors": kept, **self.plain_state(), **rest}, pairs
@@ -290,11 +299,12 @@ def pair_tensors(into: Iterable[Tensor], of: Iterable[Tensor]) -> Pairs:
     pairs: Pairs = {}
     for kept, live in zip(into, of, strict=True):
         both = pairs.setdefault((kept.device, kept.dtype, live.device), ([], []))
-        both[0].append(kept.detach())
-        both[1].append(live.detach())
+        both[0].append(kept)
+        both[1].append(live)
     return pairs
 
 
+@torch.no_grad()
 def copy_pairs(pairs: Pairs) -> None:
     for into, of in pairs.values():
         torch._foreach_copy_(into, of)

@@ -190,13 +190,14 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
-        count = len(run.splits.validation)
-        found = (Measurement(mean, error, count) for mean, error in zip(row[::2], row[1::2], strict=True))
-        for slot in measured_slots(run):
-            slot.assign(slot.state.measured(next(found)))
-        for slot in incubated_slots(run):
-            slot.assign(slot.state.incubated(next(found)))
-        assert next(found, None) is None
+        """From the mean and standard error of every slot's gain; `row` is empty where nothing was to be found."""
+        measured, incubated = measured_slots(run), incubated_slots(run)
+        for slot, mean, error in zip(run.slots if row else (), row[::2], row[1::2], strict=True):
+            gain = Measurement(mean, error, len(run.splits.validation))
+            if slot in measured:
+                slot.assign(slot.state.measured(gain))
+            elif slot in incubated:
+                slot.assign(slot.state.incubated(gain))
 
     def prune(self, host: int) -> list[FossilVerdict]:
         """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""

@@ -154,8 +154,9 @@ def summarise(
     traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
 ) -> UpdateRecord:
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
-    here = [replace(own, **{key: each.cpu() for key, each in vars(own).items() if each is not None}) for own in traces]
-    whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
+    # as arrays: to pickle and read back a tensor takes a hundred times as long
+    here = [{key: each.numpy(force=True) for key, each in vars(own).items() if each is not None} for own in traces]
+    whole = [_joined([*map(_received, parts)]) for parts in zip(*team.gather(here), strict=True)]
     first, every, look = whole[0], _joined(whole), RatioExplosionDiagnostic.of
     joint = _ratios(every.log_ratios.sum(0), every.valid)
     losses = torch.stack([trace.head_losses.expand(len(names)) for trace in whole]).mean(0).tolist()
@@ -187,6 +188,11 @@ def summarise(
         explosion=look(every.log_ratios, every.rows, every.begins, names),
         **known,
     )
+
+
+def _received(arrays: Mapping[str, Any]) -> MinibatchTrace:
+    known: dict[str, Any] = {name: torch.as_tensor(own) for name, own in arrays.items()}
+    return MinibatchTrace(**{"gradient_norm": None, **known})
 
 
 def _joined(parts: Sequence[MinibatchTrace]) -> MinibatchTrace:
