@@ -56,7 +56,7 @@ def _play_forks(setup: Setup, job: Job, populate: Callable[..., Population]) -> 
         while run.epoch < task.epochs:
             events += episodes.train()[0]
         score = population.final_scores()[0]
-        population.is_over = False  # this fork's episode is over, and the trunk's is not
+        population.told.is_over = False  # this fork's episode is over, and the trunk's is not
         yield _row(task.compute, population, score, events)
         del events[told:]
         population.restore(trunk)

@@ -16,10 +16,10 @@ import os
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,27 +40,23 @@ READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 
 
 class BusyWatch:
-    """Samples how busy the first GPU is, ten times a second where there is one."""
+    """Samples how busy the first GPU is, twice a second where there is one, in one process beside this one."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
-        self._stop = threading.Event()
-
-    def _sample(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
-        while not self._stop.wait(0.2):
-            try:
-                said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-            except (OSError, subprocess.CalledProcessError):
-                return
-            self.samples.append(float(said))
+        self._said: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "BusyWatch":
-        threading.Thread(target=self._sample, daemon=True).start()
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+        with suppress(OSError):
+            self._said = subprocess.Popen([*query, "--loop-ms=500"], stdout=subprocess.PIPE, text=True)
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._stop.set()
+        if self._said is not None:
+            self._said.terminate()
+            lines = self._said.communicate()[0].splitlines()
+            self.samples = [float(line) for line in lines if line.strip().isdecimal()]
 
 
 def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:

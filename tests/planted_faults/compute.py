@@ -29,7 +29,7 @@ FAULTS = [
     Fault(
         "two parts are charged with the same second",
         "runtime/population.py",
-        "now - max(started, self._told.seconds)",
+        "now - max(started, self.told.seconds)",
         "now - started",
         "runtime/test_parts.py::test_a_second_is_charged_to_one_part_only",
     ),

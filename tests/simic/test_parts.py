@@ -9,7 +9,6 @@ import torch
 from esper.leyline.errors import SettingError
 from esper.runtime.executors import EagerExecutor
 from esper.simic import environment, trainer
-from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
@@ -128,38 +127,3 @@ def test_ranks_ask_about_once_a_second(tmp_path, monkeypatch):
     with pytest.raises(StopIteration):  # before the fourth update is told
         train(config, team=Lone(0, 2))
     assert given == [1, 10, 1, 14]
-
-
-@pytest.mark.usefixtures("_in_parts")
-def test_the_next_round_is_started_before_the_policy_learns_and_learns_the_same(tmp_path, monkeypatch):
-    done, update, reset = [], PPOAgent.update, GrowthVectorEnv.reset_async
-
-    def started(env, **how):
-        done.append(how["options"]["episodes"])
-        return reset(env, **how)
-
-    monkeypatch.setattr(PPOAgent, "update", lambda self, rollout: (done.append("update"), update(self, rollout))[1])
-    monkeypatch.setattr(GrowthVectorEnv, "reset_async", started)
-    ahead = train(tiny(tmp_path / "ahead", rounds=3, hosts=2))
-    assert done == [0, 1, 2, 3, "update", 4, 5, "update", "update"]
-    monkeypatch.setattr(GrowthVectorEnv, "trains_apart", False)
-    done.clear()
-    after = train(tiny(tmp_path / "after", rounds=3, hosts=2))
-    assert done == [0, "update", 2, "update", 4, "update"]
-    for name, weights in after.network.state_dict().items():
-        torch.testing.assert_close(ahead.network.state_dict()[name], weights)
-
-
-@pytest.mark.usefixtures("_in_parts")
-def test_whoever_fails_to_learn_leaves_no_host_training(tmp_path, monkeypatch):
-    settled, settle = [], EagerExecutor.settle
-    monkeypatch.setattr(EagerExecutor, "settle", lambda self, runs: (settled.append(len(runs)), settle(self, runs))[1])
-
-    def fails(self, rollout):
-        settled.clear()
-        raise SettingError("no.")
-
-    monkeypatch.setattr(PPOAgent, "update", fails)
-    with pytest.raises(SettingError, match=r"no\."):
-        train(tiny(tmp_path / "run", rounds=3, hosts=2))
-    assert settled == [2]

@@ -17,6 +17,11 @@ def first_valid(count, size=SIZE):
     return torch.arange(size) < count
 
 
+def entropy(drawn):
+    """Between 0 (certain, or no choice) and 1 (even over what is valid)."""
+    return normalised_entropy(drawn.log_probs, drawn.mask)
+
+
 def random_rows(rows, size=SIZE, spread=3.0):
     """Logits, and masks with at least one valid entry each."""
     mask = torch.rand(rows, size) < 0.5
@@ -65,7 +70,7 @@ def test_without_a_mask_everything_is_valid():
     logits, _ = random_rows(5)
     drawn = MaskedCategorical(logits)
     torch.testing.assert_close(drawn.log_probs, torch.log_softmax(logits, -1))
-    torch.testing.assert_close(drawn.entropy(), entropy_of(drawn.log_probs) / math.log(SIZE))
+    torch.testing.assert_close(entropy(drawn), entropy_of(drawn.log_probs) / math.log(SIZE))
 
 
 def test_log_probabilities_are_float32_under_autocast():
@@ -74,9 +79,9 @@ def test_log_probabilities_are_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = seen @ weight.T
         drawn = MaskedCategorical(logits, mask)
-        entropy = drawn.entropy()
+        found = entropy(drawn)
     assert logits.dtype == torch.bfloat16
-    assert drawn.log_probs.dtype == entropy.dtype == torch.float32
+    assert drawn.log_probs.dtype == found.dtype == torch.float32
     assert torch.equal(drawn.log_probs, masked_log_softmax(logits.float(), mask))
     assert (drawn.log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
 
@@ -86,7 +91,7 @@ def test_no_scale_of_logits_makes_a_number_infinite(scale):
     logits, mask = random_rows(50)
     logits = (logits * scale).requires_grad_()
     drawn = MaskedCategorical(logits, mask)
-    (drawn.entropy().sum() + drawn.log_prob(drawn.mode()).sum()).backward()
+    (entropy(drawn).sum() + drawn.log_prob(drawn.mode()).sum()).backward()
     assert drawn.log_probs.isfinite().all()
     assert logits.grad.isfinite().all()
 
@@ -122,7 +127,7 @@ def test_gradients_are_finite_for_every_number_of_valid_entries_in_every_precisi
     logits = torch.randn(8, SIZE).to(dtype).requires_grad_()
     drawn = MaskedCategorical(logits, first_valid(valid))
     choices = drawn.sample()
-    (drawn.log_prob(choices).sum() + drawn.entropy().sum() + entropy_of(drawn.log_probs).sum()).backward()
+    (drawn.log_prob(choices).sum() + entropy(drawn).sum() + entropy_of(drawn.log_probs).sum()).backward()
     assert logits.grad.isfinite().all()
     assert (logits.grad != 0).any() == (valid > 1)
 
@@ -133,7 +138,7 @@ def test_masked_logits_get_exactly_no_gradient(quantity):
     mask[:, :2] = True  # two choices at least, so that there is something to differentiate
     logits.requires_grad_()
     drawn = MaskedCategorical(logits, mask)
-    found = drawn.log_prob(drawn.sample()) if quantity == "log_prob" else drawn.entropy()
+    found = drawn.log_prob(drawn.sample()) if quantity == "log_prob" else entropy(drawn)
     found.sum().backward()
     assert (logits.grad[~mask] == 0).all()
     assert (logits.grad[mask] != 0).any()
@@ -146,14 +151,14 @@ def test_masked_logits_get_exactly_no_gradient(quantity):
 def test_even_logits_have_the_entropy_of_the_number_of_valid_entries(valid):
     drawn = MaskedCategorical(torch.full((2, SIZE), -3.0), first_valid(valid))
     assert entropy_of(drawn.log_probs).tolist() == pytest.approx([math.log(valid)] * 2, abs=1e-6)
-    assert drawn.entropy().tolist() == pytest.approx([1.0 if valid > 1 else 0.0] * 2, abs=1e-6)
+    assert entropy(drawn).tolist() == pytest.approx([1.0 if valid > 1 else 0.0] * 2, abs=1e-6)
 
 
 def test_with_one_valid_entry_entropy_and_its_gradient_are_exactly_zero():
     logits = torch.randn(5, SIZE, requires_grad=True)
-    entropy = MaskedCategorical(logits, first_valid(1)).entropy()
-    entropy.sum().backward()
-    assert (entropy == 0).all()
+    found = entropy(MaskedCategorical(logits, first_valid(1)))
+    found.sum().backward()
+    assert (found == 0).all()
     assert (logits.grad == 0).all()
 
 
@@ -169,7 +174,7 @@ def test_entropy_is_that_of_the_valid_entries_alone():
         alone = torch.distributions.Categorical(logits=logits[row][mask[row]]).entropy()
         torch.testing.assert_close(entropy_of(drawn.log_probs)[row], alone, rtol=0, atol=1e-6)
         share = alone / math.log(int(mask[row].sum()))
-        torch.testing.assert_close(drawn.entropy()[row], share, rtol=0, atol=1e-6)
+        torch.testing.assert_close(entropy(drawn)[row], share, rtol=0, atol=1e-6)
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------

@@ -52,17 +52,31 @@ def batch_size(example: Example) -> int:
 
 
 @contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and every module's own mode afterwards; several times as fast as `train`."""
+    modes = [(module, module.training) for module in model.modules()]
+    plain = nn.Module.train, nn.Module.__setattr__
+    is_plain = all((type(m).train, type(m).__setattr__) == plain and "train" not in vars(m) for m, _ in modes)
+    try:
+        if not is_plain:
+            model.eval()
+        for module, _ in modes if is_plain else ():
+            vars(module)["training"] = False
+        yield
+    finally:
+        for module, mode in modes:
+            if is_plain:
+                vars(module)["training"] = mode
+            else:
+                module.training = mode
+
+
+@contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; mode flags and random state are restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluated(model):
+        yield
 
 
 @contextmanager

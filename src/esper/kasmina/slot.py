@@ -43,8 +43,7 @@ class SeedSlot(nn.Module):
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
-        self._filled: tuple[Any, ...] = ()
-        """what was last written to alpha, the version that this made of it, and where: others who write are noticed"""
+        self._filled: tuple[Any, ...] = ()  # what was last written to alpha, its version since, the tensor
         self.state = SeedState()
         self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None

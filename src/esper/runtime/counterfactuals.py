@@ -6,10 +6,11 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.kasmina.evidence import score_sites
 from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.probing import evaluated
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.stages import SeedStage
 from esper.runtime.host import HostRun
@@ -29,26 +30,6 @@ def bypassed(slot: SeedSlot) -> Iterator[None]:
         slot.is_in_output = True
 
 
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and every module's own mode afterwards; `train` would take several times as long."""
-    modes = [(module, module.training) for module in model.modules()]
-    plain = nn.Module.train, nn.Module.__setattr__
-    is_plain = all((type(m).train, type(m).__setattr__) == plain and "train" not in vars(m) for m, _ in modes)
-    if not is_plain:
-        model.eval()
-    for module, _ in modes if is_plain else ():
-        vars(module)["training"] = False
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            if is_plain:
-                vars(module)["training"] = mode
-            else:
-                module.training = mode
-
-
 def incubated_slots(run: HostRun) -> list[SeedSlot]:
     """Slots whose seed trains in the shadow of the host."""
     return [slot for slot in run.slots if slot.state.stage is SeedStage.TRAINING]
@@ -60,10 +41,7 @@ def measured_slots(run: HostRun) -> list[SeedSlot]:
 
 
 def measure(run: HostRun, split: Split, ablated: Sequence[SeedSlot] | None = None) -> Tensor:
-    """[loss, accuracy, then mean and standard error of every slot's gain, 0 where there is none], in float64.
-
-    Of incubated slots, and of `ablated`: the measured ones, unless a graph is to serve for others too.
-    """
+    """[loss, accuracy, mean and standard error of every slot's gain, if any; 0 where nobody asks], in float64."""
     slots, incubated = measured_slots(run) if ablated is None else [*ablated], incubated_slots(run)
     scored = _score_passes(run, split, slots, incubated)
     losses, result = scored[:, 0], scored[0].mean(1)

@@ -200,7 +200,7 @@ class GraphedExecutor:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
         run.begin_epoch(clears=False)
         if "train" not in graphs:
-            self._captured(run, "score", partial(_begin_and_score, run))
+            self._captured(run, "score", lambda: greedy_scores(run.clear()))  # every epoch's first graph
             self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
         calls = [graphs["score"], *[graphs["train"]] * run.plan.steps]
         calls[0].stream.wait_stream(torch.cuda.current_stream(run.device))
@@ -272,8 +272,7 @@ class GraphedExecutor:
             with torch.cuda.device(run.device):
                 self._warm_up(run, name, call)
                 run.optimizer.zero_grad(set_to_none=True)
-                # loss and accuracy, then at most two numbers per slot
-                room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)
+                room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)  # as `measure` fills
                 graphs[name] = _Captured(lane, call, room)
         return graphs[name]
 
@@ -288,9 +287,7 @@ class GraphedExecutor:
         if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
             return
         self._warmed |= parts
-        snapshot = run.snapshot() if name == "train" else None
-        if snapshot is not None:
-            run.clear()  # as the epoch will when it begins
+        snapshot = run.clear().snapshot() if name == "train" else None  # the epoch has not begun
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
@@ -299,12 +296,6 @@ class GraphedExecutor:
         for graphs in self._devices.values():
             graphs.drop_spare()
             graphs.keep_within()
-
-
-def _begin_and_score(run: HostRun) -> Tensor:
-    """The first graph of every epoch: to clear counters inside it takes no launches."""
-    run.clear()
-    return greedy_scores(run)
 
 
 def _parts(run: HostRun) -> set[Any]:

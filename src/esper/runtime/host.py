@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -140,10 +140,11 @@ class HostRun:
         if not self.model.training:
             self.model.train()
 
-    def clear(self) -> None:
+    def clear(self) -> Self:
         """The device's counters and sums of an epoch begin at 0."""
         for counter in (self.taken, self.sums, self.plan.cursor):
             counter.zero_()
+        return self
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
@@ -231,8 +232,7 @@ class HostRun:
     def paired_snapshot(self, known: Mapping[int, Tensor] | None = None) -> tuple[dict[str, Any], Pairs]:
         """A snapshot, and its tensors beside those that they were copied from; `known` are some to copy into, by id."""
         live, known = self.tensors(), known or {}
-        kept = {name: known.get(id(v), v) for name, v in live.items()}
-        kept = {n: torch.empty_like(v, requires_grad=False) if v is live[n] else v for n, v in kept.items()}
+        kept = {n: known[id(v)] if id(v) in known else torch.empty_like(v) for n, v in live.items()}
         copy_pairs(pairs := pair_tensors(kept.values(), live.values()))
         rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
         return {"tensors": kept, **self.plain_state(), **rest}, pairs

@@ -50,7 +50,7 @@ class FinalScore:
 
 
 @dataclass
-class _Told:
+class Told:
     """What all parts of a population know: how far clock and compiler are accounted for, and whether it has ended."""
 
     seconds: float = 0.0
@@ -94,21 +94,12 @@ class Population:
             most = None if self.clock is None else self.clock.most_steps
             self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled, most) for seed, device in placed]
             self.governors = [Governor(run) for run in self.runs]
-        self._told = _Told(compiled=compiled_so_far())
+        self.told = Told(compiled=compiled_so_far())
         self._scores: list[torch.Tensor] = []  # of the epoch that was started
         if not self.runs[0].has_segments:
             self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the test split has been read, by any part of the population."""
-        return self._told.is_over
-
-    @is_over.setter
-    def is_over(self, value: bool) -> None:
-        self._told.is_over = value
 
     def describe(self, tell: Callable[[str], None]) -> None:
         """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
@@ -160,12 +151,12 @@ class Population:
 
     def mark_charged(self) -> None:
         """What has been timed until now is in somebody's ledger, and is no other part's."""
-        self._told.seconds = _clock()
+        self.told.seconds = _clock()
 
     def _take_seconds(self, started: float) -> float:
         """Each host's part of the time since then that no other part of the population has been charged with."""
         now = _clock()
-        seconds, self._told.seconds = now - max(started, self._told.seconds), now
+        seconds, self.told.seconds = now - max(started, self.told.seconds), now
         return seconds / len(self.runs)
 
     def evaluate(self) -> list[Rollback]:
@@ -190,7 +181,6 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
-        """From the mean and standard error of every slot's gain; `row` is empty where nothing was to be found."""
         measured, incubated = measured_slots(run), incubated_slots(run)
         for slot, mean, error in zip(run.slots if row else (), row[::2], row[1::2], strict=True):
             gain = Measurement(mean, error, len(run.splits.validation))
@@ -238,8 +228,8 @@ class Population:
 
     def take_compiled(self) -> tuple[int, float]:
         """Shapes of blocks that were compiled since the last call, and the seconds it took."""
-        (shapes, seconds), self._told.compiled = self._told.compiled, compiled_so_far()
-        return self._told.compiled[0] - shapes, self._told.compiled[1] - seconds
+        (shapes, seconds), self.told.compiled = self.told.compiled, compiled_so_far()
+        return self.told.compiled[0] - shapes, self.told.compiled[1] - seconds
 
     def progress(self, host: int) -> float:
         """The share of a host's episode that is over: of its epochs, or of its compute."""
@@ -275,7 +265,7 @@ class Population:
     def final_scores(self) -> list[FinalScore]:
         """Harvest every host and read the test split: once, and then these episodes are over."""
         self._require_episode()
-        self.is_over = True
+        self.told.is_over = True
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
@@ -294,7 +284,7 @@ class Population:
         return accuracy, loss
 
     def _require_episode(self) -> None:
-        if self.is_over:
+        if self.told.is_over:
             raise DataError("the test split has been read, so these episodes are over; build a new population.")
 
 

@@ -154,9 +154,9 @@ def summarise(
     traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
 ) -> UpdateRecord:
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
-    # as arrays: to pickle and read back a tensor takes a hundred times as long
-    here = [{key: each.numpy(force=True) for key, each in vars(own).items() if each is not None} for own in traces]
-    whole = [_joined([*map(_received, parts)]) for parts in zip(*team.gather(here), strict=True)]
+    # as arrays: tensors take a hundred times as long to send and receive
+    here = [replace(own, **{k: v.numpy(force=True) for k, v in vars(own).items() if v is not None}) for own in traces]
+    whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
     first, every, look = whole[0], _joined(whole), RatioExplosionDiagnostic.of
     joint = _ratios(every.log_ratios.sum(0), every.valid)
     losses = torch.stack([trace.head_losses.expand(len(names)) for trace in whole]).mean(0).tolist()
@@ -190,17 +190,13 @@ def summarise(
     )
 
 
-def _received(arrays: Mapping[str, Any]) -> MinibatchTrace:
-    known: dict[str, Any] = {name: torch.as_tensor(own) for name, own in arrays.items()}
-    return MinibatchTrace(**{"gradient_norm": None, **known})
-
-
 def _joined(parts: Sequence[MinibatchTrace]) -> MinibatchTrace:
     """The rows of all and the sums of their losses; divergence and gradient are those of the first."""
-    tables = {name: torch.cat([vars(part)[name] for part in parts], 1) for name in ("log_ratios", "is_relevant")}
-    lists = {name: torch.cat([vars(part)[name] for part in parts]) for name in ("rows", "begins", "valid")}
-    sums = {name: sum(vars(part)[name] for part in parts) for name in ("head_losses", "entropies", "value_loss")}
-    return replace(parts[0], **tables, **lists, **sums)
+    each: list[Any] = [{k: v if v is None else torch.as_tensor(v) for k, v in vars(own).items()} for own in parts]
+    tables = {name: torch.cat([part[name] for part in each], 1) for name in ("log_ratios", "is_relevant")}
+    lists = {name: torch.cat([part[name] for part in each]) for name in ("rows", "begins", "valid")}
+    sums = {name: sum(part[name] for part in each) for name in ("head_losses", "entropies", "value_loss")}
+    return MinibatchTrace(**{**each[0], **tables, **lists, **sums})
 
 
 def _ratios(log_ratios: Tensor, counted: Tensor) -> Tensor:

@@ -91,23 +91,15 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
         self.seed, self.begun = 0, 0
-        self._parts: list[GrowthVectorEnv] = []
-        self.started: int | None = None  # the round whose first epoch devices are training, if somebody started one
         self.is_over = np.zeros(count, bool)
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
-    @property
-    def trains_apart(self) -> bool:
-        """Whether devices train by themselves, as graphs let them, while Python does something else."""
-        return isinstance(self.population.executor, GraphedExecutor)
-
     def parts(self) -> list["GrowthVectorEnv"]:
-        """Views of these hosts to step in turn: two where one half may train while Python has the other."""
+        """Views of these hosts to step in turn: two where graphs let one half train while Python has the other."""
         half = self.num_envs // 2  # thirds and quarters were slower: the policy is asked more often
-        if not half or not self.trains_apart:
+        if not half or not isinstance(self.population.executor, GraphedExecutor):
             return [self]
-        self._parts = self._parts or [self._part(hosts) for hosts in (range(half), range(half, self.num_envs))]
-        return self._parts
+        return [self._part(hosts) for hosts in (range(half), range(half, self.num_envs))]
 
     def _part(self, hosts: range) -> "GrowthVectorEnv":
         """Some hosts; whoever steps parts and then the whole must reset it first, which follows none of them."""

@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -81,17 +80,16 @@ def train_ppo_vectorized(
         started, every = time.perf_counter(), 1
         for number in range(first, config.rounds):
             tally = play_round(env, agent, rollout, number, sink, is_over, every)
-            with started_ahead(env, rollout, number + 1, config.rounds):
-                record = agent.update(rollout)
-                check_health(record, number, config, sink, tells=team.rank == 0)
-                before, started = started, time.perf_counter()  # from update to update, checkpoint and all
-                event = tally.finish(agent.decisions, plain(record), started - before, team)
-                if team.size > 1:  # ranks wait for each other when they ask, so they do it about once a second
-                    every = min(max(1, int(rollout.steps / event.seconds)), rollout.steps)
-                history.save(agent, number + 1, event.mean_return)
-                sink.telemetry.end_round()
-                watch_ranks(tally.ranks)
-                watch(event)
+            record = agent.update(rollout)
+            check_health(record, number, config, sink, tells=team.rank == 0)
+            before, started = started, time.perf_counter()  # from update to update, checkpoint and all
+            event = tally.finish(agent.decisions, plain(record), started - before, team)
+            if team.size > 1:  # ranks wait for each other when they ask, so they do it about once a second
+                every = min(max(1, int(rollout.steps / event.seconds)), rollout.steps)
+            history.save(agent, number + 1, event.mean_return)
+            sink.telemetry.end_round()
+            watch_ranks(tally.ranks)
+            watch(event)
     return agent
 
 
@@ -151,26 +149,6 @@ def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Ten
     return torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1)
 
 
-def start_round(env: GrowthVectorEnv, rollout: Rollout, number: int) -> None:
-    """Begin a round's episodes; devices train their first epoch until `play_round` waits for it."""
-    for part in env.parts():
-        part.reset_async(seed=env.seed, options={"episodes": number * rollout.total + part.first})
-    env.started = number
-
-
-@contextmanager
-def started_ahead(env: GrowthVectorEnv, rollout: Rollout, number: int, rounds: int) -> Iterator[None]:
-    """Let devices that train by themselves begin a round, whose first epoch asks no policy, while the policy learns."""
-    if number < rounds and env.trains_apart:
-        start_round(env, rollout, number)
-    try:
-        yield
-    except BaseException:  # whoever fails leaves hosts that train
-        env.population.executor.settle(env.population.runs)
-        raise
-    env.population.mark_charged()  # learning is no host's second
-
-
 @torch.no_grad()
 def play_round(
     env: GrowthVectorEnv,
@@ -181,15 +159,9 @@ def play_round(
     should_stop: Callable[[], bool],
     every: int = 1,
 ) -> RoundTally:
-    """The N episodes that were started; while one part of the hosts trains, the next one is decided about.
-
-    All ranks ask together whether to stop, after every so many epochs.
-    """
+    """N whole episodes: while one part of them trains, the next is decided about. All ranks ask whether to stop."""
     sink.write(RoundBegan(number))
     began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
-    if env.started != number:
-        start_round(env, rollout, number)
-    env.started = None
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
     try:
@@ -208,7 +180,8 @@ def play_round(
 def play_part(
     env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, tally: RoundTally
 ) -> Iterator[None]:
-    """Episodes of some hosts, from one training to the next: then others may come. One given up has no more steps."""
+    """Whole episodes of some hosts, until they train: then others may come. One that is given up has no more steps."""
+    env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden, flops = agent.network.get_initial_hidden(env.num_envs), decision_flops(agent.network)
     goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)

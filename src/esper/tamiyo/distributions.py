@@ -72,7 +72,3 @@ class MaskedCategorical:
 
     def log_prob(self, choices: Tensor) -> Tensor:
         return self.log_probs.gather(-1, choices[..., None]).squeeze(-1)
-
-    def entropy(self) -> Tensor:
-        """Between 0 (certain, or no choice) and 1 (even over what is valid)."""
-        return normalised_entropy(self.log_probs, self.mask)
