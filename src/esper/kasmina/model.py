@@ -253,8 +253,8 @@ class MorphogeneticModel(nn.Module):
         """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
         sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
-            slot.gradient_norm = norm / steps if steps and size else None
-            slot.gradient_ratio = gradient_ratio(norm, size, norms[0], sizes[0])
+            mean, ratio = norm / steps if steps and size else None, gradient_ratio(norm, size, norms[0], sizes[0])
+            vars(slot).update(gradient_norm=mean, gradient_ratio=ratio)  # a module's own way to set them is slow
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
@@ -308,10 +308,7 @@ class MorphogeneticModel(nn.Module):
                 parameter.requires_grad_(True)
 
     def slot(self, slot_id: str) -> SeedSlot:
-        self.slot_config.index_for_slot_id(slot_id)
-        slot = self.slots[slot_id]
-        assert isinstance(slot, SeedSlot)
-        return slot
+        return self._listed[self.slot_config.index_for_slot_id(slot_id)]
 
     def site(self, slot_id: str) -> nn.Module:
         """The host's module whose output the slot sits on."""

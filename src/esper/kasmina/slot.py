@@ -2,7 +2,6 @@
 
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from esper.leyline.stages import SeedStage
 
 NOTE = "grew here: write it with garden.save(folder), read it with esper.load(folder, model)"
 """in the name of a key that a state with seeds carries: whoever loads it elsewhere is told that it is unexpected"""
+_SIZE = "_grown_parameters"  # Where a seed's size is kept, in itself.
 _IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
-_sizes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class SeedSlot(nn.Module):
@@ -90,12 +89,11 @@ class SeedSlot(nn.Module):
 
         Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
         """
-        self.state = state
+        vars(self).update(state=state, is_in_output=state.stage in _IN_OUTPUT)  # a module's own way to set them is slow
         strength = 1.0 if self.seed is None else state.alpha
         if self._filled[:2] != (strength, self.alpha._version) or self._filled[2] is not self.alpha:
             self.alpha.fill_(strength)  # which on a GPU takes longer than all the rest
             self._filled = strength, self.alpha._version, self.alpha
-        self.is_in_output = state.stage in _IN_OUTPUT
 
     def plant(self, seed: AnySeed, state: SeedState) -> None:
         self.seed = seed
@@ -166,9 +164,11 @@ def has_gate(seed: nn.Module | None) -> bool:
 
 def seed_size(seed: nn.Module | None) -> int:
     """Parameters of a seed or fossil. They are counted once: it keeps its size, and is asked for it often."""
-    if seed is not None and seed not in _sizes:
-        _sizes[seed] = count_parameters(seed)
-    return 0 if seed is None else _sizes[seed]
+    if seed is None:
+        return 0
+    if _SIZE not in vars(seed):
+        vars(seed)[_SIZE] = count_parameters(seed)
+    return int(vars(seed)[_SIZE])
 
 
 def count_parameters(module: nn.Module | None) -> int:

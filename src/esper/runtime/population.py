@@ -143,7 +143,7 @@ class Population:
         for run, row, score in zip(self.runs, sums, scores, strict=True):
             run.end_epoch(row)
             for slot, value in zip(run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)):
-                slot.greedy_score = value  # without a step no examples were drawn, and the last score still holds
+                vars(slot)["greedy_score"] = value  # without a step none were drawn, and the last score still holds
             charges = training_charges(run, self.flops, run.plan.examples) + score_charges(run, self.flops)
             run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
