@@ -108,6 +108,8 @@ class OptimizerLink:
 
     def _choose(self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, Group]) -> Group:
         """Who trains a parameter without original: who trains most of its rank in the slot's module, or anywhere."""
+        if not self.others:
+            return self, self.home
         groups = [group for link in self.all for group in link.optimizer.param_groups]
         trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
         alike = [p for p in trained if p.dim() == parameter.dim()]
