@@ -77,8 +77,8 @@ class AveragedRun(HostRun):
             found[name] = self._averages[module]
         return found
 
-    def begin_epoch(self) -> None:
-        super().begin_epoch()
+    def begin_epoch(self, *, clears: bool = True) -> None:
+        super().begin_epoch(clears=clears)
         self.averages()  # made here, since a captured step must find them
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:

@@ -1,8 +1,5 @@
 """One slot: what comes out of it in each state, and what it reports."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -74,35 +71,6 @@ def test_alpha_is_a_tensor_that_follows_the_state():
     slot.assign(SeedState(SeedStage.BLENDING, 2, 3, 0.5, "conv_light", "linear"))
     assert slot.alpha is tensor
     assert tensor.item() == 0.5
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda slot: slot.alpha.fill_(0.125),
-        lambda slot: slot.load_state_dict({"alpha": torch.tensor(0.125)}, strict=False),
-        lambda slot: slot.load_state_dict({"alpha": torch.tensor(0.125)}, strict=False, assign=True),
-        lambda slot: setattr(slot, "alpha", torch.zeros(()).add_(0.125)),
-    ],
-    ids=["in place", "loaded", "assigned", "replaced"],
-)
-def test_alpha_is_written_again_after_anybody_else_wrote_it(write):
-    slot = planted(SeedStage.BLENDING, 0.25)
-    slot.assign(slot.state)
-    write(slot)
-    assert slot.alpha.item() == 0.125
-    slot.assign(slot.state)
-    assert slot.alpha.item() == 0.25
-
-
-def test_alpha_that_has_its_value_is_left_alone_and_that_of_a_copy_is_its_own():
-    slot = planted(SeedStage.BLENDING, 0.25)
-    slot.assign(slot.state)
-    version, copied = slot.alpha._version, copy.deepcopy(slot)
-    slot.assign(replace(slot.state, age=7))
-    assert slot.alpha._version == version
-    copied.assign(replace(copied.state, alpha=0.75))
-    assert (slot.alpha.item(), copied.alpha.item()) == (0.25, 0.75)
 
 
 def test_fossils_act_in_the_order_they_were_made(features):

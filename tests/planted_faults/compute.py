@@ -6,8 +6,8 @@ FAULTS = [
     Fault(
         "an empty slot switches off what was kept there",
         "kasmina/slot.py",
-        "strength = 1.0 if self.seed is None else state.alpha",
-        "strength = state.alpha",
+        "self.alpha.fill_(1.0 if self.seed is None else state.alpha)",
+        "self.alpha.fill_(state.alpha)",
         "runtime/test_parts.py::test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_to",
     ),
     Fault(

@@ -95,10 +95,25 @@ FAULTS = [
         "runtime/test_lanes.py::test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured",
     ),
     Fault(
+        "a number that nobody asked for ends an episode",
+        "runtime/population.py",
+        "        for slot, mean, error in zip(run.slots if row",
+        "        [Measurement(*pair, count) for pair in zip(row[::2], row[1::2], strict=True)]\n"
+        "        for slot, mean, error in zip(run.slots if row",
+        "runtime/test_lanes.py::test_a_seed_on_its_ramp_may_contribute_what_is_not_a_number",
+    ),
+    Fault(
+        "a row's numbers depend on the rows beside it",
+        "runtime/counterfactuals.py",
+        "[torch.stack([gain.mean(), gain.std() / len(split) ** 0.5]) for gain in gains]",
+        "torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)",
+        "runtime/test_lanes.py::test_evidence_does_not_depend_on_what_else_a_graph_measures",
+    ),
+    Fault(
         "a standard deviation for a standard error",
         "runtime/counterfactuals.py",
-        "gains.std(1) / len(split) ** 0.5",
-        "gains.std(1)",
+        "gain.std() / len(split) ** 0.5",
+        "gain.std()",
         "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
     ),
     Fault(

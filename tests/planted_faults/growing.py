@@ -188,13 +188,6 @@ FAULTS = [
         "runtime/test_population.py::test_a_seed_learns_at_the_hosts_rate_of_the_epoch",
     ),
     Fault(
-        "a weight of a seed that somebody else wrote stays",
-        "kasmina/slot.py",
-        "if self._filled[:2] != (strength, self.alpha._version) or",
-        "if self._filled[:1] != (strength,) or",
-        "kasmina/test_slot.py::test_alpha_is_written_again_after_anybody_else_wrote_it",
-    ),
-    Fault(
         "an altered tensor file is loaded",
         "telemetry/store.py",
         'if disk.digest(path) != file["sha256"]:',

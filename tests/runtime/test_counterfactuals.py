@@ -101,7 +101,28 @@ class KeepsItsMode(nn.Module):
         return self
 
 
-@pytest.mark.parametrize("odd", [nn.Identity, KeepsItsMode], ids=["plain", "with a train of its own"])
+class DerivesItsMode(nn.Module):
+    """Another one, whose mode is no attribute of its own."""
+
+    training = property(lambda self: getattr(self, "mode", True), lambda self, mode: setattr(self, "mode", mode))
+
+
+class EvaluatesItself(nn.Module):
+    """A third one, that notes in which mode it is asked for."""
+
+    def eval(self):
+        self.was_asked = True
+        return super().eval()
+
+
+def test_a_network_with_an_eval_of_its_own_is_asked():
+    network = EvaluatesItself()
+    with evaluated(network):
+        assert (network.was_asked, network.training) == (True, False)
+    assert network.training
+
+
+@pytest.mark.parametrize("odd", [nn.Identity, KeepsItsMode, DerivesItsMode], ids=["plain", "stubborn", "derived"])
 def test_evaluating_leaves_every_module_in_its_own_mode(odd):
     frozen = nn.BatchNorm1d(2)
     network = nn.Sequential(nn.Dropout(), nn.Sequential(frozen), odd())

@@ -103,13 +103,44 @@ def test_a_culled_seed_brings_the_graphs_of_before_back():
     assert captures(population, 2) == 0
 
 
-def test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured():
-    population = build()
+def test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured(monkeypatch):
+    population, asked, real = build(), [], executors.measure
+
+    def measure(run, split, *ablated):
+        asked.append([slot.slot_id for own in ablated for slot in own])
+        return real(run, split, *ablated)
+
+    monkeypatch.setattr(executors, "measure", measure)
     captures(population, 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    assert asked[-1] == ["r0c0"]  # in the graph from the ramp on: nothing else is captured
     assert population.reports()[0]["r0c0"].stage is SeedStage.PROBATIONARY
     assert not population.reports()[0]["r0c0"].is_measured
     assert captures(population, 1) == 0
     assert population.reports()[0]["r0c0"].is_measured
+
+
+def test_a_seed_on_its_ramp_may_contribute_what_is_not_a_number():
+    """Nobody asks what it contributes: without it a network may well overflow."""
+    population = build()
+    captures(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
+    population.train_epoch()
+    run = population.runs[0]
+    assert run.slots[0].state.stage is SeedStage.BLENDING
+    site, blend = run.model.site("r0c0"), run.slots[0].seed.blend
+    site.register_forward_hook(lambda module, inputs, output: output * torch.inf, prepend=True)
+    run.slots[0].seed.blend = lambda features, alpha: blend(torch.zeros_like(features), alpha)
+    assert population.executor.measure([run], [run.splits.validation])[0].isnan().any()
+    assert population.evaluate() == []
+    assert not population.reports()[0]["r0c0"].is_measured
+
+
+def test_evidence_does_not_depend_on_what_else_a_graph_measures():
+    population = build(IMAGES, [3])
+    play(population, 3, {0: {0: [(GERMINATE, "r0c0", "conv_small"), (GERMINATE, "r0c1", "norm")]}})
+    run = population.runs[0]
+    alone = [executors.measure(run, run.splits.validation, [slot]) for slot in run.slots]
+    both = executors.measure(run, run.splits.validation, run.slots)
+    assert torch.equal(both, alone[0] + alone[1].index_fill(0, torch.arange(2), 0.0))
 
 
 def test_a_seed_that_is_kept_needs_no_graph_of_its_own():

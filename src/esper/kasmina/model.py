@@ -185,6 +185,8 @@ class MorphogeneticModel(nn.Module):
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
         before = slot.state
+        if after is before:  # nothing grows here; to write alpha again would take longer than all the rest on a GPU
+            return SlotChange(slot.slot_id, before, after)
         if after.stage is not before.stage and after.stage in (SeedStage.CULLED, SeedStage.FOSSILIZED):
             is_kept = after.stage is SeedStage.FOSSILIZED
             seed = slot.petrify() if is_kept else slot.uproot()

@@ -42,7 +42,6 @@ class SeedSlot(nn.Module):
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
-        self._filled: tuple[Any, ...] = ()  # what was last written to alpha, its version since, the tensor
         self.state = SeedState()
         self.is_in_output = self.is_shadowed = self.is_noted = False
         self.gradient_ratio: float | None = None
@@ -90,10 +89,7 @@ class SeedSlot(nn.Module):
         Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
         """
         vars(self).update(state=state, is_in_output=state.stage in _IN_OUTPUT)  # a module's own way to set them is slow
-        strength = 1.0 if self.seed is None else state.alpha
-        if self._filled[:2] != (strength, self.alpha._version) or self._filled[2] is not self.alpha:
-            self.alpha.fill_(strength)  # which on a GPU takes longer than all the rest
-            self._filled = strength, self.alpha._version, self.alpha
+        self.alpha.fill_(1.0 if self.seed is None else state.alpha)
 
     def plant(self, seed: AnySeed, state: SeedState) -> None:
         self.seed = seed

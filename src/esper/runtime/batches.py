@@ -71,7 +71,7 @@ class EpochPlan:
         return self.steps * self.size
 
     def draw(self) -> None:
-        """Rows and offsets of a new epoch, with the cursor at 0; the last thing that leaves the generator for it."""
+        """Rows and offsets of a new epoch, the last things that leave the generator for it; the cursor stays."""
         count = self.examples
         self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:

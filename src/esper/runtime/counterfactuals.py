@@ -41,14 +41,15 @@ def measured_slots(run: HostRun) -> list[SeedSlot]:
 
 
 def measure(run: HostRun, split: Split, ablated: Sequence[SeedSlot] | None = None) -> Tensor:
-    """[loss, accuracy, mean and standard error of every slot's gain, if any; 0 where nobody asks], in float64."""
+    """[loss, accuracy] and, if slots are incubated or `ablated`, each slot's gain and error (others: 0); in float64."""
     slots, incubated = measured_slots(run) if ablated is None else [*ablated], incubated_slots(run)
     scored = _score_passes(run, split, slots, incubated)
-    losses, result = scored[:, 0], scored[0].mean(1)
+    losses, result = scored[:, 0], torch.stack([row.mean() for row in scored[0]])
     if slots or incubated:
         gains = losses[1:] - losses[:1]  # without the seed minus with it ...
         gains[len(slots) :] *= -1  # ... and for incubated seeds the other way round
-        pairs = torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)
+        # one by one: torch adds a row in another order where others stand beside it, and graphs have more of them
+        pairs = [torch.stack([gain.mean(), gain.std() / len(split) ** 0.5]) for gain in gains]
         found = dict(zip(slots + incubated, pairs, strict=True))
         result = torch.cat([result, *(found.get(slot, torch.zeros_like(result)) for slot in run.slots)])
     return result

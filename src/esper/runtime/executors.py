@@ -277,7 +277,7 @@ class GraphedExecutor:
         return graphs[name]
 
     def _capture_measure(self, run: HostRun, split: Split) -> _Captured:
-        """Also of what seeds on their ramp contribute, which nobody asks for: probation then needs no new graph."""
+        """Also without each seed in the output, though only probation asks for that: it then needs no new graph."""
         ablated = [slot for slot in run.slots if slot.seed is not None and slot.is_in_output]
         return self._captured(run, "measure", partial(measure, run, split, ablated))
 
@@ -287,7 +287,7 @@ class GraphedExecutor:
         if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
             return
         self._warmed |= parts
-        snapshot = run.clear().snapshot() if name == "train" else None  # the epoch has not begun
+        snapshot = run.clear().snapshot() if name == "train" else None  # cleared, so that the cursor has examples
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)

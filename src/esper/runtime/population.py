@@ -181,13 +181,13 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
-        measured, incubated = measured_slots(run), incubated_slots(run)
+        measured, incubated, count = measured_slots(run), incubated_slots(run), len(run.splits.validation)
+        assert row or not (measured or incubated)
         for slot, mean, error in zip(run.slots if row else (), row[::2], row[1::2], strict=True):
-            gain = Measurement(mean, error, len(run.splits.validation))
-            if slot in measured:
-                slot.assign(slot.state.measured(gain))
+            if slot in measured:  # nobody asked for the others' numbers, which may be anything
+                slot.assign(slot.state.measured(Measurement(mean, error, count)))
             elif slot in incubated:
-                slot.assign(slot.state.incubated(gain))
+                slot.assign(slot.state.incubated(Measurement(mean, error, count)))
 
     def prune(self, host: int) -> list[FossilVerdict]:
         """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""

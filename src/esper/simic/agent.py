@@ -15,6 +15,7 @@ from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
 from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
+from esper.tamiyo.distributions import at_least_single
 from esper.tamiyo.heads import openings
 from esper.tamiyo.network import Hidden, RecurrentActorCritic
 
@@ -174,7 +175,7 @@ class PPOAgent:
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
-        return norm, kl
+        return at_least_single(norm), kl
 
     @torch.no_grad()
     def _stale_state_error(self, rollout: Rollout) -> float:

@@ -159,7 +159,7 @@ def play_round(
     should_stop: Callable[[], bool],
     every: int = 1,
 ) -> RoundTally:
-    """N whole episodes: while one part of them trains, the next is decided about. All ranks ask whether to stop."""
+    """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop."""
     sink.write(RoundBegan(number))
     began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
