@@ -117,7 +117,8 @@ def test_hosts_on_all_devices_teach_one_policy(executor, policy_device, tmp_path
     agent, rounds, landed = taught
     assert_learned(agent, rounds)
     each = 4 // len(DEVICES)
-    assert landed == [[device for device in DEVICES for _ in range(each)]] * 8  # two rounds of four steps
+    found = [device for own in landed for device in own]  # graphed hosts come in two parts, one after the other
+    assert found == [device for device in DEVICES for _ in range(each)] * 8  # two rounds of four steps
     assert str(agent.device) == policy_device
 
 
