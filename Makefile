@@ -1,7 +1,9 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both set up their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+# on all cores, which pip does not do; packages may hold files that are of other Pythons
+COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint slow faults clean
@@ -30,14 +32,17 @@ lint: .venv/dev.ready
 
 .venv/demo.ready: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[demo]'
+	$(COMPILE)
 	touch $@
 
 .venv/dev.ready: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[dev]'
+	$(COMPILE)
 	touch $@
 
 .venv/slow.ready: .venv/dev.ready
 	$(INSTALL) --editable '.[slow]'
+	$(COMPILE)
 	touch $@
 
 clean:
