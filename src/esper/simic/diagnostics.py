@@ -154,7 +154,7 @@ def summarise(
     traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
 ) -> UpdateRecord:
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
-    # as arrays: tensors take a hundred times as long to send and receive
+    # as arrays: tensors take about thirty times as long to send and receive
     here = [replace(own, **{k: v.numpy(force=True) for k, v in vars(own).items() if v is not None}) for own in traces]
     whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
     first, every, look = whole[0], _joined(whole), RatioExplosionDiagnostic.of
