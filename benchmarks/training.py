@@ -3,11 +3,12 @@
     python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo.json
     python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json
     ... --amp bf16
+    ... --amp bf16 --set compile=on --rounds 80 --left-out 30
     torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
 --findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
-per host and decision, batch 512. The first round (capture, allocation) is left out of the speed; a run that is
-gone on with is told from where it goes on.
+per host and decision, batch 512. The first round (capture, allocation) is left out of the speed, or the first
+--left-out of them (compiled blocks); seconds_per_round has them all. A run that is gone on with is told from where.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def measure(options: argparse.Namespace) -> dict | None:
             run_ppo(config, options.resume, Console())
         whole = time.perf_counter() - started
         rounds, verdicts = rounds_in(folder), verdicts_in(folder, known)
-    return {**describe(config, rounds[known:]), "seconds": whole} | {
+    return {**describe(config, rounds[known:], options.left_out), "seconds": whole} | {
         "gpu_busy_percent": mean_or_none(busy.samples),
         "resumed_after_rounds": known,
         "gates": {f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())},
@@ -134,10 +135,10 @@ def mean_or_none(values: list[float]) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
-    """The rounds of this call."""
+def describe(config: TrainingConfig, rounds: list[dict], left_out: int) -> dict:
+    """The rounds of this call; their speed without the first ones."""
     task = config.task.build()
-    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[1:]]
+    rates = [sum(event["ops"].values()) / event["seconds"] for event in rounds[left_out:]]
     steps, size = whole_steps(task.epoch_examples, task.batch) if task.epoch_examples else (0, 0)
     alive = [event["germinated"] - event["fossilized"] - event["culled"] for event in rounds]
     return {
@@ -145,11 +146,13 @@ def describe(config: TrainingConfig, rounds: list[dict]) -> dict:
         "amp": config.amp,
         "hosts": config.hosts,
         "rounds": len(rounds),
+        "left_out": left_out,
         "epochs": task.epochs,
         "epoch_examples": task.epoch_examples,
         "held_out": task.held_out,
         "decisions_per_s": statistics.median(rates),
         "decisions_per_s_range": [min(rates), max(rates)],
+        "seconds_per_round": [event["seconds"] for event in rounds],
         "examples_per_s": statistics.median(rates) * steps * size,
         "germinated_per_life": [event["germinated"] / config.hosts for event in rounds],
         "alive_per_life": [count / config.hosts for count in alive],
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("--findings", action="store_true")
     parser.add_argument("--hosts", type=int)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--left-out", type=int, default=1, help="rounds at the beginning that do not count")
     parser.add_argument("--amp", default="off")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the configuration")
     parser.add_argument("--data-root", type=Path)
@@ -175,8 +179,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.resume and options.keep is None:
         parser.error("--resume needs --keep, the run to go on with")
-    if options.rounds - (known_rounds(options.keep) if options.resume else 0) < 2:
-        parser.error("the first round does not count, so at least two more are needed")
+    if options.left_out < 1:
+        parser.error("the first round captures graphs, so at least that one does not count")
+    if options.rounds - (known_rounds(options.keep) if options.resume else 0) <= options.left_out:
+        parser.error(f"the first {options.left_out} rounds do not count, so more are needed")
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     row = measure(options)

@@ -203,7 +203,7 @@ FAULTS = [
     Fault(
         "22: unused heads have a log-probability when judged",
         "tamiyo/network.py",
-        "return self._where_used(head, choices, found)[0]",
+        "return found if used is None else torch.where(used, found, 0)",
         "return found",
         "tamiyo/test_network_entropy.py::test_stored_choices_of_unused_heads_change_nothing_by_one_bit",
     ),

@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_slots
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import SettingError, UnknownNameError
 
 BACKEND = "inductor"
 _WORTH = 4e9
@@ -56,6 +57,22 @@ def compiled_so_far() -> tuple[int, float]:
     from torch._dynamo.utils import calculate_time_spent  # seconds to import, which only those pay who compile
 
     return len(_compiled), calculate_time_spent()["total_wall_time"]
+
+
+class NotCompiledError(SettingError): ...  # something is yet to be compiled, where nothing can be
+
+
+@contextmanager
+def nothing_new() -> Iterator[None]:
+    """Call what has been compiled; whatever torch would have to compile first is an error, as in a captured graph."""
+    with torch.compiler.set_stance("fail_on_recompile"):
+        try:
+            yield
+        except RuntimeError as problem:
+            if "fail_on_recompile" not in str(problem):
+                raise
+            rule = "is compiled anew at every call, which captured graphs cannot do; choose compile off"
+            raise NotCompiledError(f"a block of this host {rule}, or executor eager.") from None
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:

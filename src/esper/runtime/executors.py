@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime import compiling
 from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores, measure
 from esper.runtime.host import AMP_TYPES, HostRun, draws_random_numbers
@@ -266,14 +268,10 @@ class GraphedExecutor:
         return self._devices[run.device]
 
     def _captured(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
-        own = self._device(run)
-        lane, graphs = own.lane(run), own.graphs(run)
+        graphs = self._device(run).graphs(run)
         if name not in graphs:
             with torch.cuda.device(run.device):
-                self._warm_up(run, name, call)
-                run.optimizer.zero_grad(set_to_none=True)
-                room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)  # as `measure` fills
-                graphs[name] = _Captured(lane, call, room)
+                graphs[name] = self._warmed_up(run, name, call)
         return graphs[name]
 
     def _capture_measure(self, run: HostRun, split: Split) -> _Captured:
@@ -281,21 +279,30 @@ class GraphedExecutor:
         ablated = [slot for slot in run.slots if slot.seed is not None and slot.is_in_output]
         return self._captured(run, "measure", partial(measure, run, split, ablated))
 
-    def _warm_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> None:
-        """Run what has kernels that never ran before; a host that learnt from it is put back to where it was."""
-        parts = {(name, run.device, run.amp, part) for part in _parts(run)}
-        if parts <= self._warmed and not run.is_compiled:  # whose calls must not compile inside a capture
-            return
+    def _warmed_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
+        """Capture; what never ran before is run first, and a host that learnt from it put back to where it was."""
+        lane, parts = self._device(run).lane(run), {(name, run.device, run.amp, part) for part in _parts(run)}
+        if parts <= self._warmed:
+            with suppress(compiling.NotCompiledError):  # these parts are known, but not with each other's outputs
+                return _capture(run, lane, call)
         self._warmed |= parts
         snapshot = run.clear().snapshot() if name == "train" else None  # cleared, so that the cursor has examples
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
+        return _capture(run, lane, call)
 
     def _tidy(self) -> None:
         for graphs in self._devices.values():
             graphs.drop_spare()
             graphs.keep_within()
+
+
+def _capture(run: HostRun, lane: _Lane, call: Callable[[], Tensor | None]) -> _Captured:
+    run.optimizer.zero_grad(set_to_none=True)
+    room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)  # as `measure` fills
+    with compiling.nothing_new() if run.is_compiled else nullcontext():
+        return _Captured(lane, call, room)
 
 
 def _parts(run: HostRun) -> set[Any]:

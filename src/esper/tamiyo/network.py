@@ -103,13 +103,12 @@ class RecurrentActorCritic(nn.Module):
         """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
         return F.linear(cast(nn.Embedding, self.embeddings[earlier.name]).weight, first.weight)
 
-    def _where_used(self, head: Head, choices: PerHead, *found: Tensor) -> tuple[Tensor, ...]:
-        """What was found for a head, with 0 where the first choice has no use for it."""
+    def _is_used(self, head: Head, choices: PerHead) -> Tensor | None:
+        """Where the first choice has a use for this head; None is everywhere."""
         if head.used_by is None:
-            return found
+            return None
         op = choices[self.spec.heads[0].name]
-        used = torch.tensor([choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device)[op]
-        return tuple(torch.where(used, each, 0) for each in found)
+        return torch.tensor([choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device)[op]
 
     def choose(
         self,
@@ -128,10 +127,17 @@ class RecurrentActorCritic(nn.Module):
         features = features[:, 0] if is_step else features
         choices, log_probs = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
-            drawn = self._case(place, features, masks, choices)
-            own = None if noise is None else noise[..., place, : head.size]
-            choice = drawn.mode() if deterministic else drawn.sample(generator, own)
-            choices[head.name], log_probs[head.name] = self._where_used(head, choices, choice, drawn.log_prob(choice))
+            used = self._is_used(head, choices)
+            if used is not None and noise is not None and not bool(used.any()):  # nor does it take draws from others
+                choice, log_prob = (torch.zeros_like(found[self.spec.names[0]]) for found in (choices, log_probs))
+            else:
+                drawn = self._case(place, features, masks, choices)
+                own = None if noise is None else noise[..., place, : head.size]
+                choice = drawn.mode() if deterministic else drawn.sample(generator, own)
+                log_prob = drawn.log_prob(choice)
+                if used is not None:
+                    choice, log_prob = torch.where(used, choice, 0), torch.where(used, log_prob, 0)
+            choices[head.name], log_probs[head.name] = choice, log_prob
         return choices, log_probs, self._values(features), hidden
 
     def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
@@ -185,7 +191,8 @@ class RecurrentActorCritic(nn.Module):
                 choice = position[choice]
             index = index * other.size + choice
         found = cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
-        return self._where_used(head, choices, found)[0]
+        used = self._is_used(head, choices)
+        return found if used is None else torch.where(used, found, 0)
 
     @torch.no_grad()
     def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
