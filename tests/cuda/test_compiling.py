@@ -1,5 +1,6 @@
 """Compiled blocks in captured graphs have the losses of uncompiled ones, to a tolerance, and compile nothing twice."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from cuda.test_executors import COPIED, no_waiting
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.runtime import compiling
+from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
 from runtime.episodes import COPIES, GERMINATE, act, image_splits, play
@@ -77,3 +79,12 @@ def test_a_new_episode_and_a_copy_in_another_slot_compile_nothing():
     play(population, 2)
     assert compiling.compiled_so_far()[0] == before
     assert population.readings()[0].held_out_loss < 6
+
+
+def test_compiled_hosts_run_once_before_a_capture_only_where_something_is_new(monkeypatch):
+    calls, learn = [], HostRun.learn
+    monkeypatch.setattr(HostRun, "learn", lambda run, *batch: (calls.append(run.seed), learn(run, *batch))[1])
+    script = {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}
+    found, _ = losses(PHOTOS, script, "on", hosts=3, amp="bf16")
+    assert calls == [0, 0, 1, 2] * 2  # the first host runs and is captured, others are captured; then with the seed
+    assert all(map(math.isfinite, found))

@@ -116,6 +116,38 @@ def test_bodies_of_seeds_and_parts_without_slots_are_compiled_and_nothing_that_h
     assert compiled_modules(model) == [host.stem, *host.blocks, host.head, seed.body, model.slot("r0c1").seed.body]
 
 
+class Scaled(nn.Linear):
+    """A block whose text does not tell all that it computes with."""
+
+    factor = 2.0
+
+    def forward(self, points):
+        return super().forward(points) * self.factor
+
+
+def run_compiled(module, points):
+    return compiling._compile((type(module), repr(module)), compiling._run, "run_Scaled", module, (points,), {})
+
+
+def test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused():
+    one, other, points = Scaled(3, 3), Scaled(3, 3), torch.randn(4, 3)
+    run_compiled(one, points).sum().backward()
+    with compiling.nothing_new():
+        assert torch.allclose(run_compiled(other, points), other(points))
+    other.factor = 3.0  # which only torch's own guard sees
+    for given in (points, torch.randn(5, 3)):
+        with pytest.raises(compiling.NotCompiledError), compiling.nothing_new():
+            run_compiled(other, given)
+        assert torch.allclose(run_compiled(other, given), other(given))
+        with compiling.nothing_new():
+            run_compiled(other, given)
+
+
+def test_where_nothing_new_may_be_compiled_other_errors_are_themselves():
+    with pytest.raises(RuntimeError, match=r"^full$"), compiling.nothing_new():
+        raise RuntimeError("full")
+
+
 def test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled():
     class Plain(nn.Module):
         def __init__(self):

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from esper.leyline.errors import SettingError
 from esper.leyline.stages import SeedStage
-from esper.runtime import executors
+from esper.runtime import compiling, executors
 from esper.runtime.executors import GraphedExecutor
+from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from runtime.episodes import BLOBS, CULL, GERMINATE, IMAGES, act, differing, play, print_of
 from runtime.episodes import GROWTH as IMAGE_GROWTH
@@ -95,6 +97,36 @@ def test_hosts_that_share_a_lane_have_the_episodes_of_the_eager_executor(monkeyp
     for population in (graphed, eager):
         play(population, 6, dict.fromkeys((0, 2, 3), IMAGE_GROWTH))
     assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(5)] == [[]] * 5
+
+
+def test_a_host_runs_once_before_a_capture_only_where_something_is_new(monkeypatch):
+    """Known parts may still need compiling when they get each other's outputs; that is noticed, and the host runs."""
+    brought_back, capture, refused = [], executors._capture, []
+    graphed, eager = build(seeds=(7, 8, 9)), Population(BLOBS, [7, 8, 9], ["cpu"], executor="eager")
+
+    def refuse_once(run, lane, call):
+        if run is graphed.runs[1] and len(graphed.executor._device(run).graphs(run)) == 1 and not refused:
+            refused.append(run)
+            raise compiling.NotCompiledError
+        return capture(run, lane, call)
+
+    restore = HostRun.restore
+    monkeypatch.setattr(HostRun, "restore", lambda run, kept: (brought_back.append(run.seed), restore(run, kept))[1])
+    monkeypatch.setattr(executors, "_capture", refuse_once)
+    for population in (graphed, eager):
+        play(population, 3)
+    assert brought_back == [7, 8]  # after their first step of training; the third host needs none
+    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(3)] == [[]] * 3
+
+
+def test_a_host_that_is_compiled_anew_at_every_call_is_refused(monkeypatch):
+    def refuse(run, lane, call):
+        with compiling.nothing_new():
+            raise RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'.")
+
+    monkeypatch.setattr(executors, "_capture", refuse)
+    with pytest.raises(SettingError, match=r"compiled anew at every call.* choose compile off, or executor eager"):
+        play(build(), 1)
 
 
 def test_a_culled_seed_brings_the_graphs_of_before_back():

@@ -109,21 +109,32 @@ class Lone(Team):
     def sum(self, values):
         return values.clone()
 
+    def ask(self, claim):
+        return lambda: claim
+
     def gather(self, value):
         return [value]
 
 
-def test_ranks_ask_about_once_a_second(tmp_path, monkeypatch):
-    """From what the slowest took for the last round, so that all of them ask at the same epochs."""
+def test_ranks_ask_about_once_a_second_and_read_the_answer_within_four(tmp_path, monkeypatch):
+    """From what the slowest took for the last round, so that all of them ask and read at the same epochs."""
     given, real, finish = [], trainer.play_round, RoundTally.finish
-    monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-1]), real(*all))[1])
-    seconds = iter([1.4, 100.0, 0.001])
+    monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-2:]), real(*all))[1])
+    seconds = iter([1.4, 100.0, 28.0, 0.001])
 
     def took(tally, *rest):
         return replace(finish(tally, *rest), seconds=next(seconds))
 
     monkeypatch.setattr(RoundTally, "finish", took)
-    config = tiny(tmp_path / "run", rounds=4, task__epochs=15, hosts=4)
-    with pytest.raises(StopIteration):  # before the fourth update is told
+    config = tiny(tmp_path / "run", rounds=5, task__epochs=15, hosts=4)
+    with pytest.raises(StopIteration):  # before the fifth update is told
         train(config, team=Lone(0, 2))
-    assert given == [1, 10, 1, 14]
+    assert given == [(1, 0), (10, 4), (1, 0), (1, 2), (14, 4)]
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3, 20])
+def test_an_answer_is_read_so_many_questions_later_or_at_the_end_of_the_round(behind, tmp_path):
+    asked = []
+    with pytest.raises(InterruptedTraining):
+        played(tmp_path / "run", should_stop=lambda: not asked.append(None) and len(asked) == 2, behind=behind)
+    assert len(asked) == min(2 + behind, tiny(tmp_path / "x").task.epochs - 1)

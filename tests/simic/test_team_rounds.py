@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from esper.leyline.errors import DeviceError, MaskError, SaveError
 from esper.simic import team as teams
 from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.round_summary import RoundTally
 from esper.simic.team import joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.telemetry.sink import Sink
@@ -81,6 +83,41 @@ def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks,
     ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
     assert_ended_well(ended)
     assert [rank.value for rank in ended] == [ends, ends]
+
+
+def test_all_stop_at_the_same_step_when_answers_are_read_later(tmp_path, monkeypatch):
+    finish = RoundTally.finish
+    monkeypatch.setattr(RoundTally, "finish", lambda tally, *rest: replace(finish(tally, *rest), seconds=12.0))
+
+    def live(team):
+        asked = []
+
+        def should_stop():
+            asked.append(None)
+            return team.rank == 1 and len(asked) == 13 + 12 + 3  # twins, the first round, and some of the second
+
+        config = tiny(tmp_path / "run", hosts=2, rounds=3, task__epochs=13)
+        with pytest.raises(InterruptedTraining) as stop:
+            train_ppo_vectorized(config, sink=NullSink(), team=team, should_stop=should_stop)
+        return stop.value.rounds, len(asked)
+
+    (tmp_path / "run").mkdir()
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    assert [rank.value for rank in ended] == [(1, 13 + 12 + 3 + 4)] * 2
+
+
+def test_who_asks_does_not_wait_for_the_others(tmp_path):
+    def live(team):
+        if team.rank == 1:
+            time.sleep(1.0)
+        began = time.perf_counter()
+        answer = team.ask(team.rank == 1)
+        return time.perf_counter() - began < 0.5, answer(), team.any(False)
+
+    ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
+    assert_ended_well(ended)
+    assert [rank.value for rank in ended] == [(True, True, False)] * 2
 
 
 # -- failing together --------------------------------------------------------------------------------------------------

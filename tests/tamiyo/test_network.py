@@ -151,6 +151,28 @@ def test_heads_that_the_op_does_not_use_choose_0_with_certainty():
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("waits", "asked"), [([True] * 3, 1), ([True, False, True], 4), ([False] * 3, 4)])
+def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(waits, asked, monkeypatch):
+    net, cases, real = build(3), [], FactoredRecurrentActorCritic._case
+    masks, waits = joint_masks(HOSTS, slots=3), torch.tensor(waits)
+    masks["op"] = F.one_hot(torch.where(waits, OP_WAIT, OP_GERMINATE), NUM_OPS).bool()
+    states, noise = torch.randn(HOSTS, STATE_DIM), torch.rand(HOSTS, len(HEADS), 16)
+    monkeypatch.setattr(FactoredRecurrentActorCritic, "_case", lambda *all: (cases.append(None), real(*all))[1])
+    choices, log_probs, _, _ = net.choose(states, None, masks, noise=noise)
+    assert len(cases) == asked
+    stored, given = ({head: found[:, None] for head, found in each.items()} for each in (choices, masks))
+    judged = net.evaluate(states[:, None], stored, given, net.get_initial_hidden(HOSTS))
+    for head in HEADS:
+        assert torch.allclose(log_probs[head], judged.log_probs[head][:, 0], atol=1e-6)
+        assert head == "op" or choices[head][waits].eq(0).all()
+    drawn = torch.Generator().manual_seed(0)
+    net.choose(states, None, masks, generator=drawn)
+    own = torch.Generator().manual_seed(0)
+    for size in sizes(3).values():
+        torch.rand(HOSTS, size, generator=own)
+    assert torch.equal(drawn.get_state(), own.get_state())  # from a shared stream every head draws, whoever uses it
+
+
 @pytest.mark.parametrize("slots", [2, 5])
 def test_two_steps_in_turn_equal_one_sequence_of_two(slots):
     net, states = build(slots, sharpness=50), torch.randn(6, 2, STATE_DIM)

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -61,7 +61,19 @@ class Team:
         return total[0]
 
     def any(self, claim: bool) -> bool:
-        return bool(self.sum(torch.tensor(int(claim))) > 0)
+        return self.ask(claim)()
+
+    def ask(self, claim: bool) -> Callable[[], bool]:
+        """As `any`, but nobody waits before the answer is read; all ranks read the same answers at the same points."""
+        claims = torch.tensor(int(claim))
+        work = dist.all_reduce(claims, async_op=True) if self.size > 1 else None
+
+        def read() -> bool:
+            if work is not None:
+                work.wait()
+            return bool(claims)
+
+        return read
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order; plain data."""

@@ -77,15 +77,17 @@ def train_ppo_vectorized(
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
         rollout = build_rollout(env, agent, config.hosts)
-        started, every = time.perf_counter(), 1
+        started, every, behind = time.perf_counter(), 1, 0
         for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, is_over, every)
+            tally = play_round(env, agent, rollout, number, sink, is_over, every, behind)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
             event = tally.finish(agent.decisions, plain(record), started - before, team)
-            if team.size > 1:  # ranks wait for each other when they ask, so they do it about once a second
-                every = min(max(1, int(rollout.steps / event.seconds)), rollout.steps)
+            if team.size > 1:  # they ask about once a second, and the answer may be four seconds old
+                pace = rollout.steps / event.seconds
+                every = min(max(1, int(pace)), rollout.steps)
+                behind = int(min(4 * pace, 4))
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -158,18 +160,29 @@ def play_round(
     sink: Sink,
     should_stop: Callable[[], bool],
     every: int = 1,
+    behind: int = 0,
 ) -> RoundTally:
-    """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop."""
+    """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop.
+
+    The answer is read `behind` questions later: until then no rank waits for one that has not come as far.
+    """
     sink.write(RoundBegan(number))
-    began, waited, tally = time.perf_counter(), 0.0, RoundTally(env, number, sink)
+    began, waited, stops, tally = time.perf_counter(), 0.0, False, RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
+    votes: list[Callable[[], bool]] = []
     try:
         for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
             asked = time.perf_counter()
-            if epoch and epoch % every == 0 and agent.team.any(should_stop()):
-                raise InterruptedTraining(number)
+            if epoch and epoch % every == 0:
+                votes.append(agent.team.ask(should_stop()))
+            if len(votes) > behind and (stops := votes.pop(0)()):
+                break
             waited += time.perf_counter() - asked  # for ranks that take longer
+        asked = time.perf_counter()
+        if any([stops, *(vote() for vote in votes)]):  # all ranks have the same ones open
+            raise InterruptedTraining(number)
+        waited += time.perf_counter() - asked
     finally:  # who stops in the middle leaves hosts that train
         env.population.executor.settle(env.population.runs)
     tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
