@@ -44,8 +44,7 @@ class Kept:  # the types of what `describe` tells
 
 
 def describe(garden: "Garden") -> dict[str, Any]:
-    same = "epoch", "is_pruned", "higher_is_better", "flops", "run"
-    return {name: getattr(garden, name) for name in same} | {
+    return {name: getattr(garden, name) for name in ("epoch", "is_pruned", "higher_is_better", "flops", "run")} | {
         "policy": garden.policy_name,
         "memory": require_plain(garden.memory),
         "history": [to_record(event) for event in garden.history],
@@ -105,8 +104,7 @@ class Recorder:
             past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
             with runfolder.begun(folder, config):
                 write_durably(folder / runfolder.EVENTS, "".join(past).encode())
-            self.sink = TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config)
-            held.enter_context(self.sink)
+            self.sink = held.enter_context(TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config))
             self.close = weakref.finalize(self, held.pop_all().close)
         for event in [] if is_known else garden.history:
             self.sink.write(event)

@@ -172,11 +172,10 @@ def warn_of_unpaired(base: Tensor, again: Tensor, epoch: int) -> list[Event]:
 def warn_of_doubt(model: MorphogeneticModel, verdicts: Iterable[FossilVerdict], epoch: int) -> list[Event]:
     """Fossils that late pruning kept although their contribution is within two standard errors of 0."""
     own = model.slot_config.modules
-    found = [(f"{v.blueprint_id} in {v.slot_id} ({own[v.slot_id]})", v.contribution) for v in verdicts if v.is_kept]
     doubtful = [
-        f"{name} ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
-        for name, gain in found
-        if gain is not None and gain.mean < 2 * gain.standard_error
+        f"{v.blueprint_id} in {v.slot_id} ({own[v.slot_id]}) ({gain.mean:+.2g} ± {gain.standard_error:.2g})"
+        for v in verdicts
+        if v.is_kept and (gain := v.contribution) is not None and gain.mean < 2 * gain.standard_error
     ]
     names, way_out = ", ".join(doubtful), "GrowthSettings(least_gain=...) sets what a fossil must gain."
     return [GrowthHint(0, epoch, f"kept, but may be chance: {names}. {way_out}")] if doubtful else []

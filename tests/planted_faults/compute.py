@@ -13,11 +13,31 @@ FAULTS = [
     Fault(
         "a kept gate's gradients come in another order",
         "kasmina/seeds.py",
-        "        weight = None if self.gate is None else self.gate(features).to(features.dtype)\n"
-        "        grown = self._grown(features)\n",
-        "        grown = self._grown(features)\n"
-        "        weight = None if self.gate is None else self.gate(features).to(features.dtype)\n",
+        "return self._joined(features, None if self.gate is None else self.gate(features))",
+        "return self._joined(features, None) if self.gate is None else torch.lerp("
+        "features, self._joined(features, None), self.gate(features).to(features.dtype))",
         "runtime/test_parts.py::test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was",
+    ),
+    Fault(
+        "torch may compile inside a captured graph",
+        "runtime/compiling.py",
+        'torch.compiler.set_stance("fail_on_recompile")',
+        'torch.compiler.set_stance("default")',
+        "runtime/test_compiling.py::test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused",
+    ),
+    Fault(
+        "every host runs before it is captured",
+        "runtime/executors.py",
+        "if parts <= self._warmed:",
+        "if not parts:",
+        "runtime/test_lanes.py::test_a_host_runs_once_before_a_capture_only_where_something_is_new",
+    ),
+    Fault(
+        "heads that nobody uses take no draws from a stream that others share",
+        "tamiyo/network.py",
+        "if used is not None and noise is not None and not bool(used.any()):",
+        "if used is not None and not bool(used.any()):",
+        "tamiyo/test_network.py::test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same[waits0-1]",
     ),
     Fault(
         "a kept seed is still clipped by itself",

@@ -18,27 +18,6 @@ FAULTS = [
         "runtime/test_compiling.py::test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights",
     ),
     Fault(
-        "torch may compile inside a captured graph",
-        "runtime/compiling.py",
-        'torch.compiler.set_stance("fail_on_recompile")',
-        'torch.compiler.set_stance("default")',
-        "runtime/test_compiling.py::test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused",
-    ),
-    Fault(
-        "every host runs before it is captured",
-        "runtime/executors.py",
-        "if parts <= self._warmed:",
-        "if not parts:",
-        "runtime/test_lanes.py::test_a_host_runs_once_before_a_capture_only_where_something_is_new",
-    ),
-    Fault(
-        "heads that nobody uses take no draws from a stream that others share",
-        "tamiyo/network.py",
-        "if used is not None and noise is not None and not bool(used.any()):",
-        "if used is not None and not bool(used.any()):",
-        "tamiyo/test_network.py::test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same[waits0-1]",
-    ),
-    Fault(
         "copies of a block are compiled each for itself",
         "runtime/compiling.py",
         "(type(block), repr(block))",

@@ -101,6 +101,8 @@ def test_images_lie_with_channels_last_and_batch_norm_learns_the_same():
     for weight in weights:
         assert weight.is_contiguous(memory_format=torch.channels_last)
         assert run.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+    (seed,) = run.model.slot("r0c0").fossils
+    assert {seed.body, seed.join} <= {*compiled_modules(run.model)}
     left, right = print_of(plain), print_of(found)
     names = [name for name, value in left.items() if isinstance(value, torch.Tensor) and "running" in name]
     assert len(names) >= 8

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console, JustifyMethod
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from esper.dashboard.reader import RunSummary
@@ -18,14 +18,14 @@ from esper.telemetry.events import ArmFinished, RoundFinished, clock
 Row = tuple[str, float, float | None, float | None]  # label, mean, lower and upper end; no ends is a single value
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
 _LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
+_LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
 _FINALS = ("final", "final-equal-flops", "final-whole")
 CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""
 
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
-    table = Table(title=Text(printable(title)))
-    table.add_column("arm")
+    table = Table("arm", title=Text(printable(title)))
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
     for result in results:
@@ -37,7 +37,7 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
 
 def runs_table(summaries: Sequence[RunSummary]) -> Table:
     """One row per run: what it is, how far it is, what it reached, and how long ago it last had something to tell."""
-    table = Table(title="runs", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title="runs", **_LOOK)
     for column in ("name", "task", "policy", "status"):
         table.add_column(column, overflow="fold")
     for column in ("rounds or\nepochs", "best\naccuracy", "parameters", "age"):
@@ -62,9 +62,7 @@ def ago(seconds: float) -> str:
 
 def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """One row per task: what it is, how large, and whether its data is there; sizes that are None are not known."""
-    table = Table(title="tasks", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is", min_width=16)
+    table = Table(Column("name", no_wrap=True), Column("what it is", min_width=16), title="tasks", **_LOOK)
     table.add_column("train +\nvalidation", justify="right", no_wrap=True)
     table.add_column("host\nparameters", justify="right", no_wrap=True)
     table.add_column("source", min_width=11, max_width=14)
@@ -78,9 +76,7 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def names_table(title: str, known: Mapping[str, str]) -> Table:
-    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = Table(Column(no_wrap=True), Column(), title=title, show_header=False, **_LOOK)
     for name, line in known.items():
         table.add_row(Text(printable(name)), Text(printable(line)))
     return table
@@ -149,8 +145,7 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
-    table = Table(title="arms: mean over seeds, 95 % interval", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("arm", overflow="fold")
+    table = Table(Column("arm", overflow="fold"), title="arms: mean over seeds, 95 % interval", **_LOOK)
     gap = ["to the\noracle"] if "oracle" in results["arms"] else []
     costs = "parameters", "FLOPs\nseconds", "planted\nkept,\nculled", "epi-\nsodes\nbefore"
     for column in ("test accuracy", *gap, "test\nloss", *costs):
@@ -183,23 +178,20 @@ def differences(results: Mapping[str, Any]) -> Table:
     for column in ("arm", "minus", "points", "95 %", "claim"):
         side: JustifyMethod = "right" if column in ("points", "95 %") else "left"
         table.add_column(column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold")
-    for name, other in pairs_of(results["arms"]):
-        found = results["arms"][name]["minus"][other]["test_accuracy"]
-        cells = f"{100 * found['mean']:+.2f}", _interval(found, "+.2f"), found["verdict"]
-        table.add_row(Text(name), Text(other), *cells)
+    for arm, other in pairs_of(results["arms"]):
+        found = results["arms"][arm]["minus"][other]["test_accuracy"]
+        table.add_row(Text(arm), Text(other), f"{100 * found['mean']:+.2f}", _interval(found, "+.2f"), found["verdict"])
     return table
 
 
 def compared_figure(results: Mapping[str, Any]) -> str:
-    """The arms' test accuracies as an SVG picture."""
     rows: list[Row] = []
     for name, arm in results["arms"].items():
-        score = arm["test_accuracy"]
-        ends = [None if score[end] is None else 100 * score[end] for end in ("low", "high")]
-        rows.append((name, 100 * score["mean"], *ends))
-    config = results["config"]
+        values = (arm["test_accuracy"][part] for part in ("mean", "low", "high"))
+        rows.append((name, *(None if value is None else 100 * value for value in values)))
+    title = f"{results['config']['task']['name']}: test accuracy"
     count = len(next(iter(results["arms"].values()))["seeds"])
-    return interval_figure(rows, f"{config['task']['name']}: test accuracy", f"per cent, 95 % interval, {count} seeds")
+    return interval_figure(rows, title, f"per cent, 95 % interval, {count} seeds")
 
 
 def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from esper.cli.console import names_table, runs_table, tasks_table
+from esper.dashboard.reader import RunReader, find_runs, summarise
 from esper.leyline.errors import EsperError, printable
 
 if TYPE_CHECKING:
@@ -21,13 +22,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 DataRoot = Annotated[
     Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
 ]
-Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
 
 def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
-    from esper.dashboard.reader import RunReader, find_runs, summarise
-
     for reader in (readers := [RunReader(path) for path in find_runs(folder)]):
         reader.refresh()
     found = [summarise(reader) for reader in readers]
@@ -37,7 +35,7 @@ def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
         Console().print(runs_table(found))
 
 
-def watch(run: Run) -> None:
+def watch(run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]) -> None:
     """Look at a run in the terminal, live or finished."""
     from esper.dashboard.watch import watch as show
 
@@ -75,12 +73,11 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     from esper.tamiyo.rules import RULES
 
     rows = [_describe(task, data_root) for task in TASKS.values()]
+    kinds = KINDS.values()
+    fits = {name: [kind for kind in kinds if REGISTRY.has(kind, name)] for name in REGISTRY.names_for(kinds)}
     names = {
         "rules": _first_lines(RULES),
-        "blueprints": {
-            name: f"for {', '.join(kind for kind in KINDS.values() if REGISTRY.has(kind, name))}"
-            for name in REGISTRY.names_for(KINDS.values())
-        },
+        "blueprints": {name: f"for {', '.join(known)}" for name, known in fits.items()},
         "reward terms": _first_lines(TERMS),
         "reward families": {
             family: ", ".join(f"{weight:g} {term}" for term, weight in weights.items())

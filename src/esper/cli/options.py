@@ -22,11 +22,10 @@ def options_of(*keys: str) -> dict[str, str]:
     return {_NAMES.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}"): key for key in keys}
 
 
-HOSTS = options_of(
+HOSTS = options_of(  # Every command has these.
     *("task.name", "task.epochs", "task.compute", "task.slots", "task.budget", "task.max_seeds"),
     *("seed", "devices", "executor", "amp", "compile", "graph_memory", "deterministic", "data_root", "out"),
 )
-"""Options that every command has."""
 _TRACKERS = ("tensorboard", "wandb")
 _WIRING: dict[str, Any] = {
     **{f"--{name}": (bool, False, f"Curves by {name} as well, in OUT/{name}.") for name in _TRACKERS},

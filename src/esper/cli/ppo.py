@@ -61,10 +61,9 @@ def _tell_start(config: TrainingConfig, team: Team, console: Console) -> None:
     if team.size == 1:
         tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
         return
-    shared = "; some share a GPU" if team.shares_gpu else ""
     ranks = zip(team.gather(str(team.device)), team.assign(config.hosts), strict=True)
     places = ", ".join(f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks))
-    tell(f"hosts by rank: {places}{shared}")
+    tell(f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}")
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:

@@ -53,10 +53,9 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
 
         def watch(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
-                if isinstance(event, ActionTaken | FossilJudged | HostRolledBack) or (
-                    isinstance(event, StageChanged) and event.after == "CULLED"
-                ):
-                    say(f"  host {event.host}, {event}")
+                match event:
+                    case ActionTaken() | FossilJudged() | HostRolledBack() | StageChanged(after="CULLED"):
+                        say(f"  host {event.host}, {event}")
 
         try:
             with (

@@ -149,12 +149,11 @@ def draw_episode(moment: Moment, width: int, height: int) -> Picture:
     """The chosen host's accuracy, its twin's, and its loss, epoch by epoch."""
     if moment.episode is None or not moment.episode.epochs.rows:
         return "epoch by epoch", _none("epoch is measured")
-    has_scores = moment.episode.epochs.last("score") is not None
-    measure, name = ("score", "score") if has_scores else ("loss", "held_out_loss")
+    name = "held_out_loss" if moment.episode.epochs.last("score") is None else "score"
     curves = (
         ("accuracy grown", "accuracy", "{:.2%}".format, GREEN),
         ("accuracy twin", "twin_accuracy", "{:.2%}".format, GREY),
-        (f"held-out {measure}", name, "{:.4f}".format, AMBER),
+        (f"held-out {name.removeprefix('held_out_')}", name, "{:.4f}".format, AMBER),
         ("training loss", "train_loss", "{:.4f}".format, AMBER),
     )
     return f"host {moment.episode.host}, epoch by epoch", draw_curves(moment.episode.epochs, curves, height)

@@ -40,11 +40,10 @@ def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
 
 def header(reader: RunReader) -> dict[str, Any]:
     view = reader.view
-    known = {name: value for name, value in vars(summarise(reader)).items() if name != "path"}
     lived = max((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
     told = view.config.get("task", {}).get("epochs")
     grown, twin = view.rounds.last("accuracy"), view.rounds.last("twin_accuracy")
-    return known | {
+    return {name: value for name, value in vars(summarise(reader)).items() if name != "path"} | {
         "round": view.round,
         "hosts": sorted(view.episodes),
         "slots": view.slots,

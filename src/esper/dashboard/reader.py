@@ -90,8 +90,7 @@ class RunReader:
 
     def episode(self, round: int, host: int) -> Episode | None:
         """One host's episode in any round that there was, read from disk where it is not the newest."""
-        newest = self.view.episodes.get(host)
-        if newest is not None and newest.round == round:
+        if (newest := self.view.episodes.get(host)) is not None and newest.round == round:
             return newest
         past = _blank(self.view.config)
         for (rank, segment), path in event_files(self.folder).items():  # a round is saved, so it is in one segment
@@ -117,9 +116,8 @@ class RunReader:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
         self.is_older = command == "grow" or "life" in config["task"]  # as 0.1 wrote them
-        self.problem = None
-        if self.is_older:
-            self.problem = f"{self.folder} is of an older format. Look at it with the version of esper that wrote it."
+        advice = "Look at it with the version of esper that wrote it."
+        self.problem = f"{self.folder} is of an older format. {advice}" if self.is_older else None
         config.pop(CHECKSUM, None)
         return config
 
@@ -195,9 +193,7 @@ def is_run(folder: Path) -> bool:
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in a folder, by name; or the folder itself where it is one."""
     try:
-        if is_run(folder):
-            return [folder]
-        return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+        return [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
     except OSError as problem:
         raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
 

@@ -287,14 +287,12 @@ def choose_token(host: str, token: str | None) -> str | None:
 
 
 def address_of(name: str) -> IPv4Address | IPv6Address | None:
-    """The address that a name is, if it is one."""
     with suppress(ValueError):
         return ip_address(name)
     return None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address that is free."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as problem:

@@ -174,11 +174,9 @@ class RunView:
         """All hosts of a rank begin new episodes; one that was not there in its last round does not."""
         self.begun[rank], self.chosen[rank] = number, Counter()
         self.round = max(self.begun.values())
-        for host, episode in list(self.episodes.items()):
-            if episode.rank == rank:
-                del self.episodes[host]
-                if episode.has_begun:
-                    self.episodes[host] = Episode(host, number, rank)
+        others = {host: episode for host, episode in self.episodes.items() if episode.rank != rank}
+        own = [host for host, episode in self.episodes.items() if episode.rank == rank and episode.has_begun]
+        self.episodes = others | {host: Episode(host, number, rank) for host in own}
 
     def _episode(self, record: Record, rank: int) -> Episode:
         if (slot := record.get("slot")) is not None and slot not in self.slots:
@@ -224,9 +222,8 @@ def is_sound(record: Record) -> bool:
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
     names = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
-    measured = {name: record[name] for name in names}
     held_out = {name: record[f"held_out_{name}"] for name in ("accuracy", "score")}
-    episode.epochs.append(epoch=epoch, **held_out, **measured, **parts)
+    episode.epochs.append(epoch=epoch, **held_out, **{name: record[name] for name in names}, **parts)
     if epoch > 1 and episode.acted != epoch - 1:
         view.chosen[episode.rank]["WAIT"] += 1
 
@@ -294,14 +291,13 @@ def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None
 def _round_finished(view: RunView, record: Record, rank: int) -> None:
     update, number = record["update"], record["round"]
     heads = update.get("heads") or {}
-    names = ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
     gaps = [gap for gap in (update.get("first_ratio_gap") or {}).values() if gap is not None]
     view.rounds.append(
         **{name: value for name, value in record.items() if not isinstance(value, dict | str)},
         **{f"part.{name}": value for name, value in record["reward_parts"].items()},
         **{f"op.{name}": count for name, count in record["ops"].items()},
         kl=update.get("approx_kl"),
-        **{name: update.get(name) for name in names},
+        **{name: update.get(name) for name in ("clip_fraction", "explained_variance", "value_loss", "policy_loss")},
         first_ratio_gap=max(gaps, default=None),
         **{f"entropy.{name}": head["entropy"] for name, head in heads.items()},
         **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},

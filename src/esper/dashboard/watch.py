@@ -60,11 +60,9 @@ class WatchApp(App[None]):
 
     def __init__(self, reader: RunReader):
         super().__init__()
-        self.reader = reader
-        self.summary = summarise(reader)
+        self.reader, self.summary = reader, summarise(reader)
         self.seen: deque[tuple[float, int]] = deque(maxlen=8)
-        self.host = 0
-        self.wanted, self.note = "", "reading"
+        self.host, self.wanted, self.note = 0, "", "reading"
         self.is_reading = self.is_late = False
 
     def compose(self) -> ComposeResult:

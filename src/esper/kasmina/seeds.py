@@ -18,23 +18,29 @@ class Seed(nn.Module):
         self.body = body
         self.scale = nn.Parameter(scale)
         self.gate = gate
+        self.join = Join()
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """The seed at full strength; what else the module before it was called with is not looked at."""
         # the gate first, as in `blend`: gradients are then added in the same order
-        weight = None if self.gate is None else self.gate(features).to(features.dtype)
-        grown = self._grown(features)
-        return grown if weight is None else torch.lerp(features, grown, weight)
+        return self._joined(features, None if self.gate is None else self.gate(features))
 
     def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """A share `alpha` of the seed; exactly the input at 0 and exactly `forward` at 1."""
-        weight = alpha if self.gate is None else alpha * self.gate(features)
-        return torch.lerp(features, self._grown(features), weight.to(features.dtype))
+        return self._joined(features, alpha if self.gate is None else alpha * self.gate(features))
 
-    def _grown(self, features: Tensor) -> Tensor:
+    def _joined(self, features: Tensor, weight: Tensor | None) -> Tensor:
         is_cast = any(map(torch.is_autocast_enabled, ("cuda", "cpu")))  # which chooses types for itself
-        grown = self.scale * self.body(features if is_cast else features.to(self.scale.dtype))
-        return features + grown.to(features.dtype)
+        branch = self.body(features if is_cast else features.to(self.scale.dtype))
+        return self.join(features, branch, self.scale, weight)
+
+
+class Join(nn.Module):
+    """Where a branch meets the features that it began with; a module of its own, so that it can be compiled."""
+
+    def forward(self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None) -> Tensor:
+        grown = features + (scale * branch).to(features.dtype)
+        return grown if weight is None else torch.lerp(features, grown, weight.to(features.dtype))
 
 
 class Gate(nn.Module):

@@ -32,8 +32,9 @@ def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -
 def compile_blocks(network: MorphogeneticModel) -> None:
     """Let all blocks of a network, seeds' bodies too, run compiled; a deep copy does not until it is asked for too."""
     slots = [network.slot(slot_id) for slot_id in network.slot_config.slot_ids]
-    bodies = [getattr(seed, "body", None) for slot in slots for seed in (*slot.fossils, slot.seed)]
-    for block in (*_parts(network.host), *(body for body in bodies if isinstance(body, nn.Module))):
+    seeds = [seed for slot in slots for seed in (*slot.fossils, slot.seed)]
+    own = [getattr(seed, name, None) for seed in seeds for name in ("body", "join")]
+    for block in (*_parts(network.host), *(part for part in own if isinstance(part, nn.Module))):
         if block._compiled_call_impl is None:
             block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
 

@@ -20,8 +20,7 @@ class TelemetryConfig:
     def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
         self.base_level = level if isinstance(level, TelemetryLevel) else TelemetryLevel[level.upper()]
         self.escalation_rounds = escalation_rounds
-        self._rounds_left = 0
-        self._is_series = self._was_called = False
+        self._rounds_left, self._is_series, self._was_called = 0, False, False
 
     @property
     def level(self) -> TelemetryLevel:

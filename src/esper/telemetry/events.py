@@ -43,8 +43,6 @@ class SlotEvent(HostEvent):
 
 
 class HostEpoch(HostEvent):
-    """One host after an epoch."""
-
     held_out_loss: float | None
     params: int
     train_loss: float | None = None
@@ -105,8 +103,6 @@ class ActionRefused(SlotEvent):
 
 
 class StageChanged(SlotEvent):
-    """A slot moved along its lifecycle."""
-
     slot: str
     before: str
     after: str
@@ -304,14 +300,12 @@ class CheckpointSaved(Event):
 
 
 _MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
-SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
-"""What is kept at a lower level than `normal`; all other events are `normal`."""
+SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)  # all others: NORMAL
 _KINDS = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Event)]
 EVENT_TYPES = {kind.__name__: kind for kind in _KINDS if kind not in (Event, HostEvent, SlotEvent)}
 
 
 def tell_gain(contribution: float | None, error: float | None) -> str:
-    """A contribution as people read it."""
     return "not measured" if contribution is None or error is None else f"{contribution:+.4f} ± {error:.4f}"
 
 

@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +31,7 @@ class Sink(AbstractContextManager["Sink"]):
     def _open(self, end: Position) -> None:
         """Go on from a position; what is behind it is cut off."""
         self.segment, self.path = end[0], self.folder / events_of(self.rank, end[0])
-        try:
+        with self._giving_up():
             cut_events(self.folder, self.rank, end)
             if self._file is not None:
                 self._file.close()
@@ -39,8 +39,6 @@ class Sink(AbstractContextManager["Sink"]):
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             self._file = os.fdopen(handle, "a", buffering=1, encoding="utf-8")
             sync_folder(self.folder)  # a save that tells where its events end finds them after a power cut
-        except OSError as problem:
-            self._give_up(problem)
 
     def rewind(self, end: Position) -> None:
         """Go back to where `commit` said that events end."""
@@ -52,16 +50,12 @@ class Sink(AbstractContextManager["Sink"]):
         return self._file is not None and severity <= self.telemetry.level
 
     def write(self, event: Event) -> None:
-        severity = SEVERITIES.get(type(event), TelemetryLevel.NORMAL)
-        if self.wants(severity):
-            self.write_record(type(event).__name__, to_record(event), severity)
+        self.write_record(type(event).__name__, to_record(event), SEVERITIES.get(type(event), TelemetryLevel.NORMAL))
 
     def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
         if self._file is not None and self.wants(severity):
-            try:
+            with self._giving_up():
                 self._file.write(json.dumps({"type": kind, **record}, allow_nan=False) + "\n")
-            except OSError as problem:
-                self._give_up(problem)
 
     def commit(self) -> Position:
         """Make sure that all is on disk; returns where it ends, or where the next segment begins."""
@@ -75,23 +69,25 @@ class Sink(AbstractContextManager["Sink"]):
 
     def _sync(self) -> None:
         if self._file is not None:
-            try:
+            with self._giving_up():
                 self._file.flush()
                 os.fsync(self._file.fileno())
-            except OSError as problem:
-                self._give_up(problem)
 
-    def _give_up(self, problem: OSError) -> None:
-        """Say so once; training goes on without records, and the file ends with a whole one."""
-        self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
-        complain(self.problem)
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):  # what was buffered cannot be written either
-                file.close()
-            with suppress(OSError), open(self.path, "rb+") as torn:
-                start = torn.seek(max(0, torn.seek(0, os.SEEK_END) - _LONGEST_LINE))
-                torn.truncate(start + torn.read().rfind(b"\n") + 1)
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Say once that the disk failed; training goes on without records, and the file ends with a whole one."""
+        try:
+            yield
+        except OSError as problem:
+            self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
+            complain(self.problem)
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError):  # what was buffered cannot be written either
+                    file.close()
+                with suppress(OSError), open(self.path, "rb+") as torn:
+                    start = torn.seek(max(0, torn.seek(0, os.SEEK_END) - _LONGEST_LINE))
+                    torn.truncate(start + torn.read().rfind(b"\n") + 1)
 
     def __exit__(self, *problem: object) -> None:
         self._sync()

@@ -10,8 +10,7 @@ import numpy as np
 
 from esper.leyline.errors import SettingError
 
-DRAWS = 10_000
-CONFIDENCE = 0.95
+DRAWS, CONFIDENCE = 10_000, 0.95
 FEWEST = 5  # Values below which no claim is made.
 
 

@@ -137,13 +137,11 @@ class Store:
     def generations(self) -> list[Generation]:
         """What the manifest lists, oldest first; nothing where there is none."""
         try:
-            content = disk.read_plain(self.manifest)
+            return self._open(json.loads(disk.read_plain(self.manifest)))
         except FileNotFoundError:
             return []
         except OSError as problem:
             raise SaveError(f"cannot read {self.manifest}: {problem.strerror}. Name another folder.") from problem
-        try:
-            return self._open(json.loads(content))
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:

@@ -26,6 +26,9 @@ from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
 Planting = tuple[str, str, str]  # (slot, blueprint, blend)
+Populate = Callable[[Task, Sequence[int]], Population]
+Watch = Callable[[int, Sequence[Event]], None]  # is given an epoch and what happened in it
+Say = Callable[[str], None]  # is given a line for people
 
 
 class Stopped(Exception):  # noqa: N818  # nobody made a mistake
@@ -57,11 +60,7 @@ class ArmRun:
 
 @memory_errors()
 def run_entries(
-    task: Task,
-    entries: Sequence[Entry],
-    populate: Callable[[Task, Sequence[int]], Population] = Population,
-    *,
-    watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
+    task: Task, entries: Sequence[Entry], populate: Populate = Population, *, watch: Watch = lambda epoch, events: None
 ) -> list[ArmRun]:
     """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()
@@ -80,12 +79,10 @@ def run_entries(
     finals = population.final_scores()
     seconds = (time.perf_counter() - started) / len(entries)
     runs = []
-    for host, (entry, final) in enumerate(zip(entries, finals, strict=True)):
-        stages = Counter(event.after for event in events[host] if isinstance(event, StageChanged))
-        run = population.runs[host]
-        result = arm_result(entry.arm, run, final, stages, start_params=start_params[host], seconds=seconds)
-        grown = architecture_of(run.model)
-        runs.append(ArmRun(result, tuple(events[host]), final.network, run.ledger.peak_params, grown))
+    for entry, run, own, start, final in zip(entries, population.runs, events, start_params, finals, strict=True):
+        stages = Counter(event.after for event in own if isinstance(event, StageChanged))
+        result = arm_result(entry.arm, run, final, stages, start_params=start, seconds=seconds)
+        runs.append(ArmRun(result, tuple(own), final.network, run.ledger.peak_params, architecture_of(run.model)))
     return runs
 
 

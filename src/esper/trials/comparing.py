@@ -28,7 +28,7 @@ from esper.telemetry.events import ActionTaken, ArmFinished, Event, StageChanged
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store, fitting
-from esper.trials.arms import ArmRun, Entry, Planting, Stopped, make_decider, run_entries
+from esper.trials.arms import ArmRun, Entry, Planting, Say, Stopped, make_decider, run_entries
 from esper.trials.config import CompareConfig
 from esper.trials.searching import Searching, is_search, placements_of, read_search
 
@@ -68,13 +68,7 @@ _Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **_row)
 class Comparison:
     """Runs what is not on disk yet. Arms with equal settings run side by side in one population."""
 
-    def __init__(
-        self,
-        config: CompareConfig,
-        tell: Callable[[str], None],
-        should_stop: Callable[[], bool],
-        splits: Splits | None = None,
-    ):
+    def __init__(self, config: CompareConfig, tell: Say, should_stop: Callable[[], bool], splits: Splits | None = None):
         self.config, self.tell, self.should_stop = config, tell, should_stop
         self.task = config.task.build()
         self.splits = splits or self.task.load(config.data_root)
@@ -89,8 +83,7 @@ class Comparison:
         self.trained = {policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints}
         for line in filter(None, (other_episodes(Path(policy), self.task) for policy in config.checkpoints)):
             tell(line)
-        placements = placements_of(model, self.task.epochs)
-        self.placements = {f"{ORACLE} {name}": policy for name, policy in placements.items()}
+        self.placements = {f"{ORACLE} {name}": plan for name, plan in placements_of(model, self.task.epochs).items()}
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, torch.Tensor]] = {}
         self.plans: dict[tuple[str, float], str] = {}
@@ -244,8 +237,7 @@ class Comparison:
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
         shown = f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate)  # no two rates share a file
-        place, of = self.config.out / folder / f"{slug}-{shown}.json", f"{self.config.digest()} {arm} {rate}"
-        return Store(place, kind, of=of)
+        return Store(self.config.out / folder / f"{slug}-{shown}.json", kind, of=f"{self.config.digest()} {arm} {rate}")
 
     def _is_known(self, arm: str, rate: float) -> bool:
         store = self._store(*_KEPT, arm, rate)
@@ -301,8 +293,7 @@ def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
-    names = [name for name in rows[0] if name != "type"]
-    writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(out, [key for key in rows[0] if key != "type"], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

@@ -34,8 +34,6 @@ class TrialConfig(HostsConfig):
 
 
 class RunConfig(TrialConfig):
-    """One run of a policy."""
-
     policy: str = Field("heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint")
     hosts: int = Field(1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     telemetry: TelemetrySettings = Field(TelemetrySettings(), description="how much is written down")
@@ -53,8 +51,6 @@ class RunConfig(TrialConfig):
 
 
 class CompareConfig(TrialConfig):
-    """One comparison."""
-
     policies: tuple[str, ...] = Field(("never", "sham", "heuristic", "random"), min_length=1)
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()

@@ -21,7 +21,7 @@ from esper.telemetry import runfolder
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.sink import Sink
 from esper.telemetry.store import Store, fitting, require_plain
-from esper.trials.arms import Decider, Stopped, act_on_epoch, arm_result, make_decider
+from esper.trials.arms import Decider, Say, Stopped, Watch, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
 KEPT_EPOCHS = 2  # Newest epochs whose hosts stay on disk.
@@ -34,9 +34,9 @@ def run_hosts(
     *,
     sink: Sink,
     resume: bool = False,
-    watch: Callable[[int, Sequence[Event]], None] = lambda epoch, events: None,
+    watch: Watch = lambda epoch, events: None,
     should_stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Say = lambda line: None,
 ) -> list[ArmFinished]:
     """Play the hosts' episodes under the policy and score the results; the caller holds the folder's lock."""
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
@@ -64,9 +64,7 @@ def run_hosts(
         return _finish(config, episodes, counts, sink)
 
 
-def build(
-    config: RunConfig, is_resumed: bool = False, tell: Callable[[str], None] = lambda line: None
-) -> tuple[Episodes, list[Decider]]:
+def build(config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: None) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which it goes on with."""
     task = config.task.build()
     task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
@@ -149,9 +147,8 @@ class EpochSaves:
                 decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
                 decider.recalled = partial(fitting, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
-            known = facts["epoch"], facts["counts"], facts["events"]
             kinds = tuple[int, list[dict[str, int]], runfolder.Position]
-            epoch, counts, end = TypeAdapter(kinds).validate_python(known)
+            epoch, counts, end = TypeAdapter(kinds).validate_python((facts["epoch"], facts["counts"], facts["events"]))
             self.sink.rewind(end)
             self.epochs = epoch + 1
             happened = [[from_record(record) for record in events] for events in facts["happened"]]

@@ -88,8 +88,7 @@ class Searching:
 
     def _extend(self, plans: Sequence[Plan], hosts: int) -> list[Plan]:
         """Play each plan on its first `hosts` hosts, as far as episodes last; those for which they did, best first."""
-        whole: list[Plan] = []
-        missing: list[tuple[Plan, int]] = []
+        whole, missing = list[Plan](), list[tuple[Plan, int]]()
         for plan in plans:
             needed = [(plan, host) for host in range(len(self.scores.get(plan, ())), hosts)]
             if len(missing) + len(needed) <= self._left():
@@ -133,6 +132,5 @@ def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, str]:
     starts = sorted({0, epochs // 4, epochs // 2})  # decisions: the first, after a quarter, after half of the episode
     room = math.inf if model.budget is None else model.budget - model.host_params
     payable = {tuple(place) for (*place, _), price in model.costs.items() if price <= room}
-    every = product(model.space.slots.slot_ids, model.space.blueprint_ids, starts)
-    tried = [(slot, name, start) for slot, name, start in every if (slot, name) in payable]
+    tried = [at for at in product(model.space.slots.slot_ids, model.space.blueprint_ids, starts) if at[:2] in payable]
     return {f"{slot} {name} @{start}": write_plan(((start, f"{slot}.{name}"),)) for slot, name, start in tried}
