@@ -25,11 +25,11 @@ def _in_parts(monkeypatch):
     monkeypatch.setattr(environment, "GraphedExecutor", EagerExecutor)
 
 
-def played(folder, **options):
+def played(folder, team=None, **options):
     config = tiny(folder, hosts=HOSTS, initial_wait=0.3)
     config.out.mkdir(parents=True)
     env = build_environment(config)
-    agent, _ = build_agent(config, env)
+    agent, _ = build_agent(config, env, team)
     rollout = build_rollout(env, agent, config.hosts)
     tally = play_round(env, agent, rollout, 1, NullSink(), **{"should_stop": lambda: False, **options})
     return SimpleNamespace(env=env, agent=agent, rollout=rollout, tally=tally)
@@ -116,25 +116,56 @@ class Lone(Team):
         return [value]
 
 
-def test_ranks_ask_about_once_a_second_and_read_the_answer_within_four(tmp_path, monkeypatch):
+def test_ranks_ask_every_two_seconds_and_read_later_unless_epochs_are_long(tmp_path, monkeypatch):
     """From what the slowest took for the last round, so that all of them ask and read at the same epochs."""
     given, real, finish = [], trainer.play_round, RoundTally.finish
     monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-2:]), real(*all))[1])
-    seconds = iter([1.4, 100.0, 28.0, 0.001])
+    seconds = iter([2.8, 100.0, 28.0, 20.0, 0.001])
 
     def took(tally, *rest):
         return replace(finish(tally, *rest), seconds=next(seconds))
 
     monkeypatch.setattr(RoundTally, "finish", took)
-    config = tiny(tmp_path / "run", rounds=5, task__epochs=15, hosts=4)
-    with pytest.raises(StopIteration):  # before the fifth update is told
+    config = tiny(tmp_path / "run", rounds=6, task__epochs=15, hosts=4)
+    with pytest.raises(StopIteration):  # before the sixth update is told
         train(config, team=Lone(0, 2))
-    assert given == [(1, 0), (10, 4), (1, 0), (1, 2), (14, 4)]
+    assert given == [(1, False), (10, True), (1, False), (1, False), (1, True), (14, True)]
 
 
-@pytest.mark.parametrize("behind", [0, 1, 3, 20])
-def test_an_answer_is_read_so_many_questions_later_or_at_the_end_of_the_round(behind, tmp_path):
-    asked = []
+@pytest.mark.parametrize(("number", "later"), [(2, False), (2, True), (None, True)], ids=["at once", "next", "last"])
+def test_an_answer_may_be_read_with_the_next_question_or_at_the_end_of_the_round(number, later, tmp_path, monkeypatch):
+    asked, played_epochs, real = [], [], GrowthVectorEnv.step_wait
+    monkeypatch.setattr(GrowthVectorEnv, "step_wait", lambda env: (played_epochs.append(None), real(env))[1])
+    steps = tiny(tmp_path / "x").task.epochs - 1
+    claims = dict.fromkeys([number or steps], True)
     with pytest.raises(InterruptedTraining):
-        played(tmp_path / "run", should_stop=lambda: not asked.append(None) and len(asked) == 2, behind=behind)
-    assert len(asked) == min(2 + behind, tiny(tmp_path / "x").task.epochs - 1)
+        played(
+            tmp_path / "run",
+            should_stop=lambda: asked.append(None) or claims.get(len(asked), False),
+            reads_later=later,
+        )
+    assert len(asked) == (number or steps)
+    assert len(played_epochs) == len(asked) - 1 + later
+
+
+class Counting(Team):
+    """Notes how many questions are open whenever one is asked, itself among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = set(), []
+
+    def ask(self, claim):
+        question = object()
+        self.open.add(question)
+        self.seen.append(len(self.open))
+        return lambda: (self.open.discard(question), claim)[1]
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_never_more_than_one_question_is_open_and_none_at_the_end(reads_later, tmp_path):
+    """Ranks that lose another one could not leave before it is answered."""
+    team = Counting()
+    played(tmp_path / "run", team=team, reads_later=reads_later)
+    assert team.seen == [1] * (tiny(tmp_path / "x").task.epochs - 1)
+    assert not team.open

@@ -20,6 +20,10 @@ class Seed(nn.Module):
         self.gate = gate
         self.join = Join()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._modules.setdefault("join", Join())  # of networks that were pickled before there was one
+
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """The seed at full strength; what else the module before it was called with is not looked at."""
         # the gate first, as in `blend`: gradients are then added in the same order

@@ -72,8 +72,8 @@ def nothing_new() -> Iterator[None]:
         except RuntimeError as problem:
             if "fail_on_recompile" not in str(problem):
                 raise
-            rule = "is compiled anew at every call, which captured graphs cannot do; choose compile off"
-            raise NotCompiledError(f"a block of this host {rule}, or executor eager.") from None
+            found = "torch compiles a part of this host anew at every call, or was told by set_stance not to compile"
+            raise NotCompiledError(f"{found}; graphs cannot. Choose compile off, or executor eager.") from None
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:

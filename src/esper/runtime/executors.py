@@ -77,7 +77,7 @@ class _Captured:
                     self.result.copy_(found)
             finally:
                 self.graph.capture_end()
-        lane.taken += _reserved(room.device) - before
+                lane.taken += _reserved(room.device) - before
 
 
 def _reserved(device: torch.device) -> int:
@@ -286,6 +286,7 @@ class GraphedExecutor:
             with suppress(compiling.NotCompiledError):  # these parts are known, but not with each other's outputs
                 return _capture(run, lane, call)
         self._warmed |= parts
+        run.optimizer.zero_grad(set_to_none=True)  # a capture that was given up may have left some in its pool
         snapshot = run.clear().snapshot() if name == "train" else None  # cleared, so that the cursor has examples
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:

@@ -64,16 +64,12 @@ class Team:
         return self.ask(claim)()
 
     def ask(self, claim: bool) -> Callable[[], bool]:
-        """As `any`, but nobody waits before the answer is read; all ranks read the same answers at the same points."""
+        """As `any`, but nobody waits before the answer is read, which all do at the same point and before they end."""
+        if self.size == 1:
+            return lambda: claim
         claims = torch.tensor(int(claim))
-        work = dist.all_reduce(claims, async_op=True) if self.size > 1 else None
-
-        def read() -> bool:
-            if work is not None:
-                work.wait()
-            return bool(claims)
-
-        return read
+        work: Any = dist.all_reduce(claims, async_op=True)
+        return lambda: work.wait() and bool(claims)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order; plain data."""

@@ -57,7 +57,7 @@ def train_ppo_vectorized(
         resume: go on from the newest whole checkpoint; without any, begin at the beginning.
         watch: is shown every round.
         watch_ranks: is shown how long each rank took to play its share of a round.
-        should_stop: asked after every epoch, by ranks about once a second; True on any rank, or the end of
+        should_stop: asked after every epoch, by ranks about every two seconds; True on any rank, or the end of
             `time_limit`, ends the run with `InterruptedTraining` on all.
         tell: is told what episodes may cost and rest on.
         team: the processes that train together; each has its share of the hosts, and all end with the same policy.
@@ -77,17 +77,16 @@ def train_ppo_vectorized(
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
         rollout = build_rollout(env, agent, config.hosts)
-        started, every, behind = time.perf_counter(), 1, 0
+        started, every, reads_later = time.perf_counter(), 1, False
         for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, is_over, every, behind)
+            tally = play_round(env, agent, rollout, number, sink, is_over, every, reads_later)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
             before, started = started, time.perf_counter()  # from update to update, checkpoint and all
             event = tally.finish(agent.decisions, plain(record), started - before, team)
-            if team.size > 1:  # they ask about once a second, and the answer may be four seconds old
+            if team.size > 1:  # who asks every two seconds and reads the answer the next time stops within four
                 pace = rollout.steps / event.seconds
-                every = min(max(1, int(pace)), rollout.steps)
-                behind = int(min(4 * pace, 4))
+                every, reads_later = min(max(1, int(2 * pace)), rollout.steps), pace > 0.5
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -160,27 +159,29 @@ def play_round(
     sink: Sink,
     should_stop: Callable[[], bool],
     every: int = 1,
-    behind: int = 0,
+    reads_later: bool = False,
 ) -> RoundTally:
     """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop.
 
-    The answer is read `behind` questions later: until then no rank waits for one that has not come as far.
+    Whoever reads the answer later, with the next question, need not wait until then for ranks that are behind. There is
+    never more than one open: ranks that lose another one could not leave before it is answered.
     """
     sink.write(RoundBegan(number))
     began, waited, stops, tally = time.perf_counter(), 0.0, False, RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
-    votes: list[Callable[[], bool]] = []
+    answer: Callable[[], bool] = bool  # nobody has asked
     try:
         for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
             asked = time.perf_counter()
-            if epoch and epoch % every == 0:
-                votes.append(agent.team.ask(should_stop()))
-            if len(votes) > behind and (stops := votes.pop(0)()):
+            if epoch and epoch % every == 0 and not (stops := answer()):
+                answer = agent.team.ask(should_stop())
+                stops = not reads_later and answer()
+            if stops:
                 break
             waited += time.perf_counter() - asked  # for ranks that take longer
         asked = time.perf_counter()
-        if any([stops, *(vote() for vote in votes)]):  # all ranks have the same ones open
+        if stops or answer():
             raise InterruptedTraining(number)
         waited += time.perf_counter() - asked
     finally:  # who stops in the middle leaves hosts that train
