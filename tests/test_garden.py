@@ -70,7 +70,7 @@ def test_what_the_readme_loop_harvests_is_a_plain_module(readme_run):
     garden, plain = readme_run
     assert type(plain) is CNN
     grown = {type(m).__name__ for m in plain.modules() if type(m).__module__.startswith("esper")}
-    assert grown <= {"Fossils", "Seed", "SqueezeExcite"}
+    assert grown <= {"Fossils", "Seed", "Join", "SqueezeExcite"}
     assert count_parameters(plain) > count_parameters(CNN())
     assert garden.model is not plain
 
