@@ -1,7 +1,9 @@
 """Compiled blocks: one compilation per shape, however many hosts and copies; results as without, to a tolerance."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from torch import nn
 from esper.episodes import Episodes
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import NotCompiledError, UnknownNameError
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime import compiling
+from esper.runtime import compiling, executors
 from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.tasks import get_task
@@ -138,11 +140,30 @@ def test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refuse
         assert torch.allclose(run_compiled(other, points), other(points))
     other.factor = 3.0  # which only torch's own guard sees
     for given in (points, torch.randn(5, 3)):
-        with pytest.raises(compiling.NotCompiledError), compiling.nothing_new():
+        with pytest.raises(NotCompiledError, match=r"compile off.*executor eager"), compiling.nothing_new():
             run_compiled(other, given)
         assert torch.allclose(run_compiled(other, given), other(given))
         with compiling.nothing_new():
             run_compiled(other, given)
+
+
+def test_memory_of_a_capture_that_is_given_up_is_counted(monkeypatch):
+    """The pool keeps it, and the next capture takes it without asking for more."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graph = SimpleNamespace(capture_begin=lambda **how: None, capture_end=lambda: None)
+    stand_ins = {"CUDAGraph": lambda: graph, "current_stream": lambda: stream, "stream": lambda own: nullcontext()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    sizes = iter([100, 700])
+    monkeypatch.setattr(executors, "_reserved", lambda device: next(sizes))
+    lane = SimpleNamespace(stream=stream, pool=(0, 1), taken=50)
+
+    def give_up():
+        raise NotCompiledError
+
+    with pytest.raises(NotCompiledError):
+        executors._Captured(lane, give_up, torch.zeros(2))
+    assert lane.taken == 650
 
 
 def test_where_nothing_new_may_be_compiled_other_errors_are_themselves():

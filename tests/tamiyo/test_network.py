@@ -148,9 +148,6 @@ def test_heads_that_the_op_does_not_use_choose_0_with_certainty():
         assert (log_probs[head][~rows] < 0).all()
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("waits", "asked"), [([True] * 3, 1), ([True, False, True], 4), ([False] * 3, 4)])
 def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(waits, asked, monkeypatch):
     net, cases, real = build(3), [], FactoredRecurrentActorCritic._case
@@ -171,6 +168,9 @@ def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(waits
     for size in sizes(3).values():
         torch.rand(HOSTS, size, generator=own)
     assert torch.equal(drawn.get_state(), own.get_state())  # from a shared stream every head draws, whoever uses it
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [2, 5])

@@ -53,6 +53,9 @@ class IllegalTransitionError(EsperError, ValueError): ...  # a move that the lif
 class SettingError(EsperError, ValueError): ...  # a setting outside its range, or two that contradict each other
 
 
+class NotCompiledError(SettingError): ...  # something is yet to be compiled where nothing can be: in a captured graph
+
+
 class IllegalActionError(EsperError, ValueError): ...  # a refusal: it cannot be applied now, and nothing has changed
 
 

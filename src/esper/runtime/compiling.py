@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_slots
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import NotCompiledError, UnknownNameError
 
 BACKEND = "inductor"
 _WORTH = 4e9
@@ -60,9 +60,6 @@ def compiled_so_far() -> tuple[int, float]:
     return len(_compiled), calculate_time_spent()["total_wall_time"]
 
 
-class NotCompiledError(SettingError): ...  # something is yet to be compiled, where nothing can be
-
-
 @contextmanager
 def nothing_new() -> Iterator[None]:
     """Call what has been compiled; whatever torch would have to compile first is an error, as in a captured graph."""
@@ -72,8 +69,8 @@ def nothing_new() -> Iterator[None]:
         except RuntimeError as problem:
             if "fail_on_recompile" not in str(problem):
                 raise
-            found = "torch compiles a part of this host anew at every call, or was told by set_stance not to compile"
-            raise NotCompiledError(f"{found}; graphs cannot. Choose compile off, or executor eager.") from None
+            found = "graphs cannot compile, and a part of this host is compiled at every call, or set_stance forbids it"
+            raise NotCompiledError(f"{found}. Choose compile off, or executor eager.") from None
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:

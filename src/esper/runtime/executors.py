@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.slot import has_gate
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import NotCompiledError, SettingError, UnknownNameError
 from esper.runtime import compiling
 from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores, measure
@@ -283,7 +283,7 @@ class GraphedExecutor:
         """Capture; what never ran before is run first, and a host that learnt from it put back to where it was."""
         lane, parts = self._device(run).lane(run), {(name, run.device, run.amp, part) for part in _parts(run)}
         if parts <= self._warmed:
-            with suppress(compiling.NotCompiledError):  # these parts are known, but not with each other's outputs
+            with suppress(NotCompiledError):  # these parts are known, but not with each other's outputs
                 return _capture(run, lane, call)
         self._warmed |= parts
         run.optimizer.zero_grad(set_to_none=True)  # a capture that was given up may have left some in its pool

@@ -163,8 +163,7 @@ def play_round(
 ) -> RoundTally:
     """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop.
 
-    Whoever reads the answer later, with the next question, need not wait until then for ranks that are behind. There is
-    never more than one open: ranks that lose another one could not leave before it is answered.
+    Read later, with the next question, an answer keeps nobody waiting; two open ones would keep survivors from leaving.
     """
     sink.write(RoundBegan(number))
     began, waited, stops, tally = time.perf_counter(), 0.0, False, RoundTally(env, number, sink)

@@ -50,7 +50,9 @@ class Sink(AbstractContextManager["Sink"]):
         return self._file is not None and severity <= self.telemetry.level
 
     def write(self, event: Event) -> None:
-        self.write_record(type(event).__name__, to_record(event), SEVERITIES.get(type(event), TelemetryLevel.NORMAL))
+        severity = SEVERITIES.get(type(event), TelemetryLevel.NORMAL)
+        if self.wants(severity):
+            self.write_record(type(event).__name__, to_record(event), severity)
 
     def write_record(self, kind: str, record: Mapping[str, Any], severity: TelemetryLevel) -> None:
         if self._file is not None and self.wants(severity):
