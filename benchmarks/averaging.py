@@ -31,7 +31,11 @@ class Average:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Average":
-        live = [value.detach() for value in (*module.parameters(), *module.buffers()) if value.is_floating_point()]
+        live = [
+            value.detach()
+            for value in (*module.parameters(), *module.buffers())
+            if value.is_floating_point()
+        ]
         kept = [[value.clone() for value in live] for _ in WINDOWS]
         return cls(live, kept, torch.zeros((), device=live[0].device if live else None))
 
@@ -64,7 +68,9 @@ class AveragedRun(HostRun):
     def _owners(self) -> Iterator[tuple[str, nn.Module]]:
         yield "host", self.model.host
         for slot in self.slots:
-            yield from ((f"{slot.slot_id}.{number}", fossil) for number, fossil in enumerate(slot.fossils))
+            yield from (
+                (f"{slot.slot_id}.{number}", fossil) for number, fossil in enumerate(slot.fossils)
+            )
             if slot.seed is not None:
                 yield f"{slot.slot_id}.seed", slot.seed
 
@@ -92,13 +98,19 @@ class AveragedRun(HostRun):
         """With the averages, so that whoever puts a host back puts them back too."""
         named = super().tensors()
         for owner, average in self.averages().items():
-            named |= {f"average|{owner}|{number}": value for number, value in enumerate(average.tensors())}
+            named |= {
+                f"average|{owner}|{number}": value for number, value in enumerate(average.tensors())
+            }
         return named
 
     @contextmanager
     def averaged(self, window: int) -> Iterator[None]:
         """The network at its averaged weights, by the number of the window; as before afterwards."""
-        pairs = [pair for a in self.averages().values() for pair in zip(a.live, a.kept[window], strict=True)]
+        pairs = [
+            pair
+            for a in self.averages().values()
+            for pair in zip(a.live, a.kept[window], strict=True)
+        ]
         before = [live.clone() for live, _ in pairs]
         with torch.no_grad():
             for live, kept in pairs:
@@ -143,7 +155,11 @@ def losses_of(run: HostRun, network: nn.Module, split: Split) -> tuple[Tensor, T
 @contextmanager
 def fresh_statistics(run: HostRun, count: int = 1024) -> Iterator[None]:
     """Batch-norm statistics of the network as it is inside, from training examples; as before afterwards."""
-    norms = [module for module in run.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        module
+        for module in run.model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
     before = [(value, value.clone()) for norm in norms for value in norm.buffers()]
     momenta = [norm.momentum for norm in norms]
     was_training = run.model.training

@@ -92,7 +92,11 @@ def final_losses(run: HostRun, whole: Split) -> dict[str, float]:
 
 
 def find_module(
-    run: HostRun, slot_id: str, birth: int, fossils: Mapping[str, list[int]], live: Mapping[str, int]
+    run: HostRun,
+    slot_id: str,
+    birth: int,
+    fossils: Mapping[str, list[int]],
+    live: Mapping[str, int],
 ) -> nn.Module:
     """The live seed or fossil of this birth."""
     slot = run.model.slot(slot_id)
@@ -113,7 +117,9 @@ class _Finisher:
         run.restore({**moment.state, "slots": copied_slots(moment.state["slots"])})
         self.governor.load(moment.state["governor"])
         if branch.order:
-            run.plan.stream = ExampleStream(len(run.splits.train), mix_seed(run.seed, 2, branch.order))
+            run.plan.stream = ExampleStream(
+                len(run.splits.train), mix_seed(run.seed, 2, branch.order)
+            )
         # what ended by itself is in the script; nothing else may end, and what was planted then has room now
         lengths = replace(run.model.settings.lengths, probation=10**9)
         run.model.settings = replace(run.model.settings, lengths=lengths)
@@ -152,12 +158,17 @@ class _Finisher:
                 births.append(step.birth)
             else:
                 model.cull_seed(step.slot, at_any_age=True)
-            slot.assign(SeedState())  # no embargo: what the episode planted here later comes at the same time
+            slot.assign(
+                SeedState()
+            )  # no embargo: what the episode planted here later comes at the same time
 
     def measure(self, whole: Split) -> None:
         """What has to be measured after this epoch."""
         branch, run = self.branch, self.run
-        rates = [run.task.rate(epoch) <= LOW_RATE * run.task.lr for epoch in (run.epoch - 2, run.epoch - 1)]
+        rates = [
+            run.task.rate(epoch) <= LOW_RATE * run.task.lr
+            for epoch in (run.epoch - 2, run.epoch - 1)
+        ]
         if rates == [False, True] and not branch.rolled_back:
             for slot_id, birth in branch.asked:
                 module = find_module(run, slot_id, birth, self.fossils, self.live)
@@ -174,7 +185,13 @@ class _Finisher:
 
 
 def finish_branches(
-    task: Task, branches: Sequence[Branch], device: str, splits: Splits, *, at_once: int, tell: Callable[[str], None]
+    task: Task,
+    branches: Sequence[Branch],
+    device: str,
+    splits: Splits,
+    *,
+    at_once: int,
+    tell: Callable[[str], None],
 ) -> None:
     """Play every branch to its end, those with most epochs left first."""
     waiting = sorted(branches, key=lambda branch: branch.moment.epoch)
@@ -185,7 +202,9 @@ def finish_branches(
 
 
 def _finish_together(task: Task, branches: Sequence[Branch], device: str, splits: Splits) -> None:
-    population = Population(task, [branch.moment.seed for branch in branches], (device,), splits=splits)
+    population = Population(
+        task, [branch.moment.seed for branch in branches], (device,), splits=splits
+    )
     whole = splits.validation.to(population.runs[0].device)
     going = [_Finisher(branch, population, number) for number, branch in enumerate(branches)]
     for finisher in going:

@@ -42,19 +42,28 @@ def byte_model(tiny: bool, blocks: int = 8) -> Workload:
     """The GPT that `code` grows to: width 256, context 256, batches of 64."""
     width, context, batch = (32, 32, 4) if tiny else (256, 256, 64)
     draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 256, ((64 if tiny else 4096) * context + 1,), dtype=torch.uint8, generator=draw)
+    tokens = torch.randint(
+        0, 256, ((64 if tiny else 4096) * context + 1,), dtype=torch.uint8, generator=draw
+    )
     held_out = TokenSplit(tokens[: batch * context + 1], context)
     task = replace(
         get_task("python_text"),
         build_host=partial(
-            build_transformer_host, vocabulary=256, width=width, layers=blocks, context=context, slots=blocks
+            build_transformer_host,
+            vocabulary=256,
+            width=width,
+            layers=blocks,
+            context=context,
+            slots=blocks,
         ),
         batch=batch,
         lr=1e-3,
         blueprints=("copy",),
         budget=5.0,
     )
-    return Workload(task, Splits(TokenSplit(tokens, context), held_out, SealedSplit(held_out)), "bytes", context)
+    return Workload(
+        task, Splits(TokenSplit(tokens, context), held_out, SealedSplit(held_out)), "bytes", context
+    )
 
 
 def images(tiny: bool, count: int, classes: int = 10) -> Splits:
@@ -97,9 +106,13 @@ class HandWritten:
         on_gpu = device.type == "cuda"
         options: dict[str, Any] = {"lr": 1e-3, "fused": on_gpu or None}
         if task.optimizer == "adamw":
-            self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), capturable=on_gpu, **options)
+            self.optimizer: Any = torch.optim.AdamW(
+                self.model.parameters(), capturable=on_gpu, **options
+            )
         else:
-            self.optimizer = torch.optim.SGD(self.model.parameters(), momentum=0.9, nesterov=True, **options)
+            self.optimizer = torch.optim.SGD(
+                self.model.parameters(), momentum=0.9, nesterov=True, **options
+            )
         self.split: Split = work.splits.train.to(device)
         if task.augment:
             self.split = self.split.with_border().to(device)
@@ -154,7 +167,9 @@ class HandWritten:
             self.graph.replay() if self.graph is not None else self.step()
 
 
-def build_ours(work: Workload, device: torch.device, hosts: int, steps: int, **options: Any) -> Callable[[], None]:
+def build_ours(
+    work: Workload, device: torch.device, hosts: int, steps: int, **options: Any
+) -> Callable[[], None]:
     """An epoch of our hosts; graphs are captured and blocks compiled when this returns."""
     task = replace(work.task, epoch_examples=work.task.batch * steps, epochs=1000)
     population = Population(task, list(range(hosts)), [str(device)], splits=work.splits, **options)
@@ -226,12 +241,17 @@ def arms(options: Any, device: torch.device) -> dict[str, Callable[[], dict[str,
 
     def against_hand(name: str, work: Workload) -> dict[str, Any]:
         per_host = steps * work.task.batch * work.units
-        ways: dict[str, Any] = {"hand-written": (lambda: HandWritten(work, device, steps).train, per_host)}
+        ways: dict[str, Any] = {
+            "hand-written": (lambda: HandWritten(work, device, steps).train, per_host)
+        }
         for hosts in (1, 4):
             ours = partial(build_ours, work, device, hosts, steps)
             ways[f"{hosts} hosts, compiled"] = (partial(ours, **bf16), hosts * per_host)
             if hosts == 4 and device.type == "cuda":  # a budget for a single lane
-                ways["4 hosts, compiled, one lane"] = (partial(ours, graph_memory=1e-6, **bf16), hosts * per_host)
+                ways["4 hosts, compiled, one lane"] = (
+                    partial(ours, graph_memory=1e-6, **bf16),
+                    hosts * per_host,
+                )
         ways["1 host, not compiled"] = (
             partial(build_ours, work, device, 1, steps, amp="bf16", compile="off"),
             per_host,
@@ -246,7 +266,10 @@ def arms(options: Any, device: torch.device) -> dict[str, Callable[[], dict[str,
         return compare(
             f"{hosts} small hosts, batch {batch}",
             {
-                "ceiling: one host, all batches at once": (lambda: HandWritten(together, device, steps).train, units),
+                "ceiling: one host, all batches at once": (
+                    lambda: HandWritten(together, device, steps).train,
+                    units,
+                ),
                 "float32": (partial(ours, compile="off"), units),
                 "bf16": (partial(ours, amp="bf16", compile="off"), units),
                 "bf16, compiled": (partial(ours, **bf16), units),
@@ -274,7 +297,9 @@ def measure_ceilings(options: Any) -> list[dict[str, Any]]:
         try:
             rows.append(measure() | {"steps": options.steps})
         except Exception as problem:
-            rows.append({"arm": name, "error": "".join(traceback.format_exception(problem))[-3000:]})
+            rows.append(
+                {"arm": name, "error": "".join(traceback.format_exception(problem))[-3000:]}
+            )
         gc.collect()  # the hosts of this arm
         print(json.dumps(rows[-1], indent=1), flush=True)
         if options.out:

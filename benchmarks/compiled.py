@@ -37,17 +37,23 @@ def play(arm: str, structures: int, steps: int, device: str) -> dict[str, object
     torch.set_num_threads(1)
     torch.manual_seed(0)
     text = torch.randint(256, (16, 65), device=device)
-    host = build_transformer_host(vocabulary=256, width=64, layers=2, heads=4, context=64, slots=2).to(device)
+    host = build_transformer_host(
+        vocabulary=256, width=64, layers=2, heads=4, context=64, slots=2
+    ).to(device)
     policy = "schedule:blueprint_id=mlp:epochs=" + "+".join(map(str, range(structures - 1)))
     settings = esper.GrowthSettings(lengths=esper.StageLengths(ramp=0), prunes=False)
     slots = list(host.slot_config().modules.values())
-    garden = esper.grow(host, slots=slots, example=text[:2, :-1], budget=20.0, policy=policy, settings=settings)
+    garden = esper.grow(
+        host, slots=slots, example=text[:2, :-1], budget=20.0, policy=policy, settings=settings
+    )
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-3)
     garden.attach(optimizer)
     call = torch.compile(garden.model) if arm == "whole" else garden.model
 
     def losses(model: nn.Module) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(text[:, :-1]).transpose(1, 2), text[:, 1:], reduction="none").mean(1)
+        return nn.functional.cross_entropy(
+            model(text[:, :-1]).transpose(1, 2), text[:, 1:], reduction="none"
+        ).mean(1)
 
     first, rest, started = [], [], now()
     for _ in range(structures):
@@ -72,7 +78,9 @@ def play(arm: str, structures: int, steps: int, device: str) -> dict[str, object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--structures", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cpu")
@@ -87,8 +95,14 @@ def main() -> None:
     for arm in ARMS:
         with tempfile.TemporaryDirectory() as cache:
             command = [sys.executable, __file__, *told.split(), "--arm", arm]
-            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+            environment = {
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": cache,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            }
+            done = subprocess.run(
+                command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            )
         arms[arm] = json.loads(done.stdout.splitlines()[-1])
     record = {
         "command": f"python benchmarks/compiled.py {told}",

@@ -38,13 +38,17 @@ HOSTS, EPOCHS, GROWN_HOSTS = 32, 30, 400
 HEADS = ("op", "slot", "blueprint", "blend")
 
 
-def live_epoch(number: int, host: int, epoch: int, seeds: dict[str, list], draws: random.Random) -> Iterator[Event]:
+def live_epoch(
+    number: int, host: int, epoch: int, seeds: dict[str, list], draws: random.Random
+) -> Iterator[Event]:
     """One host's events of one epoch; `seeds` holds blueprint and age of what episodes in each slot."""
     slot = f"r0c{draws.randrange(3)}"
     if slot not in seeds and draws.random() < 0.3:
         seeds[slot] = ["conv_light", 0]
         yield ActionTaken(host, epoch, "GERMINATE", slot, "conv_light", "linear")
-        yield GateJudged(host, epoch, slot, "G0", draws.random(), "same shape, finite output", "passed", "fits")
+        yield GateJudged(
+            host, epoch, slot, "G0", draws.random(), "same shape, finite output", "passed", "fits"
+        )
         yield StageChanged(host, epoch, slot, "DORMANT", "GERMINATED", "conv_light", 0.0)
         yield StageChanged(host, epoch, slot, "GERMINATED", "BLENDING", "conv_light", 1.0)
     elif slot in seeds and seeds[slot][1] == 2:
@@ -53,14 +57,23 @@ def live_epoch(number: int, host: int, epoch: int, seeds: dict[str, list], draws
     elif slot in seeds and seeds[slot][1] > 4:
         del seeds[slot]
         fate = draws.choice(("FOSSILIZED", "CULLED"))
-        yield ActionTaken(host, epoch, "CULL" if fate == "CULLED" else "FOSSILIZE", slot, None, None)
-        yield StageChanged(host, epoch, slot, "PROBATIONARY", fate, "conv_light", float(fate == "FOSSILIZED"))
+        yield ActionTaken(
+            host, epoch, "CULL" if fate == "CULLED" else "FOSSILIZE", slot, None, None
+        )
+        yield StageChanged(
+            host, epoch, slot, "PROBATIONARY", fate, "conv_light", float(fate == "FOSSILIZED")
+        )
     for name, seed in seeds.items():
         seed[1] += 1
         gain, error = draws.gauss(0.1, 0.2), draws.random() / 20
-        yield SeedMeasured(host, epoch + 1, name, "BLENDING", seed[0], 1.0, seed[1], 424, gain, error)
+        yield SeedMeasured(
+            host, epoch + 1, name, "BLENDING", seed[0], 1.0, seed[1], 424, gain, error
+        )
     accuracy = 1 - 0.9 / epoch + draws.random() / 100
-    parts = {name: draws.gauss(0, 0.1) for name in ("accuracy_beyond_twin", "lasting_accuracy", "rent", "churn")}
+    parts = {
+        name: draws.gauss(0, 0.1)
+        for name in ("accuracy_beyond_twin", "lasting_accuracy", "rent", "churn")
+    }
     losses, reward = (draws.random(), draws.random()), sum(parts.values())
     flops = 25_000_000 * epoch
     yield HostEpoch(
@@ -85,12 +98,23 @@ def live_round(number: int, draws: random.Random) -> Iterator[Event]:
     for epoch in range(1, EPOCHS):
         for host in range(HOSTS):
             yield from live_epoch(number, host, epoch, seeds[host], draws)
-    heads = {name: {"loss": 0.1, "entropy": draws.random(), "clip_fraction": 0.1, "steps": 120} for name in HEADS}
-    update = {"approx_kl": 0.01, "clip_fraction": 0.1, "explained_variance": 0.5, "value_loss": 0.2, "heads": heads}
+    heads = {
+        name: {"loss": 0.1, "entropy": draws.random(), "clip_fraction": 0.1, "steps": 120}
+        for name in HEADS
+    }
+    update = {
+        "approx_kl": 0.01,
+        "clip_fraction": 0.1,
+        "explained_variance": 0.5,
+        "value_loss": 0.2,
+        "heads": heads,
+    }
     ops = {"WAIT": 700, "GERMINATE": 120, "CULL": 60, "FOSSILIZE": 48}
     parts = {"accuracy_beyond_twin": 0.1, "rent": -0.1}
     decisions = (number + 1) * HOSTS * (EPOCHS - 1)
-    yield RoundFinished(number, decisions, draws.random(), 0.9, 0.89, 1.3, parts, ops, 120, 48, 60, 0, update, 4.0)
+    yield RoundFinished(
+        number, decisions, draws.random(), 0.9, 0.89, 1.3, parts, ops, 120, 48, 60, 0, update, 4.0
+    )
     yield CheckpointSaved(number + 1, f"round-{number + 1:06d}.safetensors")
 
 
@@ -103,8 +127,14 @@ def write_run(folder: Path, events: int) -> dict[str, int]:
                 file.write(json.dumps(to_record(event), allow_nan=False) + "\n")
                 written += 1
             number += 1
-    (folder / "config.json").write_text(json.dumps({"task": {"name": "digits"}, "rounds": number, "hosts": HOSTS}))
-    return {"events": written, "rounds": number, "bytes": (folder / "events-0.jsonl").stat().st_size}
+    (folder / "config.json").write_text(
+        json.dumps({"task": {"name": "digits"}, "rounds": number, "hosts": HOSTS})
+    )
+    return {
+        "events": written,
+        "rounds": number,
+        "bytes": (folder / "events-0.jsonl").stat().st_size,
+    }
 
 
 def write_grown(folder: Path, events: int) -> dict[str, int]:
@@ -117,10 +147,17 @@ def write_grown(folder: Path, events: int) -> dict[str, int]:
                 for event in live_epoch(0, host, epoch + 1, seeds[host], draws):
                     if isinstance(event, HostEpoch):
                         event = replace(event, round=None, reward=None, reward_parts=None)
-                    file.write(json.dumps({**to_record(event), "epoch": epoch + 1}, allow_nan=False) + "\n")
+                    file.write(
+                        json.dumps({**to_record(event), "epoch": epoch + 1}, allow_nan=False) + "\n"
+                    )
                     written += 1
             epoch += 1
-    config = {"command": "run", "task": {"name": "digits"}, "policy": "heuristic", "hosts": GROWN_HOSTS}
+    config = {
+        "command": "run",
+        "task": {"name": "digits"},
+        "policy": "heuristic",
+        "hosts": GROWN_HOSTS,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return {"events": written, "epochs": epoch, "bytes": (folder / "events-0.jsonl").stat().st_size}
 
@@ -148,17 +185,24 @@ def open_run(folder: Path) -> dict[str, float]:
     }
 
 
-def measure(write: Callable[[Path, int], dict[str, int]], events: int, repeats: int) -> dict[str, object]:
+def measure(
+    write: Callable[[Path, int], dict[str, int]], events: int, repeats: int
+) -> dict[str, object]:
     """Write a run and open it in as many processes, one after the other."""
     with tempfile.TemporaryDirectory() as name:
         size = write(Path(name), events)
         command = [sys.executable, __file__, "--open", name]
-        openings = [subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout for _ in range(repeats)]
+        openings = [
+            subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+            for _ in range(repeats)
+        ]
     return {"run": size, "openings": [json.loads(opening) for opening in openings]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)

@@ -31,7 +31,11 @@ def loop_only(decisions: list[Decision]) -> None:
 
 
 def read_tables(decisions: list[Decision]) -> None:
-    slot_ids, blueprint_ids, blends = DEFAULT_SPACE.slots.slot_ids, DEFAULT_SPACE.blueprint_ids, DEFAULT_SPACE.blends
+    slot_ids, blueprint_ids, blends = (
+        DEFAULT_SPACE.slots.slot_ids,
+        DEFAULT_SPACE.blueprint_ids,
+        DEFAULT_SPACE.blends,
+    )
     for op, slot, blueprint, blend in decisions:
         _ = OP_NAMES[op], slot_ids[slot], blueprint_ids[blueprint], blends[blend]
 
@@ -45,7 +49,9 @@ def call_look_up(decisions: list[Decision]) -> None:
 def build_actions(decisions: list[Decision]) -> None:
     space = DEFAULT_SPACE
     for op, slot, blueprint, blend in decisions:
-        FactoredAction.from_indices(op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space)
+        FactoredAction.from_indices(
+            op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space
+        )
 
 
 WAYS: dict[str, Callable[[list[Decision]], None]] = {
@@ -84,15 +90,24 @@ def show(rows: list[dict]) -> None:
     table = Table("python", "way", "ns per decision", "quartiles, with the loop")
     for row in rows:
         low, high = row["quartiles_with_loop"]
-        table.add_row(row["python"], row["way"], f"{row['ns_per_decision']:,.0f}", f"{low:,.0f} to {high:,.0f}")
+        table.add_row(
+            row["python"],
+            row["way"],
+            f"{row['ns_per_decision']:,.0f}",
+            f"{low:,.0f} to {high:,.0f}",
+        )
     Console(width=120).print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=300)
-    parser.add_argument("--rows", action="store_true", help="print this interpreter's rows as JSON, nothing else")
+    parser.add_argument(
+        "--rows", action="store_true", help="print this interpreter's rows as JSON, nothing else"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.rows:
@@ -102,7 +117,9 @@ def main() -> None:
     for flags in ([], ["-O"]):
         sizes = ["--count", str(options.count), "--repeats", str(options.repeats)]
         command = [sys.executable, *flags, __file__, "--rows", *sizes]
-        rows += json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        rows += json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     show(rows)
     if options.out:
         record = {"script": "benchmarks/decoding.py", "hardware": hardware("cpu"), "rows": rows}

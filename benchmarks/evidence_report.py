@@ -28,19 +28,25 @@ def write_report(parts: Path, results: Path | None, points: Sequence[str]) -> No
     records = [json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))]
     records = [record for record in records if "forks" in record]
     if not records:
-        raise SystemExit(f"{parts} holds no parts of benchmarks/evidence.py; run it with a --task first.")
+        raise SystemExit(
+            f"{parts} holds no parts of benchmarks/evidence.py; run it with a --task first."
+        )
     tasks = {}
     for name in dict.fromkeys(record["task"] for record in records):
         own = [record for record in records if record["task"] == name]
         if len({(json.dumps(r["settings"]), r["smoke"]) for r in own}) > 1:
-            raise SystemExit(f"parts of {name} under {parts} have different settings; use a folder for each.")
+            raise SystemExit(
+                f"parts of {name} under {parts} have different settings; use a folder for each."
+            )
         tasks[name] = summarise(own, points)
         print_task(name, tasks[name])
     total = sum(task["forks"] for task in tasks.values())
     # predictors have seen validation examples, so the test split is the fair judge
     for measure in ("validation_loss", "test_loss"):
         print_summary(tasks, measure, "spearman", "rank correlation with the realised gain", 1)
-        print_summary(tasks, measure, "over_keeping_all", "1e-3 nats gained over keeping every seed", 1000)
+        print_summary(
+            tasks, measure, "over_keeping_all", "1e-3 nats gained over keeping every seed", 1000
+        )
     print(f"{total} forks in all")
     report = {"command": "python benchmarks/evidence.py", "forks": total, "tasks": tasks}
     where = results or ROOT / "benchmarks" / "results"
@@ -60,12 +66,30 @@ def summarise(records: Sequence[dict[str, Any]], points: Sequence[str]) -> dict[
             for point in points:
                 chosen = [f for f in sound if f["point"] == point and kind in ("all", f["kind"])]
                 if len(chosen) >= FEWEST:
-                    tables[f"{measure} {kind} {point}"] = judge(chosen, measure, with_intervals=kind == "all")
-    columns = ("seed", "policy", "epoch", "point", "slot", "birth", "kind", "stage", "blueprint", "alpha", "rate_share")
+                    tables[f"{measure} {kind} {point}"] = judge(
+                        chosen, measure, with_intervals=kind == "all"
+                    )
+    columns = (
+        "seed",
+        "policy",
+        "epoch",
+        "point",
+        "slot",
+        "birth",
+        "kind",
+        "stage",
+        "blueprint",
+        "alpha",
+        "rate_share",
+    )
     rows = [
         {key: fork[key] for key in columns}
         | {"predictors": {k: rounded(v) for k, v in fork["predictors"].items()}}
-        | {"gains": {k: [rounded(g) for g in fork["gains"][k]] for k in ("validation_loss", "test_loss")}}
+        | {
+            "gains": {
+                k: [rounded(g) for g in fork["gains"][k]] for k in ("validation_loss", "test_loss")
+            }
+        }
         for fork in sound
     ]
     replays = [record["replays"] for record in records]
@@ -79,7 +103,9 @@ def summarise(records: Sequence[dict[str, Any]], points: Sequence[str]) -> dict[
         "forks": len(sound),
         "forks_dropped": len(forks) - len(sound),
         "replays": sum(replay["count"] for replay in replays),
-        "replays_differ_by": max((r["largest_difference"] for r in replays if r["count"]), default=None),
+        "replays_differ_by": max(
+            (r["largest_difference"] for r in replays if r["count"]), default=None
+        ),
         "tables": tables,
         "rows": rows,
     }
@@ -93,10 +119,16 @@ def judge(forks: Sequence[dict[str, Any]], measure: str, *, with_intervals: bool
     """Noise, the two rules that need no evidence, and every predictor."""
     seeds = np.array([fork["seed"] for fork in forks])
     noise = noise_of([fork["gains"][measure] for fork in forks])
-    gains = np.array([np.mean(fork["gains"][measure]) for fork in forks])  # over all orders of data that there are
+    gains = np.array(
+        [np.mean(fork["gains"][measure]) for fork in forks]
+    )  # over all orders of data that there are
     orders = np.array([len(fork["gains"][measure]) for fork in forks])
     spread = noise["standard_deviation"]
-    sure = np.zeros(len(forks), bool) if spread is None else np.abs(gains) > 2 * spread / np.sqrt(orders)
+    sure = (
+        np.zeros(len(forks), bool)
+        if spread is None
+        else np.abs(gains) > 2 * spread / np.sqrt(orders)
+    )
     found: dict[str, Any] = {
         "forks": len(forks),
         "hosts": len(set(seeds.tolist())),
@@ -132,7 +164,9 @@ def judge_one(
     """Rank correlation, right signs and regret of one predictor."""
     found: dict[str, Any] = {"n": len(values), "spearman": spearman(values, gains)}
     if with_intervals:
-        found["spearman_interval"] = bootstrap(lambda rows: spearman(values[rows], gains[rows]), seeds)
+        found["spearman_interval"] = bootstrap(
+            lambda rows: spearman(values[rows], gains[rows]), seeds
+        )
     learnt = learn_threshold(values, gains, seeds)
     found["regret_learnt"] = float(regrets(learnt, gains).mean())
     keeps = learnt  # where the predictor has no natural zero
@@ -143,7 +177,9 @@ def judge_one(
     if with_intervals:  # how much better than keeping everything
         better = np.maximum(-gains, 0) - regrets(keeps, gains)
         found["over_keeping_all"] = float(better.mean())
-        found["over_keeping_all_interval"] = bootstrap(lambda rows: float(better[rows].mean()), seeds)
+        found["over_keeping_all_interval"] = bootstrap(
+            lambda rows: float(better[rows].mean()), seeds
+        )
     found["signs"] = int(sure.sum())
     found["right_signs"] = float((keeps == (gains > 0))[sure].mean()) if sure.any() else None
     return found
@@ -157,7 +193,9 @@ def regrets(keeps: NDArray[np.bool_], gains: Numbers) -> Numbers:
 def learn_threshold(values: Numbers, gains: Numbers, seeds: Any) -> NDArray[np.bool_]:
     """Keep or not by the threshold that is best on the other half of the host seeds."""
     numbers = {seed: number for number, seed in enumerate(sorted(set(seeds.tolist())))}
-    half = np.array([numbers[seed] // 2 % 2 == 0 for seed in seeds.tolist()])  # neighbours: both policies in each half
+    half = np.array(
+        [numbers[seed] // 2 % 2 == 0 for seed in seeds.tolist()]
+    )  # neighbours: both policies in each half
     keeps = np.zeros(len(values), bool)
     for judged in (half, ~half):
         known = ~judged
@@ -172,7 +210,13 @@ def noise_of(gains: Sequence[Sequence[float]]) -> dict[str, Any]:
     """What other orders of data do to a realised gain, and the rank correlation left for a perfect predictor."""
     repeated = [own for own in gains if len(own) > 1]
     if len(repeated) < 3:
-        nothing = ("standard_deviation", "repeat_correlation", "ceiling", "ceiling_interval", "ceiling_by_variance")
+        nothing = (
+            "standard_deviation",
+            "repeat_correlation",
+            "ceiling",
+            "ceiling_interval",
+            "ceiling_by_variance",
+        )
         return {"repeated": len(repeated), **dict.fromkeys(nothing)}
     table = np.array(repeated)
     pairs = [(a, b) for a in range(table.shape[1]) for b in range(a)]
@@ -220,7 +264,8 @@ def bootstrap(statistic: Callable[[NDArray[np.int64]], float], seeds: Any) -> li
     rows = [np.flatnonzero(seeds == seed) for seed in sorted(set(seeds.tolist()))]
     draw = np.random.default_rng(0)
     found = [
-        statistic(np.concatenate([rows[n] for n in draw.integers(len(rows), size=len(rows))])) for _ in range(DRAWS)
+        statistic(np.concatenate([rows[n] for n in draw.integers(len(rows), size=len(rows))]))
+        for _ in range(DRAWS)
     ]
     return [float(value) for value in np.quantile(found, [0.025, 0.975])]
 
@@ -267,7 +312,9 @@ def print_summary(tasks: dict[str, Any], measure: str, key: str, what: str, time
     }
     print(f"\n## {what}, {measure}\n{'':18s}" + "".join(f"{name[:12]:>13s}" for name, _ in tables))
     print(f"{'':18s}" + "".join(f"{point:>13s}" for _, point in tables))
-    for predictor in dict.fromkeys(name for table in tables.values() for name in table["predictors"]):
+    for predictor in dict.fromkeys(
+        name for table in tables.values() for name in table["predictors"]
+    ):
         rows = [table["predictors"].get(predictor, {}) for table in tables.values()]
         print(f"{predictor:18s}" + "".join(f"{_show(row.get(key), times):>13s}" for row in rows))
 
@@ -310,7 +357,12 @@ def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
         '<circle class="moment" cx="18" cy="42" r="4"/>',
         _text(28, 46, "weights of the moment", "note"),
         '<circle class="average" cx="178" cy="42" r="4"/>',
-        _text(188, 46, "the same when the rate has fallen to a tenth; in brackets the rank correlations", "note"),
+        _text(
+            188,
+            46,
+            "the same when the rate has fallen to a tenth; in brackets the rank correlations",
+            "note",
+        ),
         _text(
             _LEFT,
             height - 12,
@@ -320,7 +372,9 @@ def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
         _text(_LEFT + 410, height - 12, "the upper right and lower left)", "note"),
     ]
     for column, point in enumerate(points):
-        parts.append(_text(_LEFT + column * (_PANEL + _GAP) + _PANEL / 2, _TOP - 26, point, "middle"))
+        parts.append(
+            _text(_LEFT + column * (_PANEL + _GAP) + _PANEL / 2, _TOP - 26, point, "middle")
+        )
     for line, (name, task) in enumerate(tasks.items()):
         y = _TOP + line * (_PANEL + _GAP)
         parts.append(_text(12, y + _PANEL / 2, name, "name"))
@@ -338,7 +392,10 @@ def _panel(x: float, y: float, rows: Sequence[dict[str, Any]], table: dict[str, 
     gains = np.array([np.mean(row["gains"]["validation_loss"]) for row in rows])
     told = {name: np.array([row["predictors"][name] for row in rows]) for name in SHOWN}
     bend = max(1e-4, float(np.median(np.abs(gains))))
-    reach = max(float(np.abs(np.arcsinh(values / bend)).max()) for values in (gains, *told.values())) * 1.05
+    reach = (
+        max(float(np.abs(np.arcsinh(values / bend)).max()) for values in (gains, *told.values()))
+        * 1.05
+    )
     place = lambda values: np.arcsinh(values / bend) / reach * _PANEL / 2  # noqa: E731
     middle_x, middle_y = x + _PANEL / 2, y + _PANEL / 2
     parts = [
@@ -348,7 +405,9 @@ def _panel(x: float, y: float, rows: Sequence[dict[str, Any]], table: dict[str, 
     ]
     for name, kind in zip(SHOWN, ("moment", "average"), strict=True):
         for right, up in zip(place(told[name]), place(gains), strict=True):
-            parts.append(f'<circle class="{kind}" cx="{middle_x + right:.1f}" cy="{middle_y - up:.1f}" r="2.5"/>')
+            parts.append(
+                f'<circle class="{kind}" cx="{middle_x + right:.1f}" cy="{middle_y - up:.1f}" r="2.5"/>'
+            )
     told_ranks = ", ".join(f"{table['predictors'][name]['spearman']:+.2f}" for name in SHOWN)
     parts.append(_text(x + _PANEL / 2, y - 6, f"{len(rows)} forks ({told_ranks})", "note middle"))
     return "".join(parts)

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 from averaging import WINDOWS, AveragedRun, fresh_statistics, gradients_of, losses_of, without
-from branches import CULL, KEEP, PLANT, Branch, Moment, Step, copied_slots, final_losses, find_module, t_value
+from branches import (
+    CULL,
+    KEEP,
+    PLANT,
+    Branch,
+    Moment,
+    Step,
+    copied_slots,
+    final_losses,
+    find_module,
+    t_value,
+)
 from torch import Tensor, nn
 
 from esper.episodes import Episodes
@@ -63,7 +74,11 @@ class KeptPlan:
             return (OP_FOSSILIZE, int(np.flatnonzero(masks["slot"][OP_FOSSILIZE])[0]), 0, 0), memory
         assert self.facts.horizon is not None
         is_late = memory["epoch"] >= self.planting_part * self.facts.horizon
-        if is_late or not masks["op"][OP_GERMINATE] or sum(report.is_live for report in reports.values()) >= 2:
+        if (
+            is_late
+            or not masks["op"][OP_GERMINATE]
+            or sum(report.is_live for report in reports.values()) >= 2
+        ):
             return WAIT, memory
         draw = np.random.default_rng([7, self.facts.number, memory["epoch"]])
         slots = np.flatnonzero(masks["slot"][OP_GERMINATE])
@@ -72,7 +87,9 @@ class KeptPlan:
         used = metrics[0].host_param_count + sum(each.seed_param_count for each in metrics)
         room = (self.facts.budget or 2 * used) - used
         price = {place: self.facts.cheapest_blend(*place)[0] for place in legal}
-        large = [place for place in legal if self.facts.host_params / 4 <= price[place] <= 0.6 * room]
+        large = [
+            place for place in legal if self.facts.host_params / 4 <= price[place] <= 0.6 * room
+        ]
         if large and draw.random() < 0.5:
             chosen = max(large, key=lambda place: (self.flops[place], price[place], place))
         else:
@@ -92,7 +109,11 @@ def flops_of(model: MorphogeneticModel) -> dict[tuple[int, int], int]:
 
 def point_of(task: Task) -> dict[int, str]:
     """Number of epochs trained -> the point of the episode that it belongs to."""
-    found = {max(1, round(share * task.epochs)): point for point, shares in POINTS.items() for share in shares}
+    found = {
+        max(1, round(share * task.epochs)): point
+        for point, shares in POINTS.items()
+        for share in shares
+    }
     return {epoch: point for epoch, point in found.items() if epoch < task.epochs}
 
 
@@ -107,7 +128,9 @@ class Recorder:
         self.whole = splits.validation.to(self.population.runs[0].device)
         self.scripts: list[list[Step]] = [[] for _ in seeds]
         self.births = [0] * len(seeds)
-        self.fossils: list[dict[str, list[int]]] = [{s.slot_id: [] for s in run.slots} for run in self.population.runs]
+        self.fossils: list[dict[str, list[int]]] = [
+            {s.slot_id: [] for s in run.slots} for run in self.population.runs
+        ]
         self.live: list[dict[str, int]] = [{} for _ in seeds]
         self.broken: set[int] = set()
         """hosts that were rolled back: their recorded ops cannot be replayed"""
@@ -174,17 +197,30 @@ class Recorder:
         snapshot["slots"] = copied_slots(snapshot["slots"])
         fossils_now = {slot_id: list(births) for slot_id, births in self.fossils[host].items()}
         moment = Moment(
-            host, run.seed, run.epoch, snapshot, fossils_now, dict(self.live[host]), run.plan.placed.clone()
+            host,
+            run.seed,
+            run.epoch,
+            snapshot,
+            fossils_now,
+            dict(self.live[host]),
+            run.plan.placed.clone(),
         )
         return [
-            Fork(moment, point, slot.slot_id, birth, self._facts(run, slot, module)) for slot, module, birth in found
+            Fork(moment, point, slot.slot_id, birth, self._facts(run, slot, module))
+            for slot, module, birth in found
         ]
 
     def _facts(self, run: HostRun, slot: SeedSlot, module: nn.Module) -> dict[str, Any]:
         is_live = module is slot.seed
-        number = None if is_live else next(n for n, fossil in enumerate(slot.fossils) if fossil is module)
+        number = (
+            None
+            if is_live
+            else next(n for n, fossil in enumerate(slot.fossils) if fossil is module)
+        )
         wait = 0
-        if is_live and slot.state.stage is SeedStage.BLENDING:  # what is left of its ramp, and an epoch of probation
+        if (
+            is_live and slot.state.stage is SeedStage.BLENDING
+        ):  # what is left of its ramp, and an epoch of probation
             wait = self.task.lengths.ramp - slot.state.epochs_in_stage + 1
         return {
             "kind": "live" if is_live else "fossil",
@@ -203,18 +239,31 @@ class Recorder:
             run.restore({**moment.state, "slots": copied_slots(moment.state["slots"])})
             run.plan.placed.copy_(moment.placed)
             own = [fork for fork in forks if fork.moment is moment]
-            modules = [find_module(run, fork.slot, fork.birth, moment.fossils, moment.live) for fork in own]
+            modules = [
+                find_module(run, fork.slot, fork.birth, moment.fossils, moment.live) for fork in own
+            ]
             for fork, module in zip(own, modules, strict=True):
                 fork.predictors |= _readings(run, fork, module)
-            has_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.model.modules())
-            for name, number in {"moment": None, **{f"average_{w:g}": n for n, w in enumerate(WINDOWS)}}.items():
+            has_statistics = any(
+                isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.model.modules()
+            )
+            for name, number in {
+                "moment": None,
+                **{f"average_{w:g}": n for n, w in enumerate(WINDOWS)},
+            }.items():
                 with nullcontext() if number is None else run.averaged(number):
                     self._contribute(run, own, modules, name, is_fresh=False)
                     if has_statistics:
                         self._contribute(run, own, modules, f"{name}_fresh", is_fresh=True)
 
     def _contribute(
-        self, run: HostRun, forks: Sequence[Fork], modules: Sequence[nn.Module], name: str, *, is_fresh: bool
+        self,
+        run: HostRun,
+        forks: Sequence[Fork],
+        modules: Sequence[nn.Module],
+        name: str,
+        *,
+        is_fresh: bool,
     ) -> None:
         """Contributions at the weights of now; fresh ones have batch-norm statistics of their own, seed on and off."""
 

@@ -83,17 +83,31 @@ _loaded: dict[str, Splits] = {}
 
 
 def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=[])
-    parser.add_argument("--task", nargs="+", choices=("code", "code_large", "cifar10_resnet"), default=["code"])
-    parser.add_argument("--seeds", type=int, help="host seeds; 1 to tune or time, 2 to choose a plan, else 5")
+    parser.add_argument(
+        "--task", nargs="+", choices=("code", "code_large", "cifar10_resnet"), default=["code"]
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="host seeds; 1 to tune or time, 2 to choose a plan, else 5"
+    )
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first seeds")
-    parser.add_argument("--depths", nargs="+", type=int, help="only static networks of so many blocks")
+    parser.add_argument(
+        "--depths", nargs="+", type=int, help="only static networks of so many blocks"
+    )
     parser.add_argument("--computes", nargs="+", type=float)
     parser.add_argument("--arms", nargs="+", help="only arms of these names, as --list has them")
-    parser.add_argument("--plans", nargs="+", help="plans in place of the four, as --stage plans --list has them")
-    parser.add_argument("--rates", nargs="+", type=float, help="times the task's learning rate; 1, or four to tune")
-    parser.add_argument("--warmup", type=float, default=1.0, help="times the warm-up that every run has")
+    parser.add_argument(
+        "--plans", nargs="+", help="plans in place of the four, as --stage plans --list has them"
+    )
+    parser.add_argument(
+        "--rates", nargs="+", type=float, help="times the task's learning rate; 1, or four to tune"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=1.0, help="times the warm-up that every run has"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float, help="begin no job that would end later")
     parser.add_argument("--device", default="cpu")
@@ -101,17 +115,29 @@ def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of finished jobs")
     parser.add_argument("--list", action="store_true", help="say what would run, and leave")
-    parser.add_argument("--report", action="store_true", help="tables, JSON and figures of the jobs in --out")
-    parser.add_argument("--results", type=Path, help="where --report writes; the project's own folders if not given")
-    parser.add_argument("--smoke", action="store_true", help="everything in small, to see whether it works")
+    parser.add_argument(
+        "--report", action="store_true", help="tables, JSON and figures of the jobs in --out"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="where --report writes; the project's own folders if not given"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="everything in small, to see whether it works"
+    )
     options = parser.parse_args(given)
     options.amp = options.amp or ("bf16" if options.device.startswith("cuda") else "off")
     if options.smoke and not options.stage:
-        options.stage, options.task, options.seeds = list(STAGES), ["code", "cifar10_resnet"], options.seeds or 1
+        options.stage, options.task, options.seeds = (
+            list(STAGES),
+            ["code", "cifar10_resnet"],
+            options.seeds or 1,
+        )
     if not options.stage and not options.report:
         parser.error("name a --stage, or ask for the --report of what is there")
     if "seconds" in options.stage and options.workers > 1:
-        parser.error("--stage seconds times one job that has the machine to itself; leave --workers out")
+        parser.error(
+            "--stage seconds times one job that has the machine to itself; leave --workers out"
+        )
     return options
 
 
@@ -122,7 +148,11 @@ def chosen_jobs(options: argparse.Namespace) -> list[Job]:
         count = options.seeds or {"tune": 1, "plans": 2, "seconds": 1}.get(stage, 5)
         for name in ["code_large"] if stage == "large" else options.task:
             if name in known:
-                setup = replace(known[name], plans=tuple(options.plans)) if options.plans else known[name]
+                setup = (
+                    replace(known[name], plans=tuple(options.plans))
+                    if options.plans
+                    else known[name]
+                )
                 asked = (options.computes, options.depths, options.rates)
                 seeds = range(options.skip, count)
                 found += jobs_of(setup, stage, seeds, *asked, is_smoke=options.smoke)
@@ -147,7 +177,9 @@ def is_done(out: Path, job: Job) -> bool:
     known = json.loads(path.read_text())["settings"]
     wanted = json.loads(json.dumps(settings_of(setups(job.is_smoke)[job.setup], job)))
     if differing := [key for key in wanted if known.get(key) != wanted[key]]:
-        raise SystemExit(f"{path} was run with other settings ({', '.join(differing)}); choose another --out.")
+        raise SystemExit(
+            f"{path} was run with other settings ({', '.join(differing)}); choose another --out."
+        )
     return True
 
 
@@ -156,8 +188,14 @@ def paces_of(options: argparse.Namespace) -> dict[str, float]:
     found = {}
     for name, setup in setups(options.smoke).items():
         done = [json.loads(path.read_text()) for path in options.out.glob(f"{name}-*.json")]
-        known = [max(1.0, r["wall"] - START) / r["units"] * options.workers / r["workers"] for r in done]
-        found[name] = statistics.median(known) if len(known) >= 4 else setup.seconds * max(options.workers, 2) / 4
+        known = [
+            max(1.0, r["wall"] - START) / r["units"] * options.workers / r["workers"] for r in done
+        ]
+        found[name] = (
+            statistics.median(known)
+            if len(known) >= 4
+            else setup.seconds * max(options.workers, 2) / 4
+        )
     return found
 
 
@@ -174,12 +212,16 @@ def work(job: Job, options: argparse.Namespace) -> str:
     if is_first:
         _loaded[job.setup] = load_splits(setup, options.data_root)
     splits = _loaded[job.setup]
-    known = {json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")}
+    known = {
+        json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")
+    }
     if others := known - {splits.corpus}:
         raise SystemExit(
             f"{options.out} has jobs on {others.pop()}, but here is {splits.corpus}; choose another --out."
         )
-    if is_first and job.stage == "seconds":  # a process's first job compiles and wakes the device: not to be timed
+    if (
+        is_first and job.stage == "seconds"
+    ):  # a process's first job compiles and wakes the device: not to be timed
         run_job(setup, job, splits, options.device, options.amp)
     record = run_job(setup, job, splits, options.device, options.amp) | {
         "units": job.units,
@@ -220,9 +262,14 @@ def play_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> int:
                     print(future.result(), flush=True)
                 except Exception:
                     failed += 1
-                    print(f"{job.key} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                    print(
+                        f"{job.key} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True
+                    )
     if left:
-        print(f"{len(left)} jobs did not fit into {options.minutes:g} minutes; call again to go on", flush=True)
+        print(
+            f"{len(left)} jobs did not fit into {options.minutes:g} minutes; call again to go on",
+            flush=True,
+        )
     return failed
 
 
@@ -237,7 +284,9 @@ def show_list(jobs: Sequence[Job], options: argparse.Namespace) -> None:
             f"{seconds:5.0f} s  {job.units:.2f}  {job.setup} {job.stage}, seed {job.seed}: {job.arm.name} at {computes}"
         )
     seconds = LOADING + total / options.workers if jobs else 0.0
-    print(f"{len(jobs)} jobs, {sum(job.units for job in jobs):.1f} of compute, about {seconds:.0f} s in all")
+    print(
+        f"{len(jobs)} jobs, {sum(job.units for job in jobs):.1f} of compute, about {seconds:.0f} s in all"
+    )
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -76,7 +76,10 @@ class Arm:
     def name(self) -> str:
         extras = [self.kind, self.where, self.ramp and f"ramp={self.ramp}"]
         extras += [self.decay != 0.2 and f"decay={self.decay:g}"]
-        extras += [self.factor != 1 and f"rate={self.factor:g}", self.warmup != 1 and f"warmup={self.warmup:g}"]
+        extras += [
+            self.factor != 1 and f"rate={self.factor:g}",
+            self.warmup != 1 and f"warmup={self.warmup:g}",
+        ]
         return " ".join(filter(None, [self.shape, *extras]))
 
     @property
@@ -110,7 +113,13 @@ class Job:
     @property
     def key(self) -> str:
         computes = "+".join(f"{compute:g}" for compute in self.computes)
-        parts = (self.setup, self.stage, self.arm.name.replace(" ", "_").replace("=", ""), computes, str(self.seed))
+        parts = (
+            self.setup,
+            self.stage,
+            self.arm.name.replace(" ", "_").replace("=", ""),
+            computes,
+            str(self.seed),
+        )
         return "-".join(parts).replace(",", "_").replace("@", "_at_")
 
     @property
@@ -131,7 +140,11 @@ def copy_elsewhere(channels: int, site: Site) -> Copy:
     """A copy of a block that stands somewhere else, drawn anew for each seed: as trained, at the wrong place."""
     shapes = [(name, value.shape) for name, value in site.module.state_dict().items()]
     alike = [module for module in site.network.modules() if type(module) is type(site.module)]
-    alike = [m for m in alike if m is not site.module and [(n, v.shape) for n, v in m.state_dict().items()] == shapes]
+    alike = [
+        m
+        for m in alike
+        if m is not site.module and [(n, v.shape) for n, v in m.state_dict().items()] == shapes
+    ]
     if not alike:
         raise ValueError("no other block is built like this one")
     return Copy(*copy_module(alike[int(torch.randint(len(alike), ()))], site.network, site.held))
@@ -142,12 +155,16 @@ for _kind in ("image", "sequence"):
 
 
 def _gpt(width: int, context: int, blocks: int) -> nn.Module:
-    return build_transformer_host(vocabulary=256, width=width, context=context, layers=blocks, slots=blocks)
+    return build_transformer_host(
+        vocabulary=256, width=width, context=context, layers=blocks, slots=blocks
+    )
 
 
 def setups(is_smoke: bool) -> dict[str, Setup]:
     """The tasks by name. In a smoke run each is tiny, and there are few of everything."""
-    found = [_smoke_gpt(), _smoke_resnet()] if is_smoke else [_code(256, 8), _code(512, 12), _resnet()]
+    found = (
+        [_smoke_gpt(), _smoke_resnet()] if is_smoke else [_code(256, 8), _code(512, 12), _resnet()]
+    )
     return {setup.name: setup for setup in found}
 
 
@@ -157,11 +174,30 @@ def _code(width: int, most: int) -> Setup:
     task = replace(task, reference=(partial(build, most), task.reference[1]))
     if most == 8:
         plans, depths = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), (2, 8, 4, 3, 6, 5, 1)
-        others = ("4-8@30", "4-8@70", "3-6@50", "2-4@50", "2-4-8@20,50", "2-4-8@50,80", "4-6@50 first", "4-6@50 last")
-        others += ("4-6@30 last", "4-6@70 last", "4-6@50 end", "4-5@50 end", "4-8@50 last", "2-4@30", "2-4@50 end")
+        others = (
+            "4-8@30",
+            "4-8@70",
+            "3-6@50",
+            "2-4@50",
+            "2-4-8@20,50",
+            "2-4-8@50,80",
+            "4-6@50 first",
+            "4-6@50 last",
+        )
+        others += (
+            "4-6@30 last",
+            "4-6@70 last",
+            "4-6@50 end",
+            "4-5@50 end",
+            "4-8@50 last",
+            "2-4@30",
+            "2-4@50 end",
+        )
         others += ("2-3@50 end", "3-5@50 last", "3-5@50 end", "3-6@30", "3-6@50 end", "2-4@15")
         others += ("2-4-6@20,50", "3-5@30 last")
-        return Setup("code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, others, 49.0)
+        return Setup(
+            "code", task, build, True, COPY, depths, (0.3, 0.45, 0.6, 0.8, 1.0), plans, others, 49.0
+        )
     # four processes share the GPU, as with the small one; its FLOPs are 5.9 times as many
     plans = ("3-6-12@30,70", "2-12@30", "4-12@30")
     return Setup("code_large", task, build, True, COPY, (12, 6, 4, 8, 3), (0.6,), plans, (), 250.0)
@@ -176,14 +212,25 @@ def _resnet() -> Setup:
     )
     plans = ("2-4-6@30,70", "2-6@30", "2-6@50", "4-6@50")
     return Setup(
-        "cifar10_resnet", task, build_resnet_host, False, COPY_ZERO, (2, 6, 4, 3), (0.35, 0.6, 1.0), plans, (), 60.0
+        "cifar10_resnet",
+        task,
+        build_resnet_host,
+        False,
+        COPY_ZERO,
+        (2, 6, 4, 3),
+        (0.35, 0.6, 1.0),
+        plans,
+        (),
+        60.0,
     )
 
 
 def _smoke_gpt() -> Setup:
     build = partial(_gpt, 32, 32)
     tiny = replace(get_task("code_tiny"), reference=(partial(build, 4), 60 * 16), held_out=8)
-    return Setup("code", tiny, build, True, COPY, (2, 4), (0.5, 1.0), ("2-4@30", "2-4@50"), (), 4.0, 64)
+    return Setup(
+        "code", tiny, build, True, COPY, (2, 4), (0.5, 1.0), ("2-4@30", "2-4@50"), (), 4.0, 64
+    )
 
 
 def _smoke_resnet() -> Setup:
@@ -197,21 +244,28 @@ def _smoke_resnet() -> Setup:
         batch=16,
         epochs=10,
     )
-    return Setup("cifar10_resnet", task, build, False, COPY_ZERO, (2, 3), (1.0,), ("2-3@30",), (), 4.0, 64)
+    return Setup(
+        "cifar10_resnet", task, build, False, COPY_ZERO, (2, 3), (1.0,), ("2-3@30",), (), 4.0, 64
+    )
 
 
 def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
     """The setup's task as this arm plays it. Every arm may grow to the deepest network, and no further."""
     task, start = setup.task, partial(setup.build, blocks=arm.start)
     with torch.device("meta"):
-        largest, least = (count_parameters(setup.build(blocks=blocks)) for blocks in (setup.most, arm.start))
+        largest, least = (
+            count_parameters(setup.build(blocks=blocks)) for blocks in (setup.most, arm.start)
+        )
     slots, budget = setup.slots(arm.start), 1.005 * largest / least
     if arm.shape != "heuristic":  # which has the task's own list and stages
         # what makes a block the identity is looked for only where a zeroed copy may be planted
         names = (BLOCK_ZERO, COPY_ZERO) if arm.kind == BLOCK_ZERO else (arm.kind or setup.kind,)
         task = replace(task, blueprints=names, lengths=replace(task.lengths, ramp=arm.ramp))
     if arm.shape.split()[0] in ("static", "direct"):
-        slots, budget = slots[-1:], task.budget  # nothing is planted; the fewer slots, the less is measured for nobody
+        slots, budget = (
+            slots[-1:],
+            task.budget,
+        )  # nothing is planted; the fewer slots, the less is measured for nobody
     changes = {
         "warmup": WARMUP * arm.warmup / compute,
         "decay": arm.decay,
@@ -224,7 +278,10 @@ def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
 def read_plan(shape: str) -> list[tuple[float, int, int]]:
     """Share of the compute, blocks before and after, of each growth in a plan."""
     sizes, _, times = shape.partition("@")
-    blocks, shares = [int(size) for size in sizes.split("-")], [int(time) / 100 for time in times.split(",")]
+    blocks, shares = (
+        [int(size) for size in sizes.split("-")],
+        [int(time) / 100 for time in times.split(",")],
+    )
     return list(zip(shares, blocks[:-1], blocks[1:], strict=True))
 
 
@@ -234,7 +291,9 @@ def places_of(setup: Setup, arm: Arm, before: int, after: int) -> list[str]:
     slots = {None: slots, "first": slots[:half], "last": slots[half:], "end": slots[-1:]}[arm.where]
     each, rest = divmod(after - before, len(slots) if setup.is_text else 1)
     if rest:
-        raise ValueError(f"{arm.shape}: {after - before} blocks cannot be shared evenly by {len(slots)}")
+        raise ValueError(
+            f"{arm.shape}: {after - before} blocks cannot be shared evenly by {len(slots)}"
+        )
     return [slot for _ in range(each) for slot in slots]
 
 
@@ -244,8 +303,13 @@ def policy_of(setup: Setup, arm: Arm) -> str:
         return "heuristic" if arm.shape == "heuristic" else "never"
     steps = []
     for share, before, after in read_plan(arm.shape):
-        decision = round(share * setup.task.epochs) - 1  # decision 0 comes when the first share is used
-        steps += [(str(decision), f"{slot}.{arm.kind or setup.kind}") for slot in places_of(setup, arm, before, after)]
+        decision = (
+            round(share * setup.task.epochs) - 1
+        )  # decision 0 comes when the first share is used
+        steps += [
+            (str(decision), f"{slot}.{arm.kind or setup.kind}")
+            for slot in places_of(setup, arm, before, after)
+        ]
     epochs, places = ("+".join(part) for part in zip(*steps, strict=True))
     return f"schedule:epochs={epochs}:places={places}"
 
@@ -253,7 +317,18 @@ def policy_of(setup: Setup, arm: Arm) -> str:
 def settings_of(setup: Setup, job: Job) -> dict[str, Any]:
     """What a record was made with; another call must agree to take it as done."""
     task = task_of(setup, job.arm, max(job.computes))
-    keys = ("batch", "epochs", "lr", "decay", "weight_decay", "beta2", "clip_norm", "held_out", "budget", "prunes")
+    keys = (
+        "batch",
+        "epochs",
+        "lr",
+        "decay",
+        "weight_decay",
+        "beta2",
+        "clip_norm",
+        "held_out",
+        "budget",
+        "prunes",
+    )
     return {
         **{key: getattr(job, key) for key in ("setup", "stage", "role", "seed", "is_smoke")},
         "computes": list(job.computes),
@@ -307,7 +382,10 @@ def _arms_of(
     chosen = [depth for depth in setup.depths if depths is None or depth in depths]
     if stage == "tune":
         tuned = chosen if depths else setup.depths[:2]
-        yield from ((read_arm(text), once) for text in (*(f"static {depth}" for depth in tuned), setup.plans[0]))
+        yield from (
+            (read_arm(text), once)
+            for text in (*(f"static {depth}" for depth in tuned), setup.plans[0])
+        )
     elif stage == "plans":
         yield from ((arm, (compute,)) for arm in _plans(setup) for compute in once)
     elif stage == "static":
@@ -347,5 +425,8 @@ def _doubts(setup: Setup, depths: Sequence[int]) -> Iterator[Arm]:
     if setup.is_text:
         yield from (replace(plan, kind=ELSEWHERE) for plan in dict.fromkeys((one, last)))
     for decay in (0.4, 0.1):
-        yield from (replace(arm, decay=decay) for arm in (one, *(Arm(f"static {depth}") for depth in depths[:4])))
+        yield from (
+            replace(arm, decay=decay)
+            for arm in (one, *(Arm(f"static {depth}") for depth in depths[:4]))
+        )
     yield Arm(f"direct {depths[0]}")

@@ -21,21 +21,40 @@ _STYLE = (
 )
 
 
-def draw_figure(name: str, metric: str, judged: Mapping[str, Any], alone: Mapping[str, float]) -> str:
+def draw_figure(
+    name: str, metric: str, judged: Mapping[str, Any], alone: Mapping[str, float]
+) -> str:
     """Two panels: static depths and the best of them, and grown plans with their standard errors."""
     times = 100 if metric == "error" else 1
-    curves = {arm: _points(each, times) for arm, each in judged["arms"].items() if is_plain(each["settings"])}
-    static = {arm: points for arm, points in curves.items() if judged["arms"][arm]["settings"]["is_static"]}
+    curves = {
+        arm: _points(each, times)
+        for arm, each in judged["arms"].items()
+        if is_plain(each["settings"])
+    }
+    static = {
+        arm: points
+        for arm, points in curves.items()
+        if judged["arms"][arm]["settings"]["is_static"]
+    }
     static = {arm: points for arm, points in static.items() if arm in _of_best_rate(judged)}
     grown = {arm: curves[arm] for arm in curves if not judged["arms"][arm]["settings"]["is_static"]}
     colours = {arm: _COLOURS[number % len(_COLOURS)] for number, arm in enumerate(grown)}
-    best = [(each["arm"], (each["used"], times * each["mean"], 0.0)) for each in judged["frontier"].get("0.2", [])]
+    best = [
+        (each["arm"], (each["used"], times * each["mean"], 0.0))
+        for each in judged["frontier"].get("0.2", [])
+    ]
     unit = "wrong answers, %" if metric == "error" else "held-out loss, nats"
     parts = [_text(12, 24, f"{name}: {unit}", "title"), _legend(colours)]
     scale = _scale(static, grown, [point for _, point in best])
     parts += _panel(_LEFT, "compute", static, grown, [point for _, point in best], colours, scale)
-    timed = {arm: [(x * alone[arm], y, e) for x, y, e in points] for arm, points in curves.items() if arm in alone}
-    timed_static, timed_grown = ({arm: timed[arm] for arm in part if arm in timed} for part in (static, grown))
+    timed = {
+        arm: [(x * alone[arm], y, e) for x, y, e in points]
+        for arm, points in curves.items()
+        if arm in alone
+    }
+    timed_static, timed_grown = (
+        {arm: timed[arm] for arm in part if arm in timed} for part in (static, grown)
+    )
     frontier = [(x * alone[arm], y, e) for arm, (x, y, e) in best if arm in alone]
     if timed:
         left, title = _LEFT + _PANEL + _GAP, "seconds, from short runs alone"
@@ -70,17 +89,23 @@ def is_plain(settings: Mapping[str, Any]) -> bool:
 
 def _points(each: Mapping[str, Any], times: float) -> list[Point]:
     cells = each["computes"].values()
-    return sorted((cell["used"], times * cell["mean"], times * (cell["error"] or 0.0)) for cell in cells)
+    return sorted(
+        (cell["used"], times * cell["mean"], times * (cell["error"] or 0.0)) for cell in cells
+    )
 
 
 def _scale(
-    static: Mapping[str, Sequence[Point]], grown: Mapping[str, Sequence[Point]], best: Sequence[Point]
+    static: Mapping[str, Sequence[Point]],
+    grown: Mapping[str, Sequence[Point]],
+    best: Sequence[Point],
 ) -> tuple[float, float]:
     """Lowest and highest value of both panels."""
     known = [point for points in (*static.values(), *grown.values()) for point in points]
     low, high = min(y - e for _, y, e in known), max(y + e for _, y, e in known)
     if best:  # depths far above the best would press everything else together
-        top = max([y for _, y, _ in best] + [y + e for points in grown.values() for _, y, e in points])
+        top = max(
+            [y for _, y, _ in best] + [y + e for points in grown.values() for _, y, e in points]
+        )
         high = min(high, top + _ABOVE * (top - low))
     return low - 0.04 * (high - low) - 1e-9, high + 0.04 * (high - low) + 1e-9
 
@@ -112,10 +137,16 @@ def _panel(
 
     for step in range(5):
         y = low + (high - low) * step / 4
-        parts.append(f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
-        parts.append(_text(left - 6, down(y) + 4, f"{y:.{1 if high - low > 1 else 3}f}", "note end"))
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>'
+        )
+        parts.append(
+            _text(left - 6, down(y) + 4, f"{y:.{1 if high - low > 1 else 3}f}", "note end")
+        )
     marks = [-math.inf]
-    for x in sorted({float(f"{x:.2g}") for points in static.values() for x, y, _ in points if y < high}):
+    for x in sorted(
+        {float(f"{x:.2g}") for points in static.values() for x, y, _ in points if y < high}
+    ):
         if across(x) - marks[-1] >= _APART:
             marks.append(across(x))
             parts.append(_text(across(x), _TOP + _HIGH + 16, f"{x:g}", "note middle"))
@@ -123,7 +154,9 @@ def _panel(
         parts.append(_line([(across(x), down(y)) for x, y, _ in points], 'class="static"'))
     # labels stand where the lines lie furthest apart, and none on another
     lowest = math.inf
-    for (x, y, _), arm in sorted(((points[0], arm) for arm, points in static.items()), key=lambda each: each[0][1]):
+    for (x, y, _), arm in sorted(
+        ((points[0], arm) for arm, points in static.items()), key=lambda each: each[0][1]
+    ):
         blocks = arm.removeprefix("static ").partition(" ")[0]
         if y == high:
             parts.append(_text(across(x) + 8, _TOP + 13, blocks, "note"))
@@ -133,7 +166,9 @@ def _panel(
     parts.append(_line([(across(x), down(y)) for x, y, _ in best], 'class="best"'))
     for arm, points in grown.items():
         colour = colours[arm]
-        parts.append(_line([(across(x), down(y)) for x, y, _ in points], f'fill="none" stroke="{colour}"'))
+        parts.append(
+            _line([(across(x), down(y)) for x, y, _ in points], f'fill="none" stroke="{colour}"')
+        )
         for x, y, error in points:
             parts.append(f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="4" fill="{colour}"/>')
             bar = [(across(x), down(y - error)), (across(x), down(y + error))]
@@ -156,7 +191,14 @@ def _below(points: Sequence[Point], high: float) -> list[Point]:
 
 def _legend(colours: Mapping[str, str]) -> str:
     parts = [f'<line class="best" x1="{_LEFT}" x2="{_LEFT + 24}" y1="42" y2="42"/>']
-    parts.append(_text(_LEFT + 30, 46, "best static depth by compute; thin lines: static, with their blocks", "note"))
+    parts.append(
+        _text(
+            _LEFT + 30,
+            46,
+            "best static depth by compute; thin lines: static, with their blocks",
+            "note",
+        )
+    )
     for number, (arm, colour) in enumerate(colours.items()):
         x, y = _LEFT + 200 * (number % 4), _TOP + _HIGH + 54 + 16 * (number // 4)
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')

@@ -38,9 +38,13 @@ def play(setup: Setup, job: Job, splits: Splits, device: str, amp: str) -> list[
     return [_play_episode(setup, job, compute, populate) for compute in job.computes]
 
 
-def _play_forks(setup: Setup, job: Job, populate: Callable[..., Population]) -> Iterator[dict[str, Any]]:
+def _play_forks(
+    setup: Setup, job: Job, populate: Callable[..., Population]
+) -> Iterator[dict[str, Any]]:
     tasks = [task_of(setup, job.arm, compute) for compute in sorted(job.computes)]
-    population = populate(tasks[-1], [job.seed])  # the largest budget has the most steps per decision
+    population = populate(
+        tasks[-1], [job.seed]
+    )  # the largest budget has the most steps per decision
     episodes, run = Episodes(population), population.runs[0]
     make_decider(episodes, 0, "never")
     events: list[Event] = []
@@ -67,7 +71,9 @@ def _has_steps(clock: ComputeClock, run: Any) -> bool:
     return run.plan.steps > 0
 
 
-def _play_episode(setup: Setup, job: Job, compute: float, populate: Callable[..., Population]) -> dict[str, Any]:
+def _play_episode(
+    setup: Setup, job: Job, compute: float, populate: Callable[..., Population]
+) -> dict[str, Any]:
     arm, task, kept = job.arm, task_of(setup, job.arm, compute), list[Population]()
 
     def keep(*given: Any) -> Population:
@@ -77,15 +83,24 @@ def _play_episode(setup: Setup, job: Job, compute: float, populate: Callable[...
     built_in: tuple[tuple[str, str, str], ...] = ()
     if arm.shape.startswith("tiled "):
         before, after = map(int, arm.shape.removeprefix("tiled ").split("-"))
-        built_in = tuple((slot, arm.kind or setup.kind, "linear") for slot in places_of(setup, arm, before, after))
+        built_in = tuple(
+            (slot, arm.kind or setup.kind, "linear")
+            for slot in places_of(setup, arm, before, after)
+        )
     entry = Entry(arm.name, job.seed, policy_of(setup, arm), built_in=built_in)
     (run,) = run_entries(task, [entry], keep)
     result = run.result
-    score = FinalScore(result.test_accuracy, result.test_loss, result.validation_accuracy, 0, run.network)
-    plantings = [event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    score = FinalScore(
+        result.test_accuracy, result.test_loss, result.validation_accuracy, 0, run.network
+    )
+    plantings = [
+        event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"
+    ]
     row = _row(compute, kept[0], score, run.events)
     planned = (
-        sum(len(places_of(setup, arm, *sizes)) for _, *sizes in read_plan(arm.shape)) if "@" in arm.shape else None
+        sum(len(places_of(setup, arm, *sizes)) for _, *sizes in read_plan(arm.shape))
+        if "@" in arm.shape
+        else None
     )
     return row | {
         "planted": dict(Counter(str(event.epoch) for event in plantings)),
@@ -95,7 +110,9 @@ def _play_episode(setup: Setup, job: Job, compute: float, populate: Callable[...
     }
 
 
-def _row(compute: float, population: Population, score: FinalScore, events: Sequence[Event]) -> dict[str, Any]:
+def _row(
+    compute: float, population: Population, score: FinalScore, events: Sequence[Event]
+) -> dict[str, Any]:
     """What an episode came to and what it cost; seconds are without compiling."""
     run, clock = population.runs[0], population.clock
     assert clock is not None
@@ -117,4 +134,8 @@ def run_job(setup: Setup, job: Job, splits: Splits, device: str, amp: str) -> di
     """A job's record, without where and when it was run."""
     started = time.perf_counter()
     rows = play(setup, job, splits, device, amp)
-    return {"settings": settings_of(setup, job), "rows": rows, "wall": time.perf_counter() - started}
+    return {
+        "settings": settings_of(setup, job),
+        "rows": rows,
+        "wall": time.perf_counter() - started,
+    }

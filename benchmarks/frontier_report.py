@@ -52,7 +52,9 @@ def describe(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": statistics.fmean(values), "error": error, "count": len(values)}
 
 
-def collect(records: Sequence[Mapping[str, Any]], role: str) -> dict[tuple[str, float], dict[int, dict[str, Any]]]:
+def collect(
+    records: Sequence[Mapping[str, Any]], role: str
+) -> dict[tuple[str, float], dict[int, dict[str, Any]]]:
     """All rows of a role; jobs that were there to be timed are left out."""
     found: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
     for record in records:
@@ -68,20 +70,30 @@ def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best
     lower on the seeds it has is a rival: it must be run on the others before anything is claimed."""
     found = []
     for compute in sorted({compute for _, compute in cells}):
-        arms = {arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells}
+        arms = {
+            arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells
+        }
         most = max(map(len, arms.values()), default=0)
-        means = {arm: statistics.fmean(values.values()) for arm, values in arms.items() if len(values) == most}
+        means = {
+            arm: statistics.fmean(values.values())
+            for arm, values in arms.items()
+            if len(values) == most
+        }
         if not means:
             continue
         best = min(means, key=lambda name: (means[name], name))
         lower = {arm: pair(values, arms[best]) for arm, values in arms.items() if arm not in means}
-        rivals = tuple(arm for arm, against in lower.items() if against is None or against["mean"] < 0)
+        rivals = tuple(
+            arm for arm, against in lower.items() if against is None or against["mean"] < 0
+        )
         used = statistics.fmean(row["used"] for row in cells[best, compute].values())
         found.append(Best(compute, best, used, arms[best], rivals))
     return found
 
 
-def best_by_seed(cells: Cells, static: Sequence[str], compute: float, metric: str) -> dict[int, float]:
+def best_by_seed(
+    cells: Cells, static: Sequence[str], compute: float, metric: str
+) -> dict[int, float]:
     """On each seed what its own best static arm had, of all that were run on it: a choice that nobody could make."""
     found: dict[int, float] = {}
     for arm in static:
@@ -147,12 +159,20 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
         static = [arm for arm in own if settings[arm]["is_static"]]
         frontier = find_frontier(cells, static, metric)
         found["frontier"][f"{decay:g}"] = [
-            {"compute": best.compute, "arm": best.arm, "used": best.used, "rivals": list(best.rivals)}
+            {
+                "compute": best.compute,
+                "arm": best.arm,
+                "used": best.used,
+                "rivals": list(best.rivals),
+            }
             | describe(list(best.values.values()))
             for best in frontier
         ]
         at = {best.compute: best for best in frontier}
-        lucky = {c: replace(best, values=best_by_seed(cells, static, c, metric)) for c, best in at.items()}
+        lucky = {
+            c: replace(best, values=best_by_seed(cells, static, c, metric))
+            for c, best in at.items()
+        }
         for arm in own:
             found["arms"][arm] = {"settings": settings[arm], "computes": {}}
             for compute in sorted(compute for name, compute in cells if name == arm):
@@ -160,10 +180,14 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
                 cell = describe(list(values_of(rows, metric).values())) | costs_of(rows)
                 if compute in at:
                     cell["minus frontier"] = pair(values_of(rows, metric), at[compute].values)
-                    cell["minus best of each seed"] = pair(values_of(rows, metric), lucky[compute].values)
+                    cell["minus best of each seed"] = pair(
+                        values_of(rows, metric), lucky[compute].values
+                    )
                 if frontier and not settings[arm]["is_static"]:
                     cell["saving"] = savings(rows, frontier, metric)
-                    cell["saving over the best of each seed"] = savings(rows, list(lucky.values()), metric)
+                    cell["saving over the best of each seed"] = savings(
+                        rows, list(lucky.values()), metric
+                    )
                 if (base := base_of(settings[arm], settings)) and (base, compute) in cells:
                     cell["base"], other = base, values_of(cells[base, compute], metric)
                     cell["minus base"] = pair(values_of(rows, metric), other)
@@ -172,8 +196,14 @@ def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) 
 
 
 def costs_of(rows: Rows) -> dict[str, Any]:
-    means = {key: statistics.fmean(row[key] for row in rows.values()) for key in ("used", "examples", "params")}
-    sums = {key: sum(row.get(key, 0) for row in rows.values()) for key in ("rolled_back", "culled", "off_plan")}
+    means = {
+        key: statistics.fmean(row[key] for row in rows.values())
+        for key in ("used", "examples", "params")
+    }
+    sums = {
+        key: sum(row.get(key, 0) for row in rows.values())
+        for key in ("rolled_back", "culled", "off_plan")
+    }
     return means | sums
 
 
@@ -184,8 +214,16 @@ def base_of(own: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -
     shape = f"static {sizes.split('-')[-1]}" if is_doubt else own["shape"]
     if not is_doubt and ("@" not in shape or (own["kind"] is None and own["ramp"] == 0)):
         return None
-    wanted = {"shape": shape, "kind": None, "ramp": 0, "decay": own["decay"], "factor": own["factor"]}
-    fitting = (arm for arm, other in settings.items() if all(other[key] == wanted[key] for key in wanted))
+    wanted = {
+        "shape": shape,
+        "kind": None,
+        "ramp": 0,
+        "decay": own["decay"],
+        "factor": own["factor"],
+    }
+    fitting = (
+        arm for arm, other in settings.items() if all(other[key] == wanted[key] for key in wanted)
+    )
     return next(fitting, None)
 
 
@@ -195,7 +233,11 @@ def regrets(judged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for arm, each in judged["arms"].items():
         if not is_plain(each["settings"]):
             continue
-        over = {c: cell["minus frontier"]["mean"] for c, cell in each["computes"].items() if cell.get("minus frontier")}
+        over = {
+            c: cell["minus frontier"]["mean"]
+            for c, cell in each["computes"].items()
+            if cell.get("minus frontier")
+        }
         if over:
             worst, mean = max(over.values()), statistics.fmean(over.values())
             found[arm] = {"worst": worst, "mean": mean, "computes": len(over), "over": over}
@@ -206,11 +248,18 @@ def choose_plan(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric:
     """The plan with the lowest mean over all these computes and seeds; those that were dropped on the way lack some."""
     found = {}
     for arm, each in settings.items():
-        rows = {(c, seed): row[metric] for (name, c), by in cells.items() if name == arm for seed, row in by.items()}
+        rows = {
+            (c, seed): row[metric]
+            for (name, c), by in cells.items()
+            if name == arm
+            for seed, row in by.items()
+        }
         if "@" in each["shape"] and is_plain(each) and rows:
             found[arm] = rows
     most = max(map(len, found.values()), default=0)
-    means = {arm: statistics.fmean(rows.values()) for arm, rows in found.items() if len(rows) == most}
+    means = {
+        arm: statistics.fmean(rows.values()) for arm, rows in found.items() if len(rows) == most
+    }
     return min(means, key=lambda arm: (means[arm], arm), default=None)
 
 
@@ -223,13 +272,24 @@ def verdict(judged: Mapping[str, Any], chosen: str | None, best: str | None) -> 
     ahead, saved = [], {}
     for compute, cell in computes.items():
         lead, saving = cell.get("minus frontier"), cell.get("saving", {"count": 0})
-        is_sure = lead and lead["count"] >= FEWEST and lead["sigmas"] is not None and lead["sigmas"] < -SIGMAS
+        is_sure = (
+            lead
+            and lead["count"] >= FEWEST
+            and lead["sigmas"] is not None
+            and lead["sigmas"] < -SIGMAS
+        )
         ahead += [compute] if is_sure and float(compute) in GOAL else []
         if saving["count"] >= FEWEST:
             saved[compute] = saving["mean"]
     is_reached = len(ahead) >= 2 or any(value >= LEAST_SAVING for value in saved.values())
     remark = "chosen on seeds of their own" if chosen else NO_CHOICE
-    return {"plan": plan, "remark": remark, "ahead": ahead, "saved": saved, "is_reached": is_reached}
+    return {
+        "plan": plan,
+        "remark": remark,
+        "ahead": ahead,
+        "saved": saved,
+        "is_reached": is_reached,
+    }
 
 
 def challenge(cells: Cells, static: Sequence[str], plan: str, metric: str) -> dict[str, Any]:
@@ -237,19 +297,35 @@ def challenge(cells: Cells, static: Sequence[str], plan: str, metric: str) -> di
     found: dict[str, Any] = {}
     for compute in sorted(compute for arm, compute in cells if arm == plan):
         own = values_of(cells[plan, compute], metric)
-        arms = {arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells}
+        arms = {
+            arm: values_of(cells[arm, compute], metric) for arm in static if (arm, compute) in cells
+        }
         arms = {arm: values for arm, values in arms.items() if values.keys() >= own.keys()}
         if len(own) < FEWEST or not arms:
             continue
         medians = {arm: statistics.median(values.values()) for arm, values in arms.items()}
-        above = {(arm, s): value - medians[arm] for arm, values in arms.items() for s, value in values.items()}
+        above = {
+            (arm, s): value - medians[arm]
+            for arm, values in arms.items()
+            for s, value in values.items()
+        }
         bad = {key: value for key, value in above.items() if value > BAD_START}
-        mended = {arm: {s: medians[arm] if (arm, s) in bad else v for s, v in by.items()} for arm, by in arms.items()}
+        mended = {
+            arm: {s: medians[arm] if (arm, s) in bad else v for s, v in by.items()}
+            for arm, by in arms.items()
+        }
         seeds, spoilt = sorted(own), {seed for _, seed in bad}
-        without = [lead_over(own, arms, [seed for seed in seeds if seed != left]) | {"left": left} for left in seeds]
+        without = [
+            lead_over(own, arms, [seed for seed in seeds if seed != left]) | {"left": left}
+            for left in seeds
+        ]
         found[f"{compute:g}"] = {
-            "bad starts": [{"arm": arm, "seed": seed, "above": value} for (arm, seed), value in bad.items()],
-            "without seeds of bad starts": lead_over(own, arms, [seed for seed in seeds if seed not in spoilt]),
+            "bad starts": [
+                {"arm": arm, "seed": seed, "above": value} for (arm, seed), value in bad.items()
+            ],
+            "without seeds of bad starts": lead_over(
+                own, arms, [seed for seed in seeds if seed not in spoilt]
+            ),
             "bad starts at their depth's median": lead_over(own, mended, seeds),
             "least without one seed": max(without, key=lambda each: each["mean"]),
             "seeds beyond the first five": lead_over(own, arms, seeds[FEWEST:]),
@@ -293,19 +369,27 @@ def at_any_rate(alone: Mapping[str, float], arms: Sequence[str]) -> dict[str, fl
 def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One setup: every role's tables by every metric, and the rows that they come from."""
     if len({(r["corpus"], r["settings"]["is_smoke"], r["amp"]) for r in records}) > 1:
-        raise SystemExit(f"jobs of {name} are of different data, precision or size; use a folder for each.")
-    settings = {r["settings"]["arm"]: r["settings"] for r in records if r["settings"]["stage"] != "seconds"}
+        raise SystemExit(
+            f"jobs of {name} are of different data, precision or size; use a folder for each."
+        )
+    settings = {
+        r["settings"]["arm"]: r["settings"] for r in records if r["settings"]["stage"] != "seconds"
+    }
     kept = ("shape", "kind", "where", "ramp", "decay", "factor", "is_static", "policy", "lr")
     settings = {
         arm: {key: each.get(key) for key in kept} | {"warmup": round(each["warmup"] / WARMUP, 6)}
         for arm, each in settings.items()
     }
     found: dict[str, Any] = {
-        **{key: sorted({str(record[key]) for record in records}) for key in ("hardware", "date", "corpus", "amp")},
+        **{
+            key: sorted({str(record[key]) for record in records})
+            for key in ("hardware", "date", "corpus", "amp")
+        },
         "seconds for 1.0, alone": paces(records),
         "roles": {},
         "rows": [
-            {key: r["settings"][key] for key in ("arm", "stage", "role", "seed")} | {"workers": r["workers"], **row}
+            {key: r["settings"][key] for key in ("arm", "stage", "role", "seed")}
+            | {"workers": r["workers"], **row}
             for r in records
             for row in r["rows"]
         ],
@@ -315,7 +399,9 @@ def summarise(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     chosen = choose_plan(choosing, settings, metrics[0])
     for role in ("tune", "choose", "judge"):
         cells = collect(records, role)
-        own = {arm: each for arm, each in settings.items() if any(arm == known for known, _ in cells)}
+        own = {
+            arm: each for arm, each in settings.items() if any(arm == known for known, _ in cells)
+        }
         if cells:
             found["roles"][role] = {metric: judge(cells, own, metric) for metric in metrics}
             for judged in found["roles"][role].values():
@@ -336,12 +422,19 @@ def show(title: str, judged: Mapping[str, Any], times: float) -> None:
     print(f"\n{title}")
     for decay, frontier in judged["frontier"].items():
         if frontier:
-            best = ", ".join(f"{each['compute']:g}: {each['arm']} {times * each['mean']:.4f}" for each in frontier)
+            best = ", ".join(
+                f"{each['compute']:g}: {each['arm']} {times * each['mean']:.4f}"
+                for each in frontier
+            )
             print(f"frontier in hindsight, decay {decay}: {best}")
             for each in frontier:
                 if each["rivals"]:
-                    print(f"  at {each['compute']:g} more seeds are needed of {', '.join(each['rivals'])}")
-    for arm, each in sorted(judged["arms"].items(), key=lambda item: (not item[1]["settings"]["is_static"], item[0])):
+                    print(
+                        f"  at {each['compute']:g} more seeds are needed of {', '.join(each['rivals'])}"
+                    )
+    for arm, each in sorted(
+        judged["arms"].items(), key=lambda item: (not item[1]["settings"]["is_static"], item[0])
+    ):
         for compute, cell in each["computes"].items():
             parts = [f"{arm:34s} {compute:>5s}  {written(cell, times)} ({cell['count']})"]
             for key in ("minus frontier", "minus base"):
@@ -350,7 +443,9 @@ def show(title: str, judged: Mapping[str, Any], times: float) -> None:
                     parts.append(f"{key}{against} {written(cell[key], times, '+')}")
             if cell.get("saving", {}).get("count"):
                 parts.append(f"saves {written(cell['saving'], 100, '+', 1)} %")
-            parts += [f"{key} {cell[key]}" for key in ("rolled_back", "culled", "off_plan") if cell[key]]
+            parts += [
+                f"{key} {cell[key]}" for key in ("rolled_back", "culled", "off_plan") if cell[key]
+            ]
             print("  ".join(parts))
     print("what it costs not to know the right size, above the frontier at worst and in the mean:")
     for arm, each in judged["regret"].items():
@@ -376,25 +471,36 @@ def gather(asks: str, out: Path, seeds: Mapping[str, int]) -> dict[str, Any]:
         "setups": {},
     }
     for name in dict.fromkeys(record["settings"]["setup"] for record in records):
-        found["setups"][name] = summarise(name, [r for r in records if r["settings"]["setup"] == name])
+        found["setups"][name] = summarise(
+            name, [r for r in records if r["settings"]["setup"] == name]
+        )
     return found
 
 
 def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int]) -> None:
     """Tables on the screen; JSON and one figure per setup into the project's folders, or into `results`."""
     found = gather(asks, out, seeds)
-    where, pictures = (results, results) if results else (ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures")
+    where, pictures = (
+        (results, results)
+        if results
+        else (ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures")
+    )
     where.mkdir(parents=True, exist_ok=True)
     for name, summary in found["setups"].items():
         for role, by_metric in summary["roles"].items():
             for metric, judged in by_metric.items():
                 show(f"{name}, {role}, {metric}", judged, 100 if metric == "error" else 1)
         if "judge" in summary["roles"]:
-            print(f"{name}: " + "; ".join(f"{key}: {value}" for key, value in summary["verdict"].items()))
+            print(
+                f"{name}: "
+                + "; ".join(f"{key}: {value}" for key, value in summary["verdict"].items())
+            )
             metric = METRICS[name][0]
             judged = summary["roles"]["judge"][metric]
             alone = at_any_rate(summary["seconds for 1.0, alone"], list(judged["arms"]))
             if len(judged["frontier"].get("0.2", [])) > 1:  # one compute is no curve
                 drawn = draw_figure(name, metric, judged, alone)
                 (pictures / f"frontier_{name}.svg").write_text(drawn, encoding="utf-8")
-    (where / "frontier.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (where / "frontier.json").write_text(
+        json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )

@@ -55,7 +55,8 @@ LONGEST_RAMP = 3
 VALIDATED = 8192
 """Most validation examples that a finished network is scored on."""
 ORDINARY = {
-    kind: tuple(n for n in REGISTRY.names(kind) if n not in (COPY, COPY_ZERO)) for kind in ("image", "sequence")
+    kind: tuple(n for n in REGISTRY.names(kind) if n not in (COPY, COPY_ZERO))
+    for kind in ("image", "sequence")
 }
 
 
@@ -110,7 +111,9 @@ def start_anew(module: nn.Module) -> None:
             if isinstance(reset := getattr(part, "reset_parameters", None), Callable):
                 reset()
             elif part._parameters:
-                raise SystemExit(f"{type(part).__name__} has weights and no reset_parameters(); it would stay a copy.")
+                raise SystemExit(
+                    f"{type(part).__name__} has weights and no reset_parameters(); it would stay a copy."
+                )
 
 
 def random_block(channels: int, site: Site) -> nn.Module:
@@ -146,11 +149,19 @@ def setup_of(name: str, options: argparse.Namespace) -> Setup:
         waves = 1
         if not is_text:
             changed["load"] = lambda root: generated(256, 64)
-    changed |= {key: value for key in ("epochs", "lr", "batch") if (value := getattr(options, key)) is not None}
+    changed |= {
+        key: value
+        for key in ("epochs", "lr", "batch")
+        if (value := getattr(options, key)) is not None
+    }
     changed |= {"epoch_examples": options.examples} if options.examples else {}
     build = build_transformer_host if is_text else build_resnet_host
     # two groups of one layer each, or three stages of two blocks, and a slot behind each
-    host, deep = ({"layers": 2}, {"layers": 2 + 2 * waves}) if is_text else ({"blocks": 2}, {"blocks": 2 + waves})
+    host, deep = (
+        ({"layers": 2}, {"layers": 2 + 2 * waves})
+        if is_text
+        else ({"blocks": 2}, {"blocks": 2 + waves})
+    )
     return Setup(
         replace(task, build_host=partial(build, **size, **host), **changed),
         kinds=("mlp", "attention") if is_text else ("conv_heavy",),
@@ -166,7 +177,9 @@ def planting_epochs(setup: Setup) -> list[int]:
     first = int(0.3 * setup.task.epochs - SPACING * (setup.waves - 1) / 2)
     times = [first + SPACING * wave for wave in range(setup.waves)]
     if first < 0 or times[-1] + SPACING >= setup.task.epochs:
-        raise SystemExit(f"{setup.waves} seeds per slot do not fit into {setup.task.epochs} epochs; raise --epochs.")
+        raise SystemExit(
+            f"{setup.waves} seeds per slot do not fit into {setup.task.epochs} epochs; raise --epochs."
+        )
     return times
 
 
@@ -186,7 +199,9 @@ def seed_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
         static = replace(task, build_host=setup.deep, slots=None, blueprints=(COPY,))
         yield Group(setup, static, "seeds", ((STATIC, NEVER),), seeds)
     # room for every arm, so that none is stopped by it; and none loses a seed to late pruning
-    grown = replace(task, blueprints=kinds, blends=("linear",), budget=2.0 * _growth(setup), prunes=False)
+    grown = replace(
+        task, blueprints=kinds, blends=("linear",), budget=2.0 * _growth(setup), prunes=False
+    )
     for ramp in options.ramps:
         for number, scale in enumerate(options.scales):
             arms = [("never", NEVER)] if not number and ramp == options.ramps[0] else []
@@ -198,12 +213,21 @@ def seed_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
             arms = [arm for arm in arms if not options.kinds or arm[0].split()[0] in options.kinds]
             if arms:
                 lengths = replace(task.lengths, ramp=ramp)
-                yield Group(setup, replace(grown, lengths=lengths, scale_at_birth=scale), "seeds", tuple(arms), seeds)
+                yield Group(
+                    setup,
+                    replace(grown, lengths=lengths, scale_at_birth=scale),
+                    "seeds",
+                    tuple(arms),
+                    seeds,
+                )
 
 
 def _growth(setup: Setup) -> float:
     """How much larger the deep network is."""
-    deep, host = (sum(p.numel() for p in build().parameters()) for build in (setup.deep, setup.task.build_host))
+    deep, host = (
+        sum(p.numel() for p in build().parameters())
+        for build in (setup.deep, setup.task.build_host)
+    )
     return deep / host
 
 
@@ -229,7 +253,10 @@ def settings_of(group: Group, name: str) -> dict[str, object]:
         "seeds": list(group.seeds),
         "lengths": asdict(task.lengths),
         "blueprints": list(task.blueprints or ()),
-        **{key: getattr(task, key) for key in ("epochs", "epoch_examples", "batch", "lr", "held_out", "budget")},
+        **{
+            key: getattr(task, key)
+            for key in ("epochs", "epoch_examples", "batch", "lr", "held_out", "budget")
+        },
         "scale_at_birth": task.scale_at_birth,
         "host_params": sum(parameter.numel() for parameter in task.build_host().parameters()),
     }
@@ -244,13 +271,19 @@ def is_done(out: Path, group: Group, name: str) -> bool:
     if not path.is_file():
         return False
     known, wanted = json.loads(path.read_text())["settings"], settings_of(group, name)
-    if differing := [key for key in wanted if known.get(key) != json.loads(json.dumps(wanted[key]))]:
-        raise SystemExit(f"{path} was run with other settings ({', '.join(differing)}); choose another --out.")
+    if differing := [
+        key for key in wanted if known.get(key) != json.loads(json.dumps(wanted[key]))
+    ]:
+        raise SystemExit(
+            f"{path} was run with other settings ({', '.join(differing)}); choose another --out."
+        )
     return True
 
 
 @torch.no_grad()
-def score(task: Task, network: nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
+def score(
+    task: Task, network: nn.Module, split: Split, device: torch.device
+) -> tuple[float, float]:
     """Loss and accuracy on a split."""
     scored = []
     for rows in torch.arange(len(split), device=device).split(512):
@@ -264,12 +297,20 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
     """What one host's episode came to, and whether its plan was carried out."""
     result = run.result
     loss, accuracy = score(group.task, run.network, validation, device)
-    plantings = [event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    plantings = [
+        event for event in run.events if isinstance(event, ActionTaken) and event.op == "GERMINATE"
+    ]
     planted = [event.epoch - 1 for event in plantings]
     rolled_back = sum(isinstance(event, HostRolledBack) for event in run.events)
     rule, _, settings = dict(group.arms)[result.arm].partition(":epochs=")
-    kept = len(run.architecture)  # not the times that a seed was kept: a rollback may take it out again
-    planned = [int(epoch) for epoch in settings.partition(":")[0].split("+")] if rule == "schedule" else planted
+    kept = len(
+        run.architecture
+    )  # not the times that a seed was kept: a rollback may take it out again
+    planned = (
+        [int(epoch) for epoch in settings.partition(":")[0].split("+")]
+        if rule == "schedule"
+        else planted
+    )
     row = {
         "seed": result.seed,
         "loss": loss,
@@ -291,14 +332,18 @@ def row_of(group: Group, run: ArmRun, validation: Split, device: torch.device) -
 
 def play(group: Group, options: argparse.Namespace, splits: Splits) -> None:
     """Run the arms of a group that are not there yet."""
-    missing = [(name, policy) for name, policy in group.arms if not is_done(options.out, group, name)]
+    missing = [
+        (name, policy) for name, policy in group.arms if not is_done(options.out, group, name)
+    ]
     if not missing:
         return
     started, device = time.perf_counter(), torch.device(options.device)
     entries = [Entry(name, seed, policy) for name, policy in missing for seed in group.seeds]
     names = ", ".join(name for name, _ in missing)
     print(f"{group.task.name}: {names}: {len(entries)} hosts", flush=True)
-    populate = partial(Population, devices=(options.device,), amp=options.amp, compile="off", splits=splits)
+    populate = partial(
+        Population, devices=(options.device,), amp=options.amp, compile="off", splits=splits
+    )
     runs = run_entries(group.task, entries, populate)
     validation = splits.validation.first(min(options.validated, len(splits.validation))).to(device)
     for name, _ in missing:
@@ -309,20 +354,30 @@ def play(group: Group, options: argparse.Namespace, splits: Splits) -> None:
             "date": datetime.date.today().isoformat(),
             "rows": rows,
         }
-        write_durably(path_of(options.out, group, name), (json.dumps(record, indent=1) + "\n").encode())
+        write_durably(
+            path_of(options.out, group, name), (json.dumps(record, indent=1) + "\n").encode()
+        )
     print(f"{group.task.name}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     tasks = ("python_text", "cifar10_resnet")
     parser.add_argument("--task", nargs="+", choices=tasks, default=tasks)
-    parser.add_argument("--question", nargs="+", choices=("seeds", "rules"), default=("seeds", "rules"))
+    parser.add_argument(
+        "--question", nargs="+", choices=("seeds", "rules"), default=("seeds", "rules")
+    )
     parser.add_argument("--kinds", nargs="+", help="only these kinds of arms")
-    parser.add_argument("--ramps", nargs="+", type=int, choices=range(LONGEST_RAMP + 1), default=(0, 1, 3))
+    parser.add_argument(
+        "--ramps", nargs="+", type=int, choices=range(LONGEST_RAMP + 1), default=(0, 1, 3)
+    )
     parser.add_argument("--scales", nargs="+", type=float, default=(0.0, 0.3, 1.0))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=7000, help="the rules' host seeds begin 1000 later")
+    parser.add_argument(
+        "--first-seed", type=int, default=7000, help="the rules' host seeds begin 1000 later"
+    )
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--examples", type=int, help="per epoch")
     parser.add_argument("--batch", type=int)
@@ -353,13 +408,17 @@ def main() -> None:
     makers = {"seeds": seed_groups, "rules": rule_groups}
     for name in options.task:
         setup = setup_of(name, options)
-        groups = [group for question in options.question for group in makers[question](setup, options)]
+        groups = [
+            group for question in options.question for group in makers[question](setup, options)
+        ]
         own = groups[part - 1 :: parts]
         if options.list:
             for group in own:
                 hosts, task = len(group.arms) * len(group.seeds), group.task
                 examples = hosts * task.epochs * (task.epoch_examples or 0)
-                print(f"{name}: {hosts} hosts, {examples:,} examples: {', '.join(arm for arm, _ in group.arms)}")
+                print(
+                    f"{name}: {hosts} hosts, {examples:,} examples: {', '.join(arm for arm, _ in group.arms)}"
+                )
             continue
         splits = setup.task.load(options.data_root)
         if options.smoke:

@@ -30,21 +30,33 @@ def values(record: dict, key: str) -> list[float]:
 def gain_over(own: dict, other: dict, key: str) -> dict[str, object]:
     """How much better an arm is than another, host by host: lower loss, or more accuracy in points."""
     if own["settings"]["seeds"] != other["settings"]["seeds"]:
-        raise SystemExit(f"{own['settings']['arm']} and {other['settings']['arm']} ran on other host seeds.")
+        raise SystemExit(
+            f"{own['settings']['arm']} and {other['settings']['arm']} ran on other host seeds."
+        )
     sign = -1.0 if key.endswith("loss") else 100.0
-    found = compare_pairs(*([sign * value for value in values(record, key)] for record in (own, other)))
+    found = compare_pairs(
+        *([sign * value for value in values(record, key)] for record in (own, other))
+    )
     return {**asdict(found), "verdict": found.verdict}
 
 
-def summarise(arms: dict[str, dict], against: Callable[[str], Sequence[str]], keys: Sequence[str]) -> dict[str, dict]:
+def summarise(
+    arms: dict[str, dict], against: Callable[[str], Sequence[str]], keys: Sequence[str]
+) -> dict[str, dict]:
     """Means with intervals, and gains over the arms that `against` names, as far as they were run."""
     table: dict[str, dict] = {}
     for name, record in arms.items():
-        row = {key: asdict(estimate_mean(values(record, key))) for key in (*keys, "flops", "params")}
-        row |= {key: sum(values(record, key)) for key in ("planted", "copies", "kept", "rolled_back", "off_plan")}
+        row = {
+            key: asdict(estimate_mean(values(record, key))) for key in (*keys, "flops", "params")
+        }
+        row |= {
+            key: sum(values(record, key))
+            for key in ("planted", "copies", "kept", "rolled_back", "off_plan")
+        }
         known = [other for other in against(name) if other in arms and other != name]
         table[name] = row | {
-            f"gain over {other}": {key: gain_over(record, arms[other], key) for key in keys} for other in known
+            f"gain over {other}": {key: gain_over(record, arms[other], key) for key in keys}
+            for other in known
         }
     return table
 
@@ -66,7 +78,9 @@ def show(title: str, table: dict[str, dict], keys: Sequence[str]) -> None:
         for key in keys:
             times, digits = (1, 4) if key.endswith("loss") else (100, 2)
             low, high = (row[key][end] for end in ("low", "high"))
-            interval = "" if low is None else f" [{times * low:.{digits}f}, {times * high:.{digits}f}]"
+            interval = (
+                "" if low is None else f" [{times * low:.{digits}f}, {times * high:.{digits}f}]"
+            )
             cells.append(f"{key} {times * row[key]['mean']:.{digits}f}{interval}")
         cells.append(f"compute {row['flops']['mean'] / compute:.2f}")
         cells.append(f"kept {row['kept']}/{row['planted']}, copies {row['copies']}")
@@ -75,7 +89,9 @@ def show(title: str, table: dict[str, dict], keys: Sequence[str]) -> None:
     for name, row in table.items():
         for label, gains in row.items():
             if row["copies"] and label.startswith("gain over"):
-                print(f"{name}: {label}: {'; '.join(f'{key} {_written(gains[key])}' for key in keys)}")
+                print(
+                    f"{name}: {label}: {'; '.join(f'{key} {_written(gains[key])}' for key in keys)}"
+                )
 
 
 def _written(gain: dict) -> str:
@@ -94,13 +110,18 @@ def report(asks: str, out: Path, path: Path) -> None:
             keys = ("loss", "accuracy")
             best = best_of_kinds(arms, "loss" if task == "python_text" else "accuracy")
             chosen = list(best.values())
-            table = summarise(arms, lambda name, chosen=chosen: chosen if name in chosen else CONTROLS, keys)
+            table = summarise(
+                arms, lambda name, chosen=chosen: chosen if name in chosen else CONTROLS, keys
+            )
         show(f"{task}, {question}", table, keys)
         some = next(iter(arms.values()))
         record["tasks"][f"{task} {question}"] = {  # type: ignore[index]
             **{key: some[key] for key in ("hardware", "date")},
             **({"best": best} if best else {}),
             "table": table,
-            "arms": {name: {"settings": arm["settings"], "rows": arm["rows"]} for name, arm in arms.items()},
+            "arms": {
+                name: {"settings": arm["settings"], "rows": arm["rows"]}
+                for name, arm in arms.items()
+            },
         }
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -47,12 +47,23 @@ def grow(
     deciders = [make_decider(episodes, host, "random") for host in range(len(seeds))]
     for _ in range(epochs):
         happened = play_epoch(episodes, deciders)
-        actions += sum(type(event).__name__ == "ActionTaken" for events in happened for event in events)
+        actions += sum(
+            type(event).__name__ == "ActionTaken" for events in happened for event in events
+        )
         peak = max(peak, memory(device)["used_gib"])
-    found = {**memory(device), "peak_used_gib": peak, "actions": actions, "seconds": time.perf_counter() - started}
+    found = {
+        **memory(device),
+        "peak_used_gib": peak,
+        "actions": actions,
+        "seconds": time.perf_counter() - started,
+    }
     if isinstance(population.executor, GraphedExecutor):
         graphs = population.executor._device(population.runs[0])
-        found |= {"lanes": len(graphs._lanes), "pools_gib": graphs.taken / GIB, "structures": len(graphs._kept)}
+        found |= {
+            "lanes": len(graphs._lanes),
+            "pools_gib": graphs.taken / GIB,
+            "structures": len(graphs._kept),
+        }
     return found
 
 
@@ -62,7 +73,9 @@ def many_hosts(options: argparse.Namespace, device: torch.device) -> dict[str, A
     splits = images(options.tiny, 64 if options.tiny else 50_000)
     rows = {}
     for name, budget in {"default": None, "1 GiB": 1.0}.items():
-        rows[name] = grow(task, splits, list(range(hosts)), options.epochs, device, graph_memory=budget)
+        rows[name] = grow(
+            task, splits, list(range(hosts)), options.epochs, device, graph_memory=budget
+        )
         give_back(device)
     return {"part": "hosts", "hosts": hosts, "epochs": options.epochs, "graph_memory": rows}
 
@@ -94,7 +107,9 @@ def give_back(device: torch.device) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--plans", type=int, default=1000)
@@ -108,11 +123,17 @@ def main() -> None:
         try:
             parts.append(measure(options, device))
         except Exception as problem:
-            parts.append({"part": name, "error": "".join(traceback.format_exception(problem))[-3000:]})
+            parts.append(
+                {"part": name, "error": "".join(traceback.format_exception(problem))[-3000:]}
+            )
         give_back(device)
         print(json.dumps(parts[-1], indent=1), flush=True)
         if options.out:
-            record = {"script": "benchmarks/memory.py", "hardware": hardware(options.device), "parts": parts}
+            record = {
+                "script": "benchmarks/memory.py",
+                "hardware": hardware(options.device),
+                "parts": parts,
+            }
             options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -23,13 +23,17 @@ import esper
 def build() -> nn.Module:
     widths = (3, 64, 128, 256, 288)
     layers = [
-        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
+        nn.Sequential(
+            nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)
+        )
         for a, b in pairwise(widths)
     ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(288, 10))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> float:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
+) -> float:
     started = time.perf_counter()
     loss = nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad()
@@ -39,7 +43,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tenso
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -65,7 +71,10 @@ def main() -> None:
         "hardware": hardware("cpu"),
         "parameters": sum(p.numel() for p in bare.parameters()),
         "slots": len(garden.model.slot_config.slot_ids),
-        "median_step_ms": {"bare": 1e3 * statistics.median(seconds[0]), "wrapped": 1e3 * statistics.median(seconds[1])},
+        "median_step_ms": {
+            "bare": 1e3 * statistics.median(seconds[0]),
+            "wrapped": 1e3 * statistics.median(seconds[1]),
+        },
         "median_overhead": middle - 1,
         "quartiles": [low - 1, high - 1],
     }

@@ -32,7 +32,11 @@ from sb3_contrib.common.envs import (
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.envs import IdentityEnv, IdentityEnvMultiBinary, IdentityEnvMultiDiscrete
+from stable_baselines3.common.envs import (
+    IdentityEnv,
+    IdentityEnvMultiBinary,
+    IdentityEnvMultiDiscrete,
+)
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -70,7 +74,9 @@ class Keep(gym.ObservationWrapper):
         super().__init__(env)
         self.places = list(places)
         whole = env.observation_space
-        self.observation_space = gym.spaces.Box(whole.low[self.places], whole.high[self.places], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(
+            whole.low[self.places], whole.high[self.places], dtype=np.float32
+        )
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         return observation[self.places].astype(np.float32)
@@ -121,11 +127,16 @@ _HELD_OUT = [
     masked(InvalidActionEnvMultiDiscrete, 2048, dims=[10, 12], n_invalid_actions=14),
     masked(InvalidActionEnvMultiBinary, 2048, dims=8, n_invalid_actions=4),
 ]
-MASKED = [_NAMED(0.4, 80.0), _NAMED(0.99, None)] + [make(gamma, None) for make in _HELD_OUT for gamma in (0.4, 0.99)]
+MASKED = [_NAMED(0.4, 80.0), _NAMED(0.99, None)] + [
+    make(gamma, None) for make in _HELD_OUT for gamma in (0.4, 0.99)
+]
 IDENTITY = [
     Problem(f"{make.__name__}(4)", lambda make=make: make(4), 1200, PPO, gamma, floor)
     for make in (IdentityEnv, IdentityEnvMultiDiscrete, IdentityEnvMultiBinary)
-    for gamma, floor in ((0.4, 90.0), (0.99, None))  # 0.4 is what the peers' own tests of these environments use
+    for gamma, floor in (
+        (0.4, 90.0),
+        (0.99, None),
+    )  # 0.4 is what the peers' own tests of these environments use
 ]
 CARTPOLE = Problem("CartPole-v1 without velocity", cartpole, 50_000, PPO, floor=450.0)
 ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO, tolerance=5.0)
@@ -149,10 +160,14 @@ def train_ours(problem: Problem, seed: int) -> PPOAgent:
         return learn(envs, problem.steps, config, seed)
     codecs = ObservationCodec(envs.single_observation_space), ActionCodec(envs.single_action_space)
     torch.manual_seed(seed)
-    return PPOAgent(RecurrentActorCritic(codecs[0].width, codecs[1].spec), config, seed=seed, codecs=codecs)
+    return PPOAgent(
+        RecurrentActorCritic(codecs[0].width, codecs[1].spec), config, seed=seed, codecs=codecs
+    )
 
 
-def play(agent: PPOAgent, problem: Problem, *, uses_mask: bool = True, remembers: bool = True) -> float:
+def play(
+    agent: PPOAgent, problem: Problem, *, uses_mask: bool = True, remembers: bool = True
+) -> float:
     """Mean return of the first episode in each of 20 environments."""
     envs = make_envs(problem, EPISODES, EVALUATION_SEED)
     obs, _ = envs.reset(seed=EVALUATION_SEED)
@@ -179,7 +194,9 @@ def make_peer_env(problem: Problem, seed: int, count: int = 1) -> DummyVecEnv:
 
 
 def train_peer(problem: Problem, seed: int) -> Any:
-    model = problem.peer("MlpPolicy", make_peer_env(problem, seed), gamma=problem.gamma, seed=seed, device="cpu")
+    model = problem.peer(
+        "MlpPolicy", make_peer_env(problem, seed), gamma=problem.gamma, seed=seed, device="cpu"
+    )
     return model.learn(problem.steps) if problem.steps else model
 
 
@@ -208,7 +225,9 @@ def read_clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def measure(problem: Problem, learner: str, train: Callable, played: Callable, seeds: Iterable[int]) -> dict:
+def measure(
+    problem: Problem, learner: str, train: Callable, played: Callable, seeds: Iterable[int]
+) -> dict:
     """One learner on one problem over all seeds."""
     returns, seconds, settings = [], [], {}
     for seed in seeds:
@@ -256,7 +275,10 @@ def untrained(seeds: Iterable[int]) -> list[dict]:
     rows = []
     for problem in UNTRAINED:
         rows += compare(problem, seeds, each_seed=True)
-        for name, train, played in (("ours", train_ours, play), ("MaskablePPO", train_peer, play_peer)):
+        for name, train, played in (
+            ("ours", train_ours, play),
+            ("MaskablePPO", train_peer, play_peer),
+        ):
             blind = lambda model, of, played=played: played(model, of, uses_mask=False)  # noqa: E731
             rows.append(measure(problem, f"{name}, no mask", train, blind, seeds))
     return rows
@@ -318,7 +340,10 @@ def recurrent_peer(seeds: Iterable[int], limit: float) -> list[dict]:
     for problem in (CARTPOLE, ACROBOT):
         train = lambda of, seed: train_recurrent(of, seed, limit)  # noqa: E731
         row = measure(problem, "RecurrentPPO", train, play_recurrent, seeds)
-        row["settings"] |= {"seconds at most": limit, "observations and rewards": "VecNormalize"} | TEST_SETTINGS
+        row["settings"] |= {
+            "seconds at most": limit,
+            "observations and rewards": "VecNormalize",
+        } | TEST_SETTINGS
         rows.append(row)
     return rows
 
@@ -360,7 +385,8 @@ PEERS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "RecurrentPPO, two LSTMs (default)": lambda sizes: {},
     "RecurrentPPO, one LSTM": lambda sizes: ONE_LSTM,
     "RecurrentPPO, one LSTM, our encoder": lambda sizes: (
-        ONE_LSTM | {"features_extractor_class": Encoder, "features_extractor_kwargs": {"width": sizes.width}}
+        ONE_LSTM
+        | {"features_extractor_class": Encoder, "features_extractor_kwargs": {"width": sizes.width}}
     ),
 }
 
@@ -425,7 +451,10 @@ def show(rows: list[dict]) -> None:
         table.add_column(key)
     for row in rows:
         table.add_row(
-            *(f"{row[key]:,.2f}" if isinstance(row.get(key), float) else str(row.get(key, "")) for key in keys)
+            *(
+                f"{row[key]:,.2f}" if isinstance(row.get(key), float) else str(row.get(key, ""))
+                for key in keys
+            )
         )
     Console(width=200).print(table)
 
@@ -436,7 +465,8 @@ def keep(out: Path, parts: dict[str, list[dict]]) -> None:
     record = {
         "script": "benchmarks/peers_rl.py",
         "hardware": hardware("cpu"),
-        "ours": {"n_envs": OUR_ENVS, "autoreset": "NEXT_STEP: the reset costs a step"} | PPOConfig().model_dump(),
+        "ours": {"n_envs": OUR_ENVS, "autoreset": "NEXT_STEP: the reset costs a step"}
+        | PPOConfig().model_dump(),
         "evaluation": f"{EPISODES} episodes, likeliest action",
         "parts": known | parts,
     }
@@ -444,27 +474,43 @@ def keep(out: Path, parts: dict[str, list[dict]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=LEARNING, nargs="+", default=list(LEARNING))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--recurrent-peer", action="store_true")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds that the recurrent peer may train per seed")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=3600,
+        help="seconds that the recurrent peer may train per seed",
+    )
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.speed:
-        jobs = {"speed": lambda: [row for name in SIZES for row in time_sizes(name, SIZES[name], options.repeats)]}
+        jobs = {
+            "speed": lambda: [
+                row for name in SIZES for row in time_sizes(name, SIZES[name], options.repeats)
+            ]
+        }
     elif options.recurrent_peer:
         jobs = {"recurrent_peer": lambda: recurrent_peer(range(options.seeds), options.limit)}
     else:
-        jobs = {part: lambda part=part: LEARNING[part](range(options.seeds)) for part in options.only}
+        jobs = {
+            part: lambda part=part: LEARNING[part](range(options.seeds)) for part in options.only
+        }
     for part, job in jobs.items():
         rows = job()
         show(rows)
         if options.out:
-            keep(options.out, {part if options.seeds == 5 else f"{part}, {options.seeds} seeds": rows})
+            keep(
+                options.out,
+                {part if options.seeds == 5 else f"{part}, {options.seeds} seeds": rows},
+            )
 
 
 if __name__ == "__main__":

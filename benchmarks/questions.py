@@ -101,13 +101,17 @@ QUESTIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", choices=QUESTIONS, nargs="?")
     parser.add_argument("--list", action="store_true", help="print the questions and leave")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--checkpoint", type=Path, help="the trained policy of a controller's question")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="the trained policy of a controller's question"
+    )
     parser.add_argument("--work", type=Path, help="folder for finished arms")
     parser.add_argument("--remark", help="what a reader of the table should know")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -120,9 +124,15 @@ def main() -> None:
     asks = asked.pop("asks")
     if TRAINED in asked["policies"] and options.checkpoint is None:
         parser.error(f"{options.question} needs --checkpoint, a policy that `esper ppo` trained")
-    asked["policies"] = [str(options.checkpoint) if policy == TRAINED else policy for policy in asked["policies"]]
+    asked["policies"] = [
+        str(options.checkpoint) if policy == TRAINED else policy for policy in asked["policies"]
+    ]
     with tempfile.TemporaryDirectory() as temporary:
-        where = {"out": str(options.work or temporary), "data_root": options.data_root, "devices": [options.device]}
+        where = {
+            "out": str(options.work or temporary),
+            "data_root": options.data_root,
+            "devices": [options.device],
+        }
         config = CompareConfig.of({**asked, **where, "seeds": options.seeds})
         found = run_compare(config, True, Console())
     if found is None:
@@ -145,7 +155,9 @@ def main() -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
     for arm, row in record["arms"].items():
         score = row["test_accuracy"]
-        print(f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, {100 * score['high']:.2f}]")
+        print(
+            f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, {100 * score['high']:.2f}]"
+        )
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:

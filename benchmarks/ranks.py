@@ -29,7 +29,18 @@ SETTINGS = ["--set", "host_pool=8", "--set", "threads=1", "--seed", "3"]
 
 def start(folder: Path, hosts: int, rounds: int, ranks: int) -> subprocess.Popen:
     """One run, alone or under torchrun."""
-    command = ["-m", "esper", "ppo", "--preset", "digits", "--hosts", str(hosts), "--rounds", str(rounds), *SETTINGS]
+    command = [
+        "-m",
+        "esper",
+        "ppo",
+        "--preset",
+        "digits",
+        "--hosts",
+        str(hosts),
+        "--rounds",
+        str(rounds),
+        *SETTINGS,
+    ]
     return launch([*command, "--out", str(folder)], ranks, subprocess.DEVNULL)
 
 
@@ -61,7 +72,15 @@ def share(options: argparse.Namespace) -> list[dict]:
     for processes in options.processes:
         with tempfile.TemporaryDirectory() as temporary:
             folder, started, memory = Path(temporary) / "run", time.perf_counter(), [0]
-            own = [str(HERE), "--rank-of", str(folder), "--device", options.device, "--amp", options.amp]
+            own = [
+                str(HERE),
+                "--rank-of",
+                str(folder),
+                "--device",
+                options.device,
+                "--amp",
+                options.amp,
+            ]
             own += ["--total-hosts", str(options.total_hosts), "--rounds", str(options.rounds)]
             own += [part for text in options.set for part in ("--set", text)]
             with open(Path(temporary) / "said", "w") as said:
@@ -120,12 +139,20 @@ def measure(options: argparse.Namespace) -> dict:
         for turn in range(options.turns):
             together = start(root / f"together-{turn}", 2 * options.hosts, options.rounds, 2)
             assert together.wait() == 0
-            apart = [start(root / f"apart-{turn}-{place}", options.hosts, options.rounds, 1) for place in range(2)]
+            apart = [
+                start(root / f"apart-{turn}-{place}", options.hosts, options.rounds, 1)
+                for place in range(2)
+            ]
             assert [run.wait() for run in apart] == [0, 0]
             both = statistics.median(rates(root / f"together-{turn}"))
-            alone = sum(statistics.median(rates(root / f"apart-{turn}-{place}")) for place in range(2))
+            alone = sum(
+                statistics.median(rates(root / f"apart-{turn}-{place}")) for place in range(2)
+            )
             pairs.append((both, alone))
-            print(f"two ranks {both:.1f} decisions/s, two runs {alone:.1f}: {both / alone:.3f}", flush=True)
+            print(
+                f"two ranks {both:.1f} decisions/s, two runs {alone:.1f}: {both / alone:.3f}",
+                flush=True,
+            )
     return {
         "hosts_per_process": options.hosts,
         "rounds": options.rounds,
@@ -144,7 +171,12 @@ def bytes_per_update() -> dict:
     for preset, slots, blueprints, width in (("digits", 2, 9, 61), ("cifar10", 3, 9, 80)):
         ppo = TrainingConfig.from_preset(preset).ppo
         network = FactoredRecurrentActorCritic(
-            width, slots, num_blueprints=blueprints, num_blends=3, hidden_dim=ppo.hidden_dim, head_dim=ppo.head_dim
+            width,
+            slots,
+            num_blueprints=blueprints,
+            num_blends=3,
+            hidden_dim=ppo.hidden_dim,
+            head_dim=ppo.head_dim,
         )
         parameters = sum(parameter.numel() for parameter in network.parameters())
         steps = ppo.epochs * ppo.minibatches
@@ -163,8 +195,18 @@ def time_gloo(megabytes: float, repeats: int = 50) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(script)
         file.flush()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29811"]
-        said = subprocess.run([*command, file.name], capture_output=True, text=True, check=True).stdout
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            "29811",
+        ]
+        said = subprocess.run(
+            [*command, file.name], capture_output=True, text=True, check=True
+        ).stdout
     return float(said.split()[-1])
 
 
@@ -173,22 +215,38 @@ def compare(options: argparse.Namespace) -> dict:
     started = time.perf_counter()
     row = measure(options)
     row["gloo_sum_seconds"] = {
-        preset: time_gloo(sizes["gradient_bytes"] / 1e6) for preset, sizes in row["bytes_per_update"].items()
+        preset: time_gloo(sizes["gradient_bytes"] / 1e6)
+        for preset, sizes in row["bytes_per_update"].items()
     }
     print(json.dumps(row), f"{time.perf_counter() - started:.0f} s")
     return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=6, help="per process; twice as many are the preset's own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hosts", type=int, default=6, help="per process; twice as many are the preset's own"
+    )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--processes", type=int, nargs="+", help="numbers of processes that share one device")
-    parser.add_argument("--total-hosts", type=int, default=16, help="of all processes that share a device")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="the device that is shared")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", help="numbers of processes that share one device"
+    )
+    parser.add_argument(
+        "--total-hosts", type=int, default=16, help="of all processes that share a device"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="the device that is shared"
+    )
     parser.add_argument("--amp", default="off")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the shared workload's configuration")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        help="KEY=VALUE of the shared workload's configuration",
+    )
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -197,7 +255,11 @@ def main() -> None:
         return
     rows = share(options) if options.processes else [compare(options)]
     if options.out:
-        record = {"script": HERE.parent.name + "/" + HERE.name, "hardware": hardware(options.device), "rows": rows}
+        record = {
+            "script": HERE.parent.name + "/" + HERE.name,
+            "hardware": hardware(options.device),
+            "rows": rows,
+        }
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

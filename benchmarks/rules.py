@@ -32,17 +32,39 @@ from esper.trials.config import CompareConfig
 from esper.trials.searching import is_search
 
 TASKS: dict[str, dict[str, Any]] = {
-    "cifar10": {"name": "cifar10", "epoch_examples": 3125, "batch": 512, "epochs": 30, "held_out": 1250},
+    "cifar10": {
+        "name": "cifar10",
+        "epoch_examples": 3125,
+        "batch": 512,
+        "epochs": 30,
+        "held_out": 1250,
+    },
     "cifar10_full": {"name": "cifar10", "epochs": 20},
-    "cifar10_deep": {"name": "cifar10_deep", "epoch_examples": 3125, "batch": 512, "epochs": 30, "held_out": 1250},
-    "fashion_mnist": {"name": "fashion_mnist", "epoch_examples": 6000, "epochs": 20, "held_out": 1500},
+    "cifar10_deep": {
+        "name": "cifar10_deep",
+        "epoch_examples": 3125,
+        "batch": 512,
+        "epochs": 30,
+        "held_out": 1250,
+    },
+    "fashion_mnist": {
+        "name": "fashion_mnist",
+        "epoch_examples": 6000,
+        "epochs": 20,
+        "held_out": 1500,
+    },
     "digits": {"name": "digits", "epoch_examples": 512, "epochs": 16},
     "python_text": {"name": "python_text", "epoch_examples": 1024, "epochs": 20},
 }
-TASKS["python_text_plain"] = TASKS["python_text"] | {"blueprints": ["lora", "mlp_small", "mlp", "attention", "norm"]}
+TASKS["python_text_plain"] = TASKS["python_text"] | {
+    "blueprints": ["lora", "mlp_small", "mlp", "attention", "norm"]
+}
 """Episodes as in the presets; `cifar10_full` has whole epochs, text has episodes long enough to keep seeds in, and
 `python_text_plain` has no copies in its list: what is judged of rules with random seeds alone."""
-METRICS = {"choose": ("validation_accuracy",), "judge": ("test_accuracy", "test_loss", "validation_accuracy")}
+METRICS = {
+    "choose": ("validation_accuracy",),
+    "judge": ("test_accuracy", "test_loss", "validation_accuracy"),
+}
 COSTS = ("final_params", "flops", "germinated", "fossilized", "culled")
 Job = tuple[dict[str, Any], str]
 
@@ -51,7 +73,9 @@ def main() -> None:
     options = read_options()
     seeds = {"choose": range(*ends(options.choose)), "judge": range(*ends(options.judge))}
     if shared := set(seeds["choose"]) & set(seeds["judge"]):
-        raise SystemExit(f"host seed {min(shared)} would choose and judge; give --choose and --judge apart")
+        raise SystemExit(
+            f"host seed {min(shared)} would choose and judge; give --choose and --judge apart"
+        )
     if not options.table:
         play(jobs_of(options, seeds[options.stage]), options.workers)
     found: dict[str, Any] = {
@@ -68,18 +92,33 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=METRICS)
-    parser.add_argument("--arms", nargs="+", default=["heuristic", "random"], help="policies as esper compare has them")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=["heuristic", "random"],
+        help="policies as esper compare has them",
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--choose", nargs=2, type=int, default=[30_000, 10], metavar=("FIRST", "COUNT"))
-    parser.add_argument("--judge", nargs=2, type=int, default=[40_000, 20], metavar=("FIRST", "COUNT"))
+    parser.add_argument(
+        "--choose", nargs=2, type=int, default=[30_000, 10], metavar=("FIRST", "COUNT")
+    )
+    parser.add_argument(
+        "--judge", nargs=2, type=int, default=[40_000, 20], metavar=("FIRST", "COUNT")
+    )
     parser.add_argument("--chunk", type=int, help="seeds of one call; all by default")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--shorten", type=int, help="epochs of 100 examples each, to try the script")
-    parser.add_argument("--unpruned", action="store_true", help="without late pruning, in a folder of its own")
+    parser.add_argument(
+        "--shorten", type=int, help="epochs of 100 examples each, to try the script"
+    )
+    parser.add_argument(
+        "--unpruned", action="store_true", help="without late pruning, in a folder of its own"
+    )
     parser.add_argument("--table", action="store_true", help="only read what is there")
     parser.add_argument("--out", type=Path, default=Path("runs/rules"))
     return parser.parse_args()
@@ -104,7 +143,11 @@ def folder_of(options: argparse.Namespace, task: str, arm: str) -> Path:
 def episode_of(options: argparse.Namespace, task: str) -> dict[str, Any]:
     """The settings of a task's episodes."""
     few = {"epochs": options.shorten, "epoch_examples": 100, "batch": 50}
-    return TASKS[task] | (few if options.shorten else {}) | ({"prunes": False} if options.unpruned else {})
+    return (
+        TASKS[task]
+        | (few if options.shorten else {})
+        | ({"prunes": False} if options.unpruned else {})
+    )
 
 
 def jobs_of(options: argparse.Namespace, seeds: range) -> list[tuple[dict[str, Any], str]]:
@@ -113,11 +156,17 @@ def jobs_of(options: argparse.Namespace, seeds: range) -> list[tuple[dict[str, A
     for task in options.tasks:
         episode = episode_of(options, task)
         for arm in options.arms:
-            count = len(seeds) if is_search(arm) else options.chunk or len(seeds)  # one search for all seeds
+            count = (
+                len(seeds) if is_search(arm) else options.chunk or len(seeds)
+            )  # one search for all seeds
             for first in range(seeds.start, seeds.stop, count):
                 part = range(first, min(first + count, seeds.stop))
                 out = folder_of(options, task, arm) / f"seeds-{part.start}-{part.stop - 1}"
-                where = {"out": str(out), "data_root": options.data_root, "devices": [options.device]}
+                where = {
+                    "out": str(out),
+                    "data_root": options.data_root,
+                    "devices": [options.device],
+                }
                 asked = {"task": episode, "policies": [arm], "seed": part.start, "seeds": len(part)}
                 jobs.append(({**asked, **where}, f"{task}: {arm}, {out.name}"))
     return jobs
@@ -156,7 +205,9 @@ def describe(options: argparse.Namespace, task: str, seeds: range) -> dict[str, 
     found: dict[str, Any] = {"task": episode_of(options, task), "arms": {}}
     for arm, rows in known.items():
         values = {name: [row[name] for row in rows] for name in (*METRICS[options.stage], *COSTS)}
-        against = {name: [row[name] for row in known[options.arms[0]]] for name in METRICS[options.stage]}
+        against = {
+            name: [row[name] for row in known[options.arms[0]]] for name in METRICS[options.stage]
+        }
         pairs = {name: compare_pairs(values[name], against[name]) for name in against}
         found["arms"][arm] = {
             **{name: asdict(estimate_mean(values[name])) for name in against},
@@ -174,8 +225,13 @@ def show(found: dict[str, Any], arms: Sequence[str]) -> None:
     print(f"\n{metric}, points; differences to {arms[0]}, paired by seed, 95 %")
     for task, described in found["tasks"].items():
         for arm, row in described["arms"].items():
-            pair, cost = row["minus"][metric], f"{row['final_params']:,.0f} parameters, {row['flops']:.3g} FLOPs"
-            low, high = (float("nan") if pair[end] is None else 100 * pair[end] for end in ("low", "high"))
+            pair, cost = (
+                row["minus"][metric],
+                f"{row['final_params']:,.0f} parameters, {row['flops']:.3g} FLOPs",
+            )
+            low, high = (
+                float("nan") if pair[end] is None else 100 * pair[end] for end in ("low", "high")
+            )
             lead = "" if arm == arms[0] else f"{100 * pair['mean']:+.2f} [{low:+.2f}, {high:+.2f}]"
             print(f"{task:14s} {100 * row[metric]['mean']:6.2f}  {lead:24s} {arm}  ({cost})")
             if arm in leads:
@@ -183,7 +239,9 @@ def show(found: dict[str, Any], arms: Sequence[str]) -> None:
     for arm, pairs in leads.items():
         ahead, worst = sum(low > 0 for _, low in pairs), min(mean for mean, _ in pairs)
         mean = sum(mean for mean, _ in pairs) / len(pairs)
-        print(f"{arm}: lower end above 0 in {ahead} of {len(pairs)}, mean lead {mean:+.2f}, worst {worst:+.2f}")
+        print(
+            f"{arm}: lower end above 0 in {ahead} of {len(pairs)}, mean lead {mean:+.2f}, worst {worst:+.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,11 @@ def judge(grown: list[dict], sweeps: list[list[dict]], target: float) -> dict:
     tried = [cost_of_sweep(sizes, target) for sizes in sweeps]
     found = [row for _, row in tried if row is not None]
     ratios = [spent / row["flops"] for (spent, _), row in zip(tried, grown, strict=True)]
-    at_once = [found_row["flops"] / row["flops"] for (_, found_row), row in zip(tried, grown, strict=True) if found_row]
+    at_once = [
+        found_row["flops"] / row["flops"]
+        for (_, found_row), row in zip(tried, grown, strict=True)
+        if found_row
+    ]
     reached = [row for row in grown if row["validation_accuracy"] >= target]
     return {
         "target": target,
@@ -60,7 +64,9 @@ def judge(grown: list[dict], sweeps: list[list[dict]], target: float) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--question", type=Path, default=RESULTS / "question_q1-cifar10.json")
@@ -75,9 +81,14 @@ def main() -> None:
     columns = [start]
     for width in WIDTHS:
         wider = replace(task, build_host=partial(build_cnn_host, base_channels=width))
-        runs = run_entries(wider, [Entry(f"width {width}", seed, "never") for seed in seeds], populate)
+        runs = run_entries(
+            wider, [Entry(f"width {width}", seed, "never") for seed in seeds], populate
+        )
         columns.append([asdict(run.result) for run in runs])
-        print(f"width {width}: {[round(row['validation_accuracy'], 3) for row in columns[-1]]}", flush=True)
+        print(
+            f"width {width}: {[round(row['validation_accuracy'], 3) for row in columns[-1]]}",
+            flush=True,
+        )
     sweeps = [list(sizes) for sizes in zip(*columns, strict=True)]
     record = {
         "asks": "Reach a target accuracy on CIFAR-10 within three times the host's parameters, 20 epochs per run.",
@@ -87,7 +98,9 @@ def main() -> None:
         "targets": [judge(grown, sweeps, target) for target in TARGETS],
         "rows": [row for column in [grown, *columns] for row in column],
     }
-    (options.out / "sweep_cifar10.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
+    (options.out / "sweep_cifar10.json").write_text(
+        json.dumps(record, indent=1, default=str) + "\n"
+    )
     for found in record["targets"]:
         print(found)
 

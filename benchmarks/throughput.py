@@ -57,7 +57,9 @@ def generated(count: int, held_out: int) -> Splits:
 
 def task_for(batch: int, examples: int, slots: int = 3) -> Task:
     """The cifar10 task at a benchmark's sizes."""
-    task = replace(get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, epochs=1000)
+    task = replace(
+        get_task("cifar10"), batch=batch, epoch_examples=examples, budget=50.0, epochs=1000
+    )
     return task if slots == 3 else replace(task, build_host=lambda: flat_host(slots))
 
 
@@ -77,7 +79,9 @@ def plant(population: Population, blueprint: str) -> None:
     """A seed in every slot of every host, fully blended in."""
     for host, run in enumerate(population.runs):
         for index in range(run.model.slot_config.num_slots):
-            population.apply(host, (OP_GERMINATE, index, run.model.space.blueprint_index(blueprint), 0))
+            population.apply(
+                host, (OP_GERMINATE, index, run.model.space.blueprint_index(blueprint), 0)
+            )
     population.tick()
 
 
@@ -130,7 +134,9 @@ def time_training(
         "examples_per_s": hosts * batch * steps / seconds,
         "decisions_per_s": None,
         "ms_per_host_step": 1e3 * seconds / steps / hosts,
-        "peak_mib": peak / 2**20 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "peak_mib": peak / 2**20
+        if peak
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
     }
 
 
@@ -148,10 +154,14 @@ def watchful(facts: HostFacts) -> RulePolicy:
     return RulePolicy(Watchful(Heuristic(facts)))
 
 
-def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int) -> dict:
+def time_decisions(
+    options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int
+) -> dict:
     """The whole loop: train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick."""
     task = task_for(batch, 3125)
-    population = Population(task, list(range(hosts)), [options.device], executor=executor, splits=options.splits)
+    population = Population(
+        task, list(range(hosts)), [options.device], executor=executor, splits=options.splits
+    )
     episodes = Episodes(population)
     deciders = [make_decider(episodes, host, watchful) for host in range(hosts)]
     if seeds:
@@ -163,8 +173,12 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         play_epoch(episodes, deciders)
         synchronize(options.device)
         times.append(time.perf_counter() - started)
-        for slot in [slot for run in population.runs for slot in run.slots if slot.seed is not None]:
-            slot.assign(replace(slot.state, epochs_in_stage=0))  # probation does not end while we measure
+        for slot in [
+            slot for run in population.runs for slot in run.slots if slot.seed is not None
+        ]:
+            slot.assign(
+                replace(slot.state, epochs_in_stage=0)
+            )  # probation does not end while we measure
     steady = statistics.median(times[2:])
     score = time_scores(population, options.device)
     return {
@@ -176,7 +190,9 @@ def time_decisions(options: argparse.Namespace, executor: str, hosts: int, batch
         "decisions_per_s": hosts / steady,
         "examples_per_s": hosts * 3125 / steady,
         "score_share": score / steady,
-        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if options.device.startswith("cuda") else None,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20
+        if options.device.startswith("cuda")
+        else None,
     }
 
 
@@ -204,13 +220,20 @@ class PlainLoop:
         for seed in range(hosts):
             torch.manual_seed(seed)
             model = build_cnn_host().to(options.device)
-            self.models.append((model, torch.optim.SGD(model.parameters(), 0.2, 0.9, weight_decay=5e-4, nesterov=True)))
+            self.models.append(
+                (
+                    model,
+                    torch.optim.SGD(model.parameters(), 0.2, 0.9, weight_decay=5e-4, nesterov=True),
+                )
+            )
 
     def step(self) -> None:
         started = time.perf_counter()
         for model, optimizer in self.models:
             rows = torch.randint(0, len(self.split), (self.batch,), generator=self.draw)
-            inputs, targets = self.split.gather(rows, self.split.draw_offsets(self.batch, self.draw))
+            inputs, targets = self.split.gather(
+                rows, self.split.draw_offsets(self.batch, self.draw)
+            )
             loss = nn.functional.cross_entropy(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -230,7 +253,9 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
                 plain.step()
 
     task = task_for(batch, batch * options.steps)
-    population = Population(task, list(range(hosts)), [options.device], executor="eager", splits=options.splits)
+    population = Population(
+        task, list(range(hosts)), [options.device], executor="eager", splits=options.splits
+    )
     executors.shared_batches = TakingTurns
     warm_up(population)
     ours_s, plain_s = [], []
@@ -266,7 +291,10 @@ def grid(options: argparse.Namespace) -> list[dict]:
 
 def by_slots(options: argparse.Namespace) -> list[dict]:
     executor = "graphed" if options.device.startswith("cuda") else "eager"
-    return [time_training(options, executor, options.hosts[0], 128, slots, slots) for slots in (1, 2, 4, 6, 8)]
+    return [
+        time_training(options, executor, options.hosts[0], 128, slots, slots)
+        for slots in (1, 2, 4, 6, 8)
+    ]
 
 
 def by_streams(options: argparse.Namespace) -> list[dict]:
@@ -276,7 +304,11 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
         for has_lanes in (True, False):
             task = task_for(128, 128 * options.steps)
             population = Population(
-                task, list(range(hosts)), [options.device], executor="graphed", splits=options.splits
+                task,
+                list(range(hosts)),
+                [options.device],
+                executor="graphed",
+                splits=options.splits,
             )
             executor = population.executor
             assert isinstance(executor, GraphedExecutor)
@@ -298,7 +330,14 @@ def by_streams(options: argparse.Namespace) -> list[dict]:
                 synchronize(options.device)
                 times.append(1e3 * (time.perf_counter() - started) / hosts)
             p95 = statistics.quantiles(times, n=20)[18]
-            rows.append({"hosts": hosts, "has_lanes": has_lanes, "median_ms": statistics.median(times), "p95_ms": p95})
+            rows.append(
+                {
+                    "hosts": hosts,
+                    "has_lanes": has_lanes,
+                    "median_ms": statistics.median(times),
+                    "p95_ms": p95,
+                }
+            )
     return rows
 
 
@@ -308,12 +347,16 @@ def show(rows: list[dict]) -> None:
     for key in keys:
         table.add_column(key, justify="right")
     for row in rows:
-        table.add_row(*(f"{row[k]:,.1f}" if isinstance(row.get(k), float) else str(row.get(k)) for k in keys))
+        table.add_row(
+            *(f"{row[k]:,.1f}" if isinstance(row.get(k), float) else str(row.get(k)) for k in keys)
+        )
     Console(width=160).print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64])
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 512])
@@ -325,12 +368,16 @@ def main() -> None:
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--streams", action="store_true")
     parser.add_argument("--against-plain", action="store_true")
-    parser.add_argument("--ceiling", action="store_true", help="against hand-written loops, see ceilings.py")
+    parser.add_argument(
+        "--ceiling", action="store_true", help="against hand-written loops, see ceilings.py"
+    )
     parser.add_argument("--arms", nargs="+", choices=("code", "resnet", "small"))
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.executors = options.executors or (["eager", "graphed"] if options.device.startswith("cuda") else ["eager"])
+    options.executors = options.executors or (
+        ["eager", "graphed"] if options.device.startswith("cuda") else ["eager"]
+    )
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -349,10 +396,20 @@ def main() -> None:
     elif options.against_plain:
         rows = against_plain(options)
     else:
-        rows = by_slots(options) if options.slots else by_streams(options) if options.streams else grid(options)
+        rows = (
+            by_slots(options)
+            if options.slots
+            else by_streams(options)
+            if options.streams
+            else grid(options)
+        )
     show(rows)
     if options.out:
-        record = {"script": "benchmarks/throughput.py", "hardware": hardware(options.device), "rows": rows}
+        record = {
+            "script": "benchmarks/throughput.py",
+            "hardware": hardware(options.device),
+            "rows": rows,
+        }
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

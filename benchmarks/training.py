@@ -48,9 +48,17 @@ class BusyWatch:
         self._said: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "BusyWatch":
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=utilization.gpu",
+            "--format=csv,noheader,nounits",
+            "-i",
+            "0",
+        ]
         with suppress(OSError):
-            self._said = subprocess.Popen([*query, "--loop-ms=500"], stdout=subprocess.PIPE, text=True)
+            self._said = subprocess.Popen(
+                [*query, "--loop-ms=500"], stdout=subprocess.PIPE, text=True
+            )
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -62,7 +70,9 @@ class BusyWatch:
 
 def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
     if options.findings:
-        register_task(replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625)))
+        register_task(
+            replace(get_task("cifar10"), name="findings", load=lambda root: generated(50_000, 625))
+        )
         config = TrainingConfig.of(
             {
                 "task": {"name": "findings", "epoch_examples": 3125, "batch": 512, "epochs": 30},
@@ -74,7 +84,12 @@ def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
         )
     else:
         config = TrainingConfig.from_preset(options.preset)
-    changes = [("out", folder), ("rounds", options.rounds), ("amp", options.amp), ("telemetry.level", "normal")]
+    changes = [
+        ("out", folder),
+        ("rounds", options.rounds),
+        ("amp", options.amp),
+        ("telemetry.level", "normal"),
+    ]
     if options.hosts:
         changes.append(("hosts", options.hosts))
     if options.data_root:
@@ -100,7 +115,9 @@ def measure(options: argparse.Namespace) -> dict | None:
     return {**describe(config, rounds[known:], options.left_out), "seconds": whole} | {
         "gpu_busy_percent": mean_or_none(busy.samples),
         "resumed_after_rounds": known,
-        "gates": {f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())},
+        "gates": {
+            f"{gate} {verdict}": count for (gate, verdict), count in sorted(verdicts.items())
+        },
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
     }
@@ -127,7 +144,9 @@ def rounds_in(folder: Path) -> list[dict]:
 
 def verdicts_in(folder: Path, first: int) -> Counter:
     """What gates said from this round on."""
-    judged = (r for number, r in records_in(folder) if r["type"] == "GateJudged" and number >= first)
+    judged = (
+        r for number, r in records_in(folder) if r["type"] == "GateJudged" and number >= first
+    )
     return Counter((record["gate"], record["verdict"]) for record in judged)
 
 
@@ -159,17 +178,23 @@ def describe(config: TrainingConfig, rounds: list[dict], left_out: int) -> dict:
         "fossilized_per_life": [event["fossilized"] / config.hosts for event in rounds],
         **{name: [event[name] for event in rounds] for name in READINGS},
         "explained_variance": [event["update"]["explained_variance"] for event in rounds],
-        "first_ratio_gap": max(max(event["update"]["first_ratio_gap"].values()) for event in rounds),
+        "first_ratio_gap": max(
+            max(event["update"]["first_ratio_gap"].values()) for event in rounds
+        ),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="digits")
     parser.add_argument("--findings", action="store_true")
     parser.add_argument("--hosts", type=int)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--left-out", type=int, default=1, help="rounds at the beginning that do not count")
+    parser.add_argument(
+        "--left-out", type=int, default=1, help="rounds at the beginning that do not count"
+    )
     parser.add_argument("--amp", default="off")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the configuration")
     parser.add_argument("--data-root", type=Path)
@@ -188,7 +213,9 @@ def main() -> None:
     row = measure(options)
     if row is None:
         return
-    print(json.dumps({key: value for key, value in row.items() if not isinstance(value, list | dict)}))
+    print(
+        json.dumps({key: value for key, value in row.items() if not isinstance(value, list | dict)})
+    )
     if options.out:
         device = row["config"]["devices"][0]
         record = {"script": "benchmarks/training.py", "hardware": hardware(device), "rows": [row]}

@@ -12,7 +12,13 @@ from esper.simic.config import TrainingConfig, presets
 from esper.trials.config import CompareConfig, RunConfig
 
 PAGE = Path(__file__).parent / "config.md"
-WORDS: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path"}
+WORDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true, false",
+    Path: "path",
+}
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 INTRODUCTION = """# Configuration
 
@@ -67,23 +73,41 @@ def default_of(field: Any) -> str:
     if field.is_required():
         return "-"
     value = field.get_default(call_default_factory=True)
-    return json.dumps(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)
+    return json.dumps(
+        list(value)
+        if isinstance(value, tuple)
+        else str(value)
+        if isinstance(value, Path)
+        else value
+    )
 
 
 def row_of(key: str, field: Any) -> str:
     help_text = re.sub(r"\bNone\b", "null", field.description)
-    cells = f"`{key}`", f"`{default_of(field)}`", kind_of(field.annotation, limits_of(field)), help_text
+    cells = (
+        f"`{key}`",
+        f"`{default_of(field)}`",
+        kind_of(field.annotation, limits_of(field)),
+        help_text,
+    )
     return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 
 def table(rows: list[str]) -> str:
-    return "\n".join(["| key | default | what it takes | what it does |", "|---|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join(["| key | default | what it takes | what it does |", "|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def changed_keys(name: str) -> str:
     """What a preset changes, as settings."""
     plain, own = TrainingConfig(), TrainingConfig.from_preset(name)
-    changed = [(key, own.value(key)) for key in leaves(TrainingConfig) if plain.value(key) != own.value(key)]
+    changed = [
+        (key, own.value(key))
+        for key in leaves(TrainingConfig)
+        if plain.value(key) != own.value(key)
+    ]
     return f"| `{name}` | {', '.join(f'`{key}={json.dumps(value)}`' for key, value in changed)} |"
 
 
@@ -98,8 +122,16 @@ def page() -> str:
     """The whole page."""
     shared = {key: row_of(key, field) for key, field in leaves(HostsConfig).items() if key != "out"}
     about = re.sub(r"\bNone\b", "null", TaskConfig.__doc__ or "")
-    parts = [INTRODUCTION, "## Every command\n", table([row for key, row in shared.items() if "." not in key])]
-    parts += ["## task, for every command\n", f"{about}\n", table([row for key, row in shared.items() if "." in key])]
+    parts = [
+        INTRODUCTION,
+        "## Every command\n",
+        table([row for key, row in shared.items() if "." not in key]),
+    ]
+    parts += [
+        "## task, for every command\n",
+        f"{about}\n",
+        table([row for key, row in shared.items() if "." in key]),
+    ]
     for command, model in COMMANDS.items():
         parts += [f"## esper {command}\n", table(list(own_rows(model).values()))]
     rows = ["| preset | changes |", "|---|---|", *(changed_keys(name) for name in presets())]

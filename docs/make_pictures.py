@@ -57,7 +57,9 @@ def take_pictures(browser: Browser, address: str, run: str, compared: list[str])
         for scheme in ("light", "dark"):
             page = open_page(browser, address + run, width, scheme, ".seed")
             if width == 1280:
-                page.locator(".timeline-box").screenshot(path=PICTURES / f"web_timeline_{scheme}.png")
+                page.locator(".timeline-box").screenshot(
+                    path=PICTURES / f"web_timeline_{scheme}.png"
+                )
             kept = page.locator(".seed:has(.mark.kept)")
             (kept if kept.count() else page.locator(".seed")).first.hover()
             page.screenshot(path=PICTURES / f"web_{width}_{scheme}.png")
@@ -81,20 +83,26 @@ def take_report(browser: Browser, runs: list[Path]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, help="the folder that the runs are in")
     parser.add_argument("--run", required=True, help="the run whose page is taken")
     parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--round", type=int)
     parser.add_argument("--compare", nargs="*", default=[])
-    parser.add_argument("--report", nargs="*", default=[], help="runs in the report; the one of --run if not given")
+    parser.add_argument(
+        "--report", nargs="*", default=[], help="runs in the report; the one of --run if not given"
+    )
     options = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     place = f"#/run/{options.run}?host={options.host}" + (
         f"&round={options.round}" if options.round is not None else ""
     )
     with served(options.runs) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         take_pictures(browser, address, place, options.compare)
         take_report(browser, [options.runs / name for name in options.report or [options.run]])
         browser.close()

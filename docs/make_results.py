@@ -19,10 +19,34 @@ ORDER = (
     ("A trained controller", ("controller-cifar10", "controller-digits")),
 )
 BARS = (
-    ("q2-cifar10", "heuristic", "never", 3.0, "at 3 x the host's parameters, at least +3.0 points over more training"),
-    ("budget-cifar10", "heuristic", "random", 0.0, "under 1.3 x the host's parameters, ahead of random growth"),
-    ("budget-cifar10", "greedy", "random", 0.0, "under 1.3 x the host's parameters, ahead of random growth"),
-    ("q1-cifar10", "heuristic", "final-equal-flops", -0.5, "lower end of the interval above -0.5 points"),
+    (
+        "q2-cifar10",
+        "heuristic",
+        "never",
+        3.0,
+        "at 3 x the host's parameters, at least +3.0 points over more training",
+    ),
+    (
+        "budget-cifar10",
+        "heuristic",
+        "random",
+        0.0,
+        "under 1.3 x the host's parameters, ahead of random growth",
+    ),
+    (
+        "budget-cifar10",
+        "greedy",
+        "random",
+        0.0,
+        "under 1.3 x the host's parameters, ahead of random growth",
+    ),
+    (
+        "q1-cifar10",
+        "heuristic",
+        "final-equal-flops",
+        -0.5,
+        "lower end of the interval above -0.5 points",
+    ),
 )
 INTRODUCTION = """# Results
 
@@ -115,7 +139,9 @@ PREDICTORS = {
     "params": "parameters alone",
 }
 EVIDENCE_TABLES = {
-    "Rank correlation with the realised gain": lambda row: "-" if row is None else f"{row['spearman']:+.2f}",
+    "Rank correlation with the realised gain": lambda row: (
+        "-" if row is None else f"{row['spearman']:+.2f}"
+    ),
     "Right signs, where the gain is beyond twice its noise (the last three: by the best threshold on other hosts)": (
         lambda row: "-" if row is None or not row["signs"] else f"{row['right_signs']:.0%}"
     ),
@@ -128,15 +154,28 @@ EVIDENCE_TABLES = {
 def curve_figure() -> str:
     """Lead over the twins by round."""
     leads: list[float] = []
-    for name in ("ppo_cifar10_begin_h200.json", "ppo_cifar10_h200.json", "ppo_cifar10_bf16_h200.json"):
+    for name in (
+        "ppo_cifar10_begin_h200.json",
+        "ppo_cifar10_h200.json",
+        "ppo_cifar10_bf16_h200.json",
+    ):
         row = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"][0]
         leads += [100 * (a - b) for a, b in zip(row["accuracy"], row["twin_accuracy"], strict=True)]
     rows: list[Row] = []
     for start in range(0, len(leads), 5):
         part = leads[start : start + 5]
-        rows.append((f"rounds {start + 1} to {start + len(part)}", sum(part) / len(part), min(part), max(part)))
+        rows.append(
+            (
+                f"rounds {start + 1} to {start + len(part)}",
+                sum(part) / len(part),
+                min(part),
+                max(part),
+            )
+        )
     return interval_figure(
-        rows, "cifar10: lead over the twins", "points of held-out accuracy, mean and range of five rounds"
+        rows,
+        "cifar10: lead over the twins",
+        "points of held-out accuracy, mean and range of five rounds",
     )
 
 
@@ -219,7 +258,10 @@ def frontier_of(found: dict[str, Any]) -> list[str]:
     """The plan that was chosen, against the best fixed depth at equal compute."""
     judged, verdict = found["roles"]["judge"]["loss"], found["verdict"]
     lines = ["## Does growing pay at equal compute?", "", FRONTIER.format(plan=verdict["plan"]), ""]
-    lines += ["| arm | compute | test loss, nats | minus the best fixed depth | seeds |", "|---|---|---|---|---|"]
+    lines += [
+        "| arm | compute | test loss, nats | minus the best fixed depth | seeds |",
+        "|---|---|---|---|---|",
+    ]
     for arm in (verdict["plan"], "heuristic"):
         for compute, cell in judged["arms"][arm]["computes"].items():
             lead = cell["minus frontier"]
@@ -230,7 +272,9 @@ def frontier_of(found: dict[str, Any]) -> list[str]:
 
 def render(known: dict[str, dict[str, Any]]) -> str:
     lines = [INTRODUCTION, "## Goals", "", *bars_of(known), ""]
-    lines += frontier_of(json.loads((RESULTS / "frontier.json").read_text(encoding="utf-8"))["setups"]["code"])
+    lines += frontier_of(
+        json.loads((RESULTS / "frontier.json").read_text(encoding="utf-8"))["setups"]["code"]
+    )
     for title, names in ORDER:
         here = [name for name in names if name in known]
         if here:
@@ -245,8 +289,20 @@ def render(known: dict[str, dict[str, Any]]) -> str:
     if sweep is not None:
         count = len({row["seed"] for row in sweep["rows"]})
         where = f"{sweep['hardware']}, {sweep['date']}, {count} host seeds: `{sweep['command']}`"
-        text = SWEEP.format(**known_shape(known["q1-cifar10"], max(row["target"] for row in sweep["targets"])))
-        lines += ["## One run instead of a sweep", "", sweep["asks"], text, "", where, "", *sweep_of(sweep), ""]
+        text = SWEEP.format(
+            **known_shape(known["q1-cifar10"], max(row["target"] for row in sweep["targets"]))
+        )
+        lines += [
+            "## One run instead of a sweep",
+            "",
+            sweep["asks"],
+            text,
+            "",
+            where,
+            "",
+            *sweep_of(sweep),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -265,18 +321,31 @@ def rules_of(found: dict[str, Any]) -> list[str]:
     copied = 100 * fmean(copies["heuristic, copy in the list"]["test_accuracy"])
     text = RULES.format(hardware=found["hardware"], date=found["date"], ahead=ahead, copied=copied)
     lines = ["## Which rule, which lifecycle?", "", text, ""]
-    lines += ["| task | heuristic, % | the one before it, % | points | FLOPs |", "|---|---|---|---|---|"]
+    lines += [
+        "| task | heuristic, % | the one before it, % | points | FLOPs |",
+        "|---|---|---|---|---|",
+    ]
     lines += [versus(task, *pair) for task, pair in rivals.items()]
     lines.append(versus("(cifar10_deep, the first 20)", *first["cifar10_deep"]))
     lines.append(versus("(python_text, an MLP first)", *first["python_text"]))
     with_copies = copies["most work, copy in the list"], copies["heuristic, with the gate"]
     lines.append(versus("python_text, copies", *with_copies))
-    lines += ["", LIFECYCLES, "", "| task | arm, % | minus, % | points | FLOPs |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        LIFECYCLES,
+        "",
+        "| task | arm, % | minus, % | points | FLOPs |",
+        "|---|---|---|---|---|",
+    ]
     for task in ("cifar10", "cifar10_full"):
         for rule, places in {"most work": task, "heuristic": f"{task}, earlier places"}.items():
             new, gated = kept[task][rule], gate[task][rule]
             lines += [
-                versus(f"{places}: every seed kept, minus the gate", gate[task][f"{rule}, every seed kept"], gated),
+                versus(
+                    f"{places}: every seed kept, minus the gate",
+                    gate[task][f"{rule}, every seed kept"],
+                    gated,
+                ),
                 versus(f"{places}: kept once measured and pruned, minus the gate", new, gated),
                 versus(f"{places}: pruned, minus unpruned", new, unpruned[task][rule]),
             ]
@@ -288,8 +357,16 @@ def rules_of(found: dict[str, Any]) -> list[str]:
             )
         )
     before, now = gate["cifar10"]["trained policy"], kept["cifar10"]["trained policy"]
-    lines.append(versus("cifar10: heuristic, minus the trained policy in its own lifecycle", new_of(kept), before))
-    lines.append(versus("cifar10: heuristic, minus the trained policy in today's", new_of(kept), now))
+    lines.append(
+        versus(
+            "cifar10: heuristic, minus the trained policy in its own lifecycle",
+            new_of(kept),
+            before,
+        )
+    )
+    lines.append(
+        versus("cifar10: heuristic, minus the trained policy in today's", new_of(kept), now)
+    )
     return [*lines, ""]
 
 
@@ -321,10 +398,18 @@ def evidence_of(found: dict[str, Any]) -> list[str]:
     lines = ["## What evidence can tell", "", EVIDENCE.format(forks=found["forks"]), ""]
     lines += ["![predicted and realised gains](pictures/evidence.svg)", ""]
     cells = [(task, point) for task in found["tasks"] for point in ("early", "middle", "late")]
-    tables = {(task, point): found["tasks"][task]["tables"][f"test_loss all {point}"] for task, point in cells}
+    tables = {
+        (task, point): found["tasks"][task]["tables"][f"test_loss all {point}"]
+        for task, point in cells
+    }
     heads = [f"{task} {point}" for task, point in cells]
     for title, show in EVIDENCE_TABLES.items():
-        lines += [f"**{title}**", "", f"| predictor | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+        lines += [
+            f"**{title}**",
+            "",
+            f"| predictor | {' | '.join(heads)} |",
+            f"|---{'|---' * len(heads)}|",
+        ]
         for name, words in PREDICTORS.items():
             shown = [show(tables[cell]["predictors"].get(name)) for cell in cells]
             lines.append(f"| {words} | {' | '.join(shown)} |")
@@ -340,7 +425,10 @@ def evidence_of(found: dict[str, Any]) -> list[str]:
     }
     lines += ["**The forks** (gains, noise and costs in thousandths of a nat)", ""]
     lines += [f"| | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
-    lines += [f"| {name} | {' | '.join(show(tables[cell]) for cell in cells)} |" for name, show in facts.items()]
+    lines += [
+        f"| {name} | {' | '.join(show(tables[cell]) for cell in cells)} |"
+        for name, show in facts.items()
+    ]
     return [*lines, ""]
 
 
@@ -379,7 +467,10 @@ def load_sweep() -> dict[str, Any] | None:
 
 
 def load() -> dict[str, dict[str, Any]]:
-    paths = {path.stem.removeprefix("question_"): path for path in sorted(RESULTS.glob("question_*.json"))}
+    paths = {
+        path.stem.removeprefix("question_"): path
+        for path in sorted(RESULTS.glob("question_*.json"))
+    }
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
 
 
@@ -388,4 +479,6 @@ if __name__ == "__main__":
     PAGE.write_text(render(found), encoding="utf-8")
     (DOCS / "pictures" / CURVE_PICTURE).write_text(curve_figure(), encoding="utf-8")
     for name, record in found.items():
-        (DOCS / "pictures" / f"question_{name}.svg").write_text(compared_figure(record), encoding="utf-8")
+        (DOCS / "pictures" / f"question_{name}.svg").write_text(
+            compared_figure(record), encoding="utf-8"
+        )

@@ -17,7 +17,9 @@ def main(epochs: int, folder: Path) -> None:
     x = torch.rand(2400, 2) * 2 - 1
     y = (x.prod(1) > 0).long()
     accelerator = Accelerator(cpu=True)
-    garden = esper.grow(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), slots=["0"], example=x[:8], budget=20.0)
+    garden = esper.grow(
+        nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), slots=["0"], example=x[:8], budget=20.0
+    )
     ema = garden.ema(0.99)
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-2)
     garden.attach(optimizer)

@@ -28,9 +28,13 @@ def main(epochs: int, weights: str | None) -> None:
     def losses(call, rows):
         return nn.functional.cross_entropy(call(x[rows]), y[rows], reduction="none")
 
-    held_out = torch.arange(2000, 2400)[rank::size]  # each process measures its own part of the held-out examples
+    held_out = torch.arange(2000, 2400)[
+        rank::size
+    ]  # each process measures its own part of the held-out examples
     for _ in range(epochs):
-        for batch in torch.randperm(2000).split(80):  # the same in all processes; each takes its part
+        for batch in torch.randperm(2000).split(
+            80
+        ):  # the same in all processes; each takes its part
             optimizer.zero_grad()
             losses(wrapped, batch[rank::size]).mean().backward()
             optimizer.step()
@@ -40,7 +44,11 @@ def main(epochs: int, weights: str | None) -> None:
 
     state = {name: p.detach() for name, p in garden.model.named_parameters()}
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in state.values())).hexdigest()
-    print(f"rank {rank}: {garden.model.total_params:,} parameters, digest {digest[:16]}\n", end="", flush=True)
+    print(
+        f"rank {rank}: {garden.model.total_params:,} parameters, digest {digest[:16]}\n",
+        end="",
+        flush=True,
+    )
     if weights and rank == 0:
         torch.save(state, weights)
     if size > 1:

@@ -18,17 +18,27 @@ def main(epochs: int, steps: int, context: int = 64) -> None:
     held_out = text[cut:][: (len(text) - cut) // context * context].view(-1, context)[:64]
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=256, n_positions=context, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=256,
+        n_positions=context,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
 
-    garden = esper.grow(model, slots="transformer.h.*", example={"input_ids": held_out[:2]}, budget=1.8)
+    garden = esper.grow(
+        model, slots="transformer.h.*", example={"input_ids": held_out[:2]}, budget=1.8
+    )
     optimizer = torch.optim.AdamW(garden.parameters(), lr=2e-3)
     garden.attach(optimizer)
 
     def losses(tokens: torch.Tensor) -> torch.Tensor:
         logits = garden.model(input_ids=tokens).logits[:, :-1]
-        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
 
     for _ in range(epochs):
         garden.model.train()
@@ -43,7 +53,9 @@ def main(epochs: int, steps: int, context: int = 64) -> None:
             print(event)
 
     plain = garden.harvest()
-    print(f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters")
+    print(
+        f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters"
+    )
 
 
 if __name__ == "__main__":

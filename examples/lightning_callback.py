@@ -35,7 +35,9 @@ def main(epochs: int, resume: str | None, folder: str = "runs/lightning") -> Non
     ema = garden.ema(0.99)
 
     def evaluate():
-        return nn.functional.cross_entropy(garden.model(images[:300]), labels[:300], reduction="none")
+        return nn.functional.cross_entropy(
+            garden.model(images[:300]), labels[:300], reduction="none"
+        )
 
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     growth = GrowthCallback(garden, evaluate)

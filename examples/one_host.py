@@ -16,9 +16,14 @@ class GrowthEnv(gym.Env):
 
     def __init__(self, hosts: GrowthVectorEnv):
         if hosts.num_envs != 1:
-            raise ValueError(f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1.")
+            raise ValueError(
+                f"a view of one host cannot show {hosts.num_envs}; build the hosts with count=1."
+            )
         self.metadata, self.hosts = {"render_modes": []}, hosts
-        self.observation_space, self.action_space = hosts.single_observation_space, hosts.single_action_space
+        self.observation_space, self.action_space = (
+            hosts.single_observation_space,
+            hosts.single_action_space,
+        )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -31,11 +36,16 @@ class GrowthEnv(gym.Env):
 
     def _own(self, info):
         self.masks = {head: mask[0] for head, mask in info["action_mask"].items()}
-        return {name: self.masks if name == "action_mask" else values[0] for name, values in info.items()}
+        return {
+            name: self.masks if name == "action_mask" else values[0]
+            for name, values in info.items()
+        }
 
     def action_masks(self):
         """One flat mask for agents whose heads do not depend on each other: a choice counts if any case allows it."""
-        op, slot, blueprint, blend = (self.masks[head] for head in ("op", "slot", "blueprint", "blend"))
+        op, slot, blueprint, blend = (
+            self.masks[head] for head in ("op", "slot", "blueprint", "blend")
+        )
         open_slots = slot[op.nonzero()[0]].any(0)
         return np.concatenate([op, open_slots, blueprint[open_slots].any(0), blend])
 

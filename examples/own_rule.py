@@ -38,7 +38,11 @@ class Thrifty:
         if not masks["op"][OP_GERMINATE] or any(report.is_live for report in reports.values()):
             return WAIT, memory
         slots = np.flatnonzero(masks["slot"][OP_GERMINATE])
-        places = [(int(slot), int(one)) for slot in slots for one in np.flatnonzero(masks["blueprint"][slot])]
+        places = [
+            (int(slot), int(one))
+            for slot in slots
+            for one in np.flatnonzero(masks["blueprint"][slot])
+        ]
         price, place = min((self.facts.cheapest_blend(*place)[0], place) for place in places)
         if price > self.share * self.facts.most_room:
             return WAIT, memory
@@ -54,4 +58,6 @@ if __name__ == "__main__":
         for event in run.events:
             if isinstance(event, ActionTaken):
                 print(event)
-        print(f"{run.result.arm}: {run.result.final_params} parameters, test {run.result.test_accuracy:.1%}")
+        print(
+            f"{run.result.arm}: {run.result.final_params} parameters, test {run.result.test_accuracy:.1%}"
+        )

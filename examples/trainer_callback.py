@@ -12,15 +12,26 @@ import esper
 from esper.integrations.transformers import join
 
 
-def main(epochs: int, texts: int, resume: bool, context: int = 32, folder: str = "runs/trainer") -> None:
+def main(
+    epochs: int, texts: int, resume: bool, context: int = 32, folder: str = "runs/trainer"
+) -> None:
     torch.manual_seed(0)  # first, so that all processes hold out the same rows
     text = torch.tensor(list(inspect.getsource(typing).encode()))
-    rows = text[: len(text) // context * context].view(-1, context)[torch.randperm(len(text) // context)]
+    rows = text[: len(text) // context * context].view(-1, context)[
+        torch.randperm(len(text) // context)
+    ]
     held_out, rows = rows[:32], [{"input_ids": row, "labels": row} for row in rows[32 : 32 + texts]]
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=context, **sizes))
 
-    garden = esper.grow(model, slots="model.layers.*", example={"input_ids": held_out[:2]}, budget=1.6)
+    garden = esper.grow(
+        model, slots="model.layers.*", example={"input_ids": held_out[:2]}, budget=1.6
+    )
     ema = garden.ema(0.99)
 
     def evaluate():
@@ -47,7 +58,9 @@ def main(epochs: int, texts: int, resume: bool, context: int = 32, folder: str =
     with ema.applied():
         print("averaged:", trainer.evaluate()["eval_loss"])
     plain = garden.harvest()
-    print(f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters")
+    print(
+        f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters"
+    )
 
 
 if __name__ == "__main__":

@@ -5,10 +5,20 @@ from esper.telemetry.events import HostEpoch
 
 def grown_epoch(host, epoch, train_loss, held_out_loss, accuracy, params, flops):
     """As a run under a policy tells it."""
-    return HostEpoch(host, epoch, held_out_loss, params, train_loss=train_loss, held_out_accuracy=accuracy, flops=flops)
+    return HostEpoch(
+        host,
+        epoch,
+        held_out_loss,
+        params,
+        train_loss=train_loss,
+        held_out_accuracy=accuracy,
+        flops=flops,
+    )
 
 
-def taught_epoch(round_, host, epoch, train_loss, held_out_loss, accuracy, twin, params, flops, reward, parts):
+def taught_epoch(
+    round_, host, epoch, train_loss, held_out_loss, accuracy, twin, params, flops, reward, parts
+):
     """As the training of a policy tells it."""
     return HostEpoch(
         host,

@@ -70,12 +70,22 @@ def transformer(model, config, sizes, **options):
     return build
 
 
-VISION = {key: SIZES[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+VISION = {
+    key: SIZES[key]
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+}
 FAMILIES = {
     "gpt2": transformer(
         "GPT2LMHeadModel",
         "GPT2Config",
-        {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1},
+        {
+            "vocab_size": 64,
+            "n_positions": 64,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 2,
+            "bos_token_id": 1,
+        },
         eos_token_id=2,
     ),
     "llama": transformer("LlamaForCausalLM", "LlamaConfig", GROUPED),
@@ -91,7 +101,9 @@ FAMILIES = {
     "olmo2": transformer("Olmo2ForCausalLM", "Olmo2Config", GROUPED),
     "neox": transformer("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
     "bert": transformer("BertForMaskedLM", "BertConfig", SIZES),
-    "vit": transformer("ViTForImageClassification", "ViTConfig", VISION, image_size=16, patch_size=4, num_labels=5),
+    "vit": transformer(
+        "ViTForImageClassification", "ViTConfig", VISION, image_size=16, patch_size=4, num_labels=5
+    ),
     "encoder": Encoder,
     "resnet": ResNet,
 }

@@ -9,7 +9,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def measured_tables() -> list[list[list[str]]]:
     """Cells by row, the header first, for every table in that section."""
     section = README.split("## What is measured\n")[1].split("\n## ")[0]
-    blocks = [[line for line in block.splitlines() if line.startswith("|")] for block in section.split("\n\n")]
+    blocks = [
+        [line for line in block.splitlines() if line.startswith("|")]
+        for block in section.split("\n\n")
+    ]
     tables = [[_cells(line) for line in lines] for lines in blocks if lines]
     return [[header, *rows] for header, _, *rows in tables]
 

@@ -39,7 +39,17 @@ MUST_NOT_EXIST = [
     r"(?i)torchvision",
 ]
 PROSE = re.compile(r"\b[a-z]{2,}( [a-z]{2,}){2,}\b")
-WORDS_NOT_IN_NAMES = {"manager", "helper", "helpers", "coordinator", "context", "util", "utils", "common", "types"}
+WORDS_NOT_IN_NAMES = {
+    "manager",
+    "helper",
+    "helpers",
+    "coordinator",
+    "context",
+    "util",
+    "utils",
+    "common",
+    "types",
+}
 
 
 def label(path):
@@ -50,7 +60,9 @@ def label(path):
 def defined_names(path):
     """Module, class and function names of one file."""
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [path.stem] + [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, defined)]
+    return [path.stem] + [
+        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, defined)
+    ]
 
 
 def words_of(name):
@@ -90,7 +102,9 @@ def test_names_say_what_a_thing_is(path):
         assert not re.search(r"(_v|V)\d+$", name), name
 
 
-@pytest.mark.parametrize("name", ["SlotManager", "build_helper", "TrainContext", "utils", "common_parts", "types"])
+@pytest.mark.parametrize(
+    "name", ["SlotManager", "build_helper", "TrainContext", "utils", "common_parts", "types"]
+)
 def test_the_check_of_names_sees_every_spelling(name):
     assert words_of(name) & WORDS_NOT_IN_NAMES
 
@@ -100,7 +114,9 @@ def test_every_package_says_what_it_is_for(package):
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
-@pytest.mark.parametrize("package", [package for package in PACKAGES if package != PACKAGE], ids=label)
+@pytest.mark.parametrize(
+    "package", [package for package in PACKAGES if package != PACKAGE], ids=label
+)
 def test_every_package_has_its_tests(package):
     assert list((TESTS / package.relative_to(PACKAGE)).glob("test_*.py"))
 
@@ -116,12 +132,18 @@ def expected_errors(text):
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=label)
 def test_no_test_expects_three_words_of_an_errors_prose_in_a_row(path):
     """Values, names and numbers tell one error from another; its sentences may be put better at any time."""
-    assert [expected for expected in expected_errors(path.read_text()) if PROSE.search(expected)] == []
+    assert [
+        expected for expected in expected_errors(path.read_text()) if PROSE.search(expected)
+    ] == []
 
 
 def test_the_check_of_prose_sees_every_form_of_a_pattern():
     text = 'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never saved")\nraises(E, match="r0c0")'
-    assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [True, True, False]
+    assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("case", SECOND_CASES)

@@ -75,7 +75,9 @@ def test_training_the_copy_alone_lowers_the_loss(name):
     garden.model.tick()
     model, own = garden.model.train(), list(garden.model.slot("r0c0").seed.parameters())
     optimizer = torch.optim.AdamW(own, lr=5e-3)
-    target = torch.randint(0, 5, run(model, name).shape[:-1], generator=torch.Generator().manual_seed(1))
+    target = torch.randint(
+        0, 5, run(model, name).shape[:-1], generator=torch.Generator().manual_seed(1)
+    )
     losses = []
     for _ in range(20):
         torch.manual_seed(0)
@@ -144,7 +146,9 @@ def test_a_mask_reaches_the_copy():
     other[:, :3] = (other[:, :3] + 7) % 60
     with torch.no_grad():
         model = garden.model.eval()
-        first, second = (model(input_ids=each, attention_mask=mask).logits[:, 3:] for each in (tokens, other))
+        first, second = (
+            model(input_ids=each, attention_mask=mask).logits[:, 3:] for each in (tokens, other)
+        )
     assert torch.equal(first, second)
 
 
@@ -179,7 +183,9 @@ def test_an_unknown_family_keeps_its_copies_grafted():
 
     torch.manual_seed(0)
     features = torch.randn(3, 4)
-    garden = esper.grow(Odd(), slots="parts.0", example=features, blueprints=["copy"], policy="never")
+    garden = esper.grow(
+        Odd(), slots="parts.0", example=features, blueprints=["copy"], policy="never"
+    )
     keep(garden)
     plain = garden.harvest()
     assert len(plain.parts) == 2

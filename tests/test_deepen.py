@@ -15,7 +15,13 @@ from kasmina.test_natives import GPT, TOKENS, Odd, Summed, chain, grown
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 SIZES |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**SIZES, "num_key_value_heads": 1}
 GPT2 = {
@@ -28,7 +34,11 @@ GPT2 = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-PATTERN = {"head_dim": 16, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+PATTERN = {
+    "head_dim": 16,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 VIT = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -60,7 +70,10 @@ def batch_for(family):
     numbers = torch.Generator().manual_seed(5)
     if family.startswith("ViT"):
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=numbers)}
-    return {"input_ids": torch.randint(3, 64, (2, 12), generator=numbers), "attention_mask": torch.ones(2, 12).long()}
+    return {
+        "input_ids": torch.randint(3, 64, (2, 12), generator=numbers),
+        "attention_mask": torch.ones(2, 12).long(),
+    }
 
 
 def layers_of(model):
@@ -93,14 +106,18 @@ def loaded(tmp_path_factory):
     """Every family twice as deep, and what it says in a process where esper cannot be imported."""
     folder, models = tmp_path_factory.mktemp("deep"), {}
     code = textwrap.dedent(ELSEWHERE.format(families=list(FAMILIES), folder=str(folder)))
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:  # imports meanwhile
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE
+    ) as process:  # imports meanwhile
         for family in FAMILIES:
             models[family] = esper.deepen(build(family), 4, example=batch_for(family))
             models[family].save_pretrained(folder / family)
             torch.save(batch_for(family), folder / f"{family}.pt")
         process.communicate(b"go\n", timeout=120)
     assert process.returncode == 0
-    return {family: (model, torch.load(folder / f"{family}.told")) for family, model in models.items()}
+    return {
+        family: (model, torch.load(folder / f"{family}.told")) for family, model in models.items()
+    }
 
 
 @every_family
@@ -118,8 +135,16 @@ def test_layers_are_interleaved_and_numbered(loaded, family):
     model, _ = loaded[family]
     first, second = layers_of(build(family))
     for layer, original in zip(layers_of(model), (first, first, second, second), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), original.parameters(), strict=True))
-    numbers = [p.layer_idx for layer in layers_of(model) for p in layer.modules() if hasattr(p, "layer_idx")]
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(layer.parameters(), original.parameters(), strict=True)
+        )
+    numbers = [
+        p.layer_idx
+        for layer in layers_of(model)
+        for p in layer.modules()
+        if hasattr(p, "layer_idx")
+    ]
     assert not numbers or sorted(set(numbers)) == [0, 1, 2, 3]
     assert model.config.num_hidden_layers == 4
     if family.startswith("Gemma"):
@@ -143,7 +168,10 @@ def test_copies_can_start_as_the_identity(family):
 
 
 def test_a_grown_llama_is_saved_as_a_llama(tmp_path):
-    batch, plan = batch_for("LlamaForCausalLM"), [("r0c0", "copy"), ("r0c0", "copy"), ("r0c1", "copy")]
+    batch, plan = (
+        batch_for("LlamaForCausalLM"),
+        [("r0c0", "copy"), ("r0c0", "copy"), ("r0c1", "copy")],
+    )
     garden = grown(build("LlamaForCausalLM"), "model.layers.*", plan, batch)
     garden.harvest().save_pretrained(tmp_path)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
@@ -163,8 +191,12 @@ def test_an_own_model_is_deepened_evenly(host):
     sources = [originals[number] for number in (0, 0, 1, 1, 1)]  # later layers first
     assert [block.training for block in model.blocks] == [True] * 5
     for block, source in zip(model.blocks, sources, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(block.parameters(), source.parameters(), strict=True))
-    assert len({id(parameter) for parameter in model.blocks.parameters()}) == 5 * len(list(originals[0].parameters()))
+        assert all(
+            torch.equal(a, b) for a, b in zip(block.parameters(), source.parameters(), strict=True)
+        )
+    assert len({id(parameter) for parameter in model.blocks.parameters()}) == 5 * len(
+        list(originals[0].parameters())
+    )
     assert model(TOKENS).shape == (3, 7, 11)
 
 
@@ -173,13 +205,18 @@ def test_the_optimizer_takes_copies_into_their_originals_groups():
     model.blocks[1].mix.bias.requires_grad_(False)
     weights = [p for p in model.parameters() if p.dim() > 1]
     others = [p for n, p in model.named_parameters() if p.dim() < 2 and p.requires_grad]
-    groups = [{"params": weights, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0, "lr": 0.5}]
+    groups = [
+        {"params": weights, "weight_decay": 0.3},
+        {"params": others, "weight_decay": 0.0, "lr": 0.5},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     model(TOKENS).square().mean().backward()
     optimizer.step()
     state = copy.deepcopy({id(p): value for p, value in optimizer.state.items()})
     esper.deepen(model, 4, optimizer=optimizer)
-    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters() if p.dim() > 1}
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
+        id(p) for p in model.parameters() if p.dim() > 1
+    }
     learning = {id(p) for p in model.parameters() if p.dim() < 2 and p.requires_grad}
     assert {id(p) for p in optimizer.param_groups[1]["params"]} == learning
     assert [block.mix.bias.requires_grad for block in model.blocks] == [True, True, False, False]
@@ -209,7 +246,12 @@ def growing():
 
 
 REFUSALS = {
-    "list that does not exist": (GPT, {"to": 4, "layers": "layers"}, EsperError, "'layers'.*blocks"),
+    "list that does not exist": (
+        GPT,
+        {"to": 4, "layers": "layers"},
+        EsperError,
+        "'layers'.*blocks",
+    ),
     "as deep already": (GPT, {"to": 2}, SettingError, r"\b2\b"),
     "not a number": (GPT, {"to": "4"}, SettingError, "'4'"),
     "two lists": (two_lists, {"to": 4}, HostError, "'blocks'.*'more'"),
@@ -230,7 +272,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("host", "options", "error", "told"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(
+    ("host", "options", "error", "told"), REFUSALS.values(), ids=REFUSALS.keys()
+)
 def test_a_refusal_leaves_the_model_as_it_was(host, options, error, told):
     model = host()
     modules, config = list(model.named_modules()), copy.deepcopy(getattr(model, "config", None))

@@ -18,7 +18,10 @@ from runtime.episodes import IMAGES
 from simic.growths import BUSY, POINTS, WAIT
 
 SEED = 4
-TASKS = {"vectors": (POINTS, BUSY), "images": (replace(IMAGES, epochs=6, epoch_examples=48), {**BUSY, 2: WAIT})}
+TASKS = {
+    "vectors": (POINTS, BUSY),
+    "images": (replace(IMAGES, epochs=6, epoch_examples=48), {**BUSY, 2: WAIT}),
+}
 every_task = pytest.mark.parametrize("name", TASKS)
 
 
@@ -59,7 +62,9 @@ def in_garden(task, steps):
 
     for _ in range(task.epochs):
         population.train_epoch()
-        for group in run.optimizer.param_groups:  # as a scheduler would; this link does not watch the steps itself
+        for group in (
+            run.optimizer.param_groups
+        ):  # as a scheduler would; this link does not watch the steps itself
             group["lr"] = task.rate(run.epoch)
         run.link.was_high = True
         garden.step(evaluate)
@@ -72,7 +77,14 @@ def of_an_episode(events, epochs):
     told = []
     for event in events:
         if isinstance(event, HostEpoch):
-            told.append(HostEpoch(event.host, event.epoch, pytest.approx(event.held_out_loss, rel=1e-6), event.params))
+            told.append(
+                HostEpoch(
+                    event.host,
+                    event.epoch,
+                    pytest.approx(event.held_out_loss, rel=1e-6),
+                    event.params,
+                )
+            )
         elif event.epoch < epochs or type(event).__name__ == "SeedMeasured":
             told.append(rounded(event))
     return told
@@ -93,7 +105,14 @@ def test_environment_comparison_and_garden_tell_the_same_episode(name, tmp_path)
     environment = in_environment(task, steps, tmp_path)
     comparison, garden = in_comparison(task, steps), in_garden(task, steps)
     kinds = {type(event).__name__ for event in environment}
-    assert kinds >= {"HostEpoch", "SeedMeasured", "ActionTaken", "StageChanged", "GateJudged", "FossilJudged"}
+    assert kinds >= {
+        "HostEpoch",
+        "SeedMeasured",
+        "ActionTaken",
+        "StageChanged",
+        "GateJudged",
+        "FossilJudged",
+    }
     assert of_an_episode(environment, task.epochs) == of_an_episode(comparison, task.epochs)
     assert of_an_episode(comparison, task.epochs) == of_an_episode(garden, task.epochs)
 
@@ -102,7 +121,9 @@ def test_environment_comparison_and_garden_tell_the_same_episode(name, tmp_path)
 def test_an_epoch_and_what_is_decided_after_it_have_the_same_number(name):
     task, steps = TASKS[name]
     events = in_comparison(task, steps)
-    assert [event.epoch for event in events if isinstance(event, HostEpoch)] == list(range(1, task.epochs + 1))
+    assert [event.epoch for event in events if isinstance(event, HostEpoch)] == list(
+        range(1, task.epochs + 1)
+    )
     assert [event.epoch for event in events] == sorted(event.epoch for event in events)
 
 
@@ -110,12 +131,16 @@ def test_the_loop_builds_no_action_objects(monkeypatch):
     built = []
     real = FactoredAction.__init__
     monkeypatch.setattr(
-        FactoredAction, "__init__", lambda self, *args, **kw: (built.append(args), real(self, *args, **kw))[1]
+        FactoredAction,
+        "__init__",
+        lambda self, *args, **kw: (built.append(args), real(self, *args, **kw))[1],
     )
     FactoredAction.from_indices(op_idx=0, slot_idx=0, blueprint_idx=0, blend_idx=0)
     assert len(built) == 1, "the count counts"
     episodes = Episodes(Population(POINTS, [1, 2]))
-    deciders = [make_decider(episodes, host, lambda facts: RulePolicy(Script(BUSY))) for host in range(2)]
+    deciders = [
+        make_decider(episodes, host, lambda facts: RulePolicy(Script(BUSY))) for host in range(2)
+    ]
     for _ in range(6):
         play_epoch(episodes, deciders)
     assert len(built) == 1

@@ -34,14 +34,18 @@ def test_every_example_is_listed_here():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_example_is_short(name):
-    most = 90 if name == "deepen_gpt.py" else 60  # it brings a model of its own and four networks to compare
+    most = (
+        90 if name == "deepen_gpt.py" else 60
+    )  # it brings a model of its own and four networks to compare
     assert len((ROOT / "examples" / name).read_text().splitlines()) < most
 
 
 LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py", "lightning_callback.py")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS]
+)
 def test_example_runs_and_plants_a_seed(name, tmp_path):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -55,11 +59,15 @@ def test_example_runs_and_plants_a_seed(name, tmp_path):
 def test_two_processes_end_with_one_network_which_is_that_of_one_process(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "ddp.py"))
     ended = [
-        *run_ranks(tmp_path / "alone", 1, lambda rank: example["main"](6, str(tmp_path / "one.pt"))),
+        *run_ranks(
+            tmp_path / "alone", 1, lambda rank: example["main"](6, str(tmp_path / "one.pt"))
+        ),
         *run_ranks(tmp_path / "both", 2, lambda rank: example["main"](6, str(tmp_path / "two.pt"))),
     ]
     assert_ended_well(ended)
-    _, first, second = (re.search(r"[\d,]+ parameters, digest (\w+)$", e.said, re.MULTILINE)[0] for e in ended)
+    _, first, second = (
+        re.search(r"[\d,]+ parameters, digest (\w+)$", e.said, re.MULTILINE)[0] for e in ended
+    )
     assert first == second
     one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
     assert one.keys() == two.keys()

@@ -34,7 +34,13 @@ def bench():
 
 
 def settings_of(shape, **changes):
-    known = {"kind": None, "ramp": 0, "decay": 0.2, "factor": 1.0, "is_static": shape.startswith("static")}
+    known = {
+        "kind": None,
+        "ramp": 0,
+        "decay": 0.2,
+        "factor": 1.0,
+        "is_static": shape.startswith("static"),
+    }
     return {"shape": shape, **known, **changes}
 
 
@@ -62,8 +68,14 @@ def test_the_frontier_is_the_best_depth_at_each_compute(bench):
 
 def test_a_depth_with_fewer_seeds_is_no_frontier_but_a_rival_where_it_lies_lower(bench):
     """A depth on one lucky seed is not the best for that, and one that was not run enough is not forgotten."""
-    cells = {("static 2", 1.0): rows_of(1.0, 0.9), ("static 4", 1.0): rows_of(0.95), ("static 8", 1.0): rows_of(1.1)}
-    (best,) = bench.frontier_report.find_frontier(cells, ["static 2", "static 4", "static 8"], "loss")
+    cells = {
+        ("static 2", 1.0): rows_of(1.0, 0.9),
+        ("static 4", 1.0): rows_of(0.95),
+        ("static 8", 1.0): rows_of(1.1),
+    }
+    (best,) = bench.frontier_report.find_frontier(
+        cells, ["static 2", "static 4", "static 8"], "loss"
+    )
     assert (best.arm, best.rivals) == ("static 2", ("static 4",))
 
 
@@ -78,16 +90,28 @@ def test_differences_are_paired_by_seed(bench):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0.9, 0.5), (0.95, math.sqrt(0.25 * 0.5)), (0.8, 1.0), (0.7, math.inf), (1.0, None), (1.5, None)],
+    [
+        (0.9, 0.5),
+        (0.95, math.sqrt(0.25 * 0.5)),
+        (0.8, 1.0),
+        (0.7, math.inf),
+        (1.0, None),
+        (1.5, None),
+    ],
 )
 def test_equal_loss_is_looked_up_in_log_compute(bench, value, expected):
     points = [(1.0, 0.8), (0.25, 1.0), (0.5, 0.9)]
-    assert bench.frontier_report.equal_compute(points, value) == (expected and pytest.approx(expected))
+    assert bench.frontier_report.equal_compute(points, value) == (
+        expected and pytest.approx(expected)
+    )
 
 
 def test_what_is_saved_is_counted_seed_by_seed(bench):
     best = bench.frontier_report.Best
-    frontier = [best(0.25, "static 2", 0.25, {0: 1.0, 1: 1.1}), best(1.0, "static 4", 1.0, {0: 0.8, 1: 0.9})]
+    frontier = [
+        best(0.25, "static 2", 0.25, {0: 1.0, 1: 1.1}),
+        best(1.0, "static 4", 1.0, {0: 0.8, 1: 0.9}),
+    ]
     found = bench.frontier_report.savings(rows_of(0.9, 0.85, used=0.4), frontier, "loss")
     assert found["mean"] == pytest.approx((1 - 0.4 / 0.5 + 1 - 0.4) / 2)
     assert (found["count"], found["beyond"], found["before"]) == (2, 1, 0)
@@ -112,29 +136,44 @@ def test_an_arm_is_held_against_static_networks_with_its_own_plan_of_the_rate(be
     bases = {arm: cell.get("base") for arm, cell in found.items()}
     varied = {"2-4@30 copy_zero": "2-4@30", "2-4@30 ramp=3": "2-4@30", "direct 2": "static 2"}
     assert bases == {arm: varied.get(arm) for arm in settings}
-    assert list(bench.frontier_report.regrets(judged)) == ["2-4@30", "static 2"], "variants are no sizes to choose from"
+    assert list(bench.frontier_report.regrets(judged)) == ["2-4@30", "static 2"], (
+        "variants are no sizes to choose from"
+    )
 
 
 @pytest.mark.parametrize(
     ("leads", "count", "is_reached"),
     [((-0.05, -0.05), 5, True), ((-0.05, 0.05), 5, False), ((-0.05, -0.05), 4, False)],
 )
-def test_the_goal_is_two_computes_below_the_frontier_on_enough_seeds(bench, leads, count, is_reached):
+def test_the_goal_is_two_computes_below_the_frontier_on_enough_seeds(
+    bench, leads, count, is_reached
+):
     noise = [0.001 * seed for seed in range(count)]
     cells = {}
     for compute, lead in zip((0.6, 1.0), leads, strict=True):
         cells["static 2", compute] = rows_of(*(1 / compute for _ in noise), used=compute)
-        cells["2-8@30", compute] = rows_of(*(1 / compute + lead + each for each in noise), used=compute)
+        cells["2-8@30", compute] = rows_of(
+            *(1 / compute + lead + each for each in noise), used=compute
+        )
     settings = {arm: settings_of(arm) for arm in ("static 2", "2-8@30")}
     judged = bench.frontier_report.judge(cells, settings, "loss")
     found = bench.frontier_report.verdict(judged, "2-8@30", None)
     assert found["is_reached"] is is_reached
-    assert bench.frontier_report.verdict(judged, None, "2-8@30")["remark"] == bench.frontier_report.NO_CHOICE
+    assert (
+        bench.frontier_report.verdict(judged, None, "2-8@30")["remark"]
+        == bench.frontier_report.NO_CHOICE
+    )
 
 
 def test_on_each_seed_the_best_depth_is_the_best_of_all_that_it_has(bench):
-    cells = {("static 2", 1.0): rows_of(1.0, 0.9), ("static 4", 1.0): rows_of(0.95), ("static 8", 0.5): rows_of(0.1)}
-    found = bench.frontier_report.best_by_seed(cells, ["static 4", "static 2", "static 8"], 1.0, "loss")
+    cells = {
+        ("static 2", 1.0): rows_of(1.0, 0.9),
+        ("static 4", 1.0): rows_of(0.95),
+        ("static 8", 0.5): rows_of(0.1),
+    }
+    found = bench.frontier_report.best_by_seed(
+        cells, ["static 4", "static 2", "static 8"], 1.0, "loss"
+    )
     assert found == {0: 0.95, 1: 0.9}
 
 
@@ -147,7 +186,9 @@ def test_the_sceptic_mends_bad_starts_and_leaves_seeds_out(bench):
     }
     found = bench.frontier_report.challenge(cells, ["static 2", "static 4"], "2-4@30", "loss")["1"]
     assert [(start["arm"], start["seed"]) for start in found.pop("bad starts")] == [("static 4", 5)]
-    leads = {key: (each["arm"], round(each["mean"], 4), each["count"]) for key, each in found.items()}
+    leads = {
+        key: (each["arm"], round(each["mean"], 4), each["count"]) for key, each in found.items()
+    }
     assert leads == {
         "without seeds of bad starts": ("static 4", -0.01, 5),
         "bad starts at their depth's median": ("static 4", -0.0096, 6),
@@ -159,12 +200,21 @@ def test_the_sceptic_mends_bad_starts_and_leaves_seeds_out(bench):
 def test_a_shape_has_its_pace_at_any_rate_and_the_first_job_of_a_process_is_not_timed(bench):
     def timed(arm, seconds, wall):
         settings = {"stage": "seconds", "arm": arm}
-        return {"settings": settings, "workers": 1, "wall": wall, "rows": [{"seconds": seconds, "used": 0.5}]}
+        return {
+            "settings": settings,
+            "workers": 1,
+            "wall": wall,
+            "rows": [{"seconds": seconds, "used": 0.5}],
+        }
 
     report = bench.frontier_report
-    alone = report.paces([timed("static 2", 7.0, 30.0), timed("static 3", 2.0, 3.0), timed("2-4@30 last", 3.0, 4.0)])
+    alone = report.paces(
+        [timed("static 2", 7.0, 30.0), timed("static 3", 2.0, 3.0), timed("2-4@30 last", 3.0, 4.0)]
+    )
     assert alone == {"static 3": 4.0, "2-4@30 last": 6.0}
-    assert report.at_any_rate(alone, ["static 3 rate=1.5", "static 3", "2-4@30 last rate=0.5", "static 2"]) == {
+    assert report.at_any_rate(
+        alone, ["static 3 rate=1.5", "static 3", "2-4@30 last rate=0.5", "static 2"]
+    ) == {
         "static 3 rate=1.5": 4.0,
         "static 3": 4.0,
         "2-4@30 last rate=0.5": 6.0,
@@ -173,7 +223,14 @@ def test_a_shape_has_its_pace_at_any_rate_and_the_first_job_of_a_process_is_not_
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-PARTS = ("## Seconds", "## A larger network", "**Longer warm-ups", "**Other shares of decay", "**Ramps", "## cifar10")
+PARTS = (
+    "## Seconds",
+    "## A larger network",
+    "**Longer warm-ups",
+    "**Other shares of decay",
+    "**Ramps",
+    "## cifar10",
+)
 
 
 def page_of(bench, folder, records):
@@ -185,7 +242,10 @@ def page_of(bench, folder, records):
 
 
 def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, tmp_path):
-    records = [json.loads(path.read_text()) for path in (ROOT / "benchmarks/results/frontier").glob("code*.json")]
+    records = [
+        json.loads(path.read_text())
+        for path in (ROOT / "benchmarks/results/frontier").glob("code*.json")
+    ]
     few = [
         r
         for r in records
@@ -195,19 +255,29 @@ def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, t
     ]
     page = page_of(bench, tmp_path / "few", few)
     assert [part for part in PARTS if part in page] == []
-    assert all(word not in page.partition("## Again")[2] for word in ("seconds ", "large", "warmup", "decay=", "cifar"))
+    assert all(
+        word not in page.partition("## Again")[2]
+        for word in ("seconds ", "large", "warmup", "decay=", "cifar")
+    )
 
     def vary(record, name, **changes):
         settings = record["settings"] | changes | {"arm": record["settings"]["arm"] + name}
         return record | {"settings": settings}
 
-    judged = [r for r in records if r["settings"]["role"] == "judge" and r["settings"]["seed"] < 60_002]
+    judged = [
+        r for r in records if r["settings"]["role"] == "judge" and r["settings"]["seed"] < 60_002
+    ]
     plain = [r for r in judged if r["settings"]["arm"] in ("static 4", "static 6", "3-5@30 last")]
-    plain = [r for r in plain if r["settings"]["setup"] == "code" and r["settings"]["stage"] != "seconds"]
+    plain = [
+        r for r in plain if r["settings"]["setup"] == "code" and r["settings"]["stage"] != "seconds"
+    ]
     more = [vary(r, " decay=0.4", decay=0.4) for r in plain]
     more += [vary(r, " ramp=3", ramp=3) for r in plain if "@" in r["settings"]["arm"]]
     images = [vary(r, "", setup="cifar10_resnet") for r in plain]
-    more += [*images, *(vary(r, " rate=0.5", factor=0.5) for r in images if "@" in r["settings"]["arm"])]
+    more += [
+        *images,
+        *(vary(r, " rate=0.5", factor=0.5) for r in images if "@" in r["settings"]["arm"]),
+    ]
     page = page_of(bench, tmp_path / "more", records + more)
     assert [part for part in PARTS if part in page] == list(PARTS)
     assert "nan" not in page
@@ -234,7 +304,9 @@ def test_every_plan_comes_out_even(bench):
     for setup in arms.setups(False).values():
         for plan in setup.plans:
             arm, steps = arms.Arm(plan), arms.read_plan(plan)
-            planted = sum(len(arms.places_of(setup, arm, before, after)) for _, before, after in steps)
+            planted = sum(
+                len(arms.places_of(setup, arm, before, after)) for _, before, after in steps
+            )
             assert planted == (setup.most - arm.start) * (1 if setup.is_text else 3), plan
             assert all(math.isclose(share * setup.task.epochs % 1, 0) for share, *_ in steps), plan
 
@@ -275,7 +347,9 @@ def test_a_fork_is_the_run_that_it_stands_for(bench):
 
 
 def test_a_job_of_other_settings_is_not_taken_as_done(bench, tmp_path):
-    job = bench.frontier_arms.Job("code", "static", "judge", bench.frontier_arms.Arm("static 2"), 1, (1.0,), True)
+    job = bench.frontier_arms.Job(
+        "code", "static", "judge", bench.frontier_arms.Arm("static 2"), 1, (1.0,), True
+    )
     assert not bench.frontier.is_done(tmp_path, job)
     settings = bench.frontier_arms.settings_of(bench.frontier_arms.setups(True)["code"], job)
     path = bench.frontier.path_of(tmp_path, job)
@@ -288,11 +362,21 @@ def test_a_job_of_other_settings_is_not_taken_as_done(bench, tmp_path):
 
 @pytest.mark.slow
 def test_everything_runs_in_small_and_is_not_run_twice(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "frontier.py"), "--smoke", "--out", str(tmp_path)]
-    first, again = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "frontier.py"),
+        "--smoke",
+        "--out",
+        str(tmp_path),
+    ]
+    first, again = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
     finished = {path.stem for path in tmp_path.glob("*.json")}
     assert len(finished) >= 50
-    assert finished == {name for line in first.splitlines() if (name := line.split(":")[0]) in finished}
+    assert finished == {
+        name for line in first.splitlines() if (name := line.split(":")[0]) in finished
+    }
     assert not finished & {line.split(":")[0] for line in again.splitlines()}
     found = json.loads((tmp_path / "report" / "frontier.json").read_text())
     assert set(found["setups"]) == {"code", "cifar10_resnet"}

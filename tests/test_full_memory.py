@@ -26,7 +26,9 @@ PLACES = [
 COMMANDS = {
     "ppo": lambda out: train(tiny(out)),
     "grow": lambda out: grown_runs.grow(grown_runs.configured(out, policy="schedule:epochs=0")),
-    "compare": lambda out: test_comparing.compare(test_comparing.configured(out, policies=["schedule:epochs=0"])),
+    "compare": lambda out: test_comparing.compare(
+        test_comparing.configured(out, policies=["schedule:epochs=0"])
+    ),
 }
 
 

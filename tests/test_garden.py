@@ -46,7 +46,9 @@ def of(kind, events):
 def readme_run():
     """The README's loop, once: garden and harvested network."""
     torch.manual_seed(0)
-    garden = esper.grow(CNN(), slots=["layer1", "layer2"], example=IMAGES[:2], budget=2.0, policy="heuristic")
+    garden = esper.grow(
+        CNN(), slots=["layer1", "layer2"], example=IMAGES[:2], budget=2.0, policy="heuristic"
+    )
     optimizer = torch.optim.AdamW(garden.parameters(), lr=2e-2)
     garden.attach(optimizer)
     for epoch in range(14):
@@ -107,7 +109,10 @@ def test_stepping_leaves_training_mode_gradients_and_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
     assert garden.model.host.layer1.training
     assert not garden.model.host.layer2.training
-    assert all(torch.equal(p.grad, g) for p, g in zip(garden.model.host.parameters(), gradients, strict=True))
+    assert all(
+        torch.equal(p.grad, g)
+        for p, g in zip(garden.model.host.parameters(), gradients, strict=True)
+    )
 
 
 def test_evaluate_sees_the_model_in_eval_mode_and_without_gradients():
@@ -133,8 +138,12 @@ def offs(garden, count=10):
 
         def evaluate(calls=calls):
             slots = garden.model.slots.items()
-            calls.append([name for name, slot in slots if slot.state.alpha > 0 and float(slot.alpha) == 0.0])
-            return torch.arange(6.0) - 3.0 * sum(float(slot.alpha) for _, slot in slots if slot.seed is not None)
+            calls.append(
+                [name for name, slot in slots if slot.state.alpha > 0 and float(slot.alpha) == 0.0]
+            )
+            return torch.arange(6.0) - 3.0 * sum(
+                float(slot.alpha) for _, slot in slots if slot.seed is not None
+            )
 
         tried = [name for name in garden.model.slots if stage_of(garden, name) == "PROBATIONARY"]
         garden.step(evaluate)
@@ -143,7 +152,9 @@ def offs(garden, count=10):
 
 
 def test_evaluate_is_called_again_with_a_slot_off_exactly_for_seeds_on_probation():
-    garden = grow_cnn({1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2, probation=4))
+    garden = grow_cnn(
+        {1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2, probation=4)
+    )
     steps = offs(garden)
     assert all(calls == [[], *([name] for name in tried)] for tried, calls in steps)
     assert {tuple(tried) for tried, _ in steps} >= {(), ("r0c0",), ("r0c0", "r0c1"), ("r0c1",)}
@@ -152,7 +163,11 @@ def test_evaluate_is_called_again_with_a_slot_off_exactly_for_seeds_on_probation
 def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
     garden = walk_to(grow_cnn({0: PLANT_FIRST}), "PROBATIONARY")
     seed_on = garden.model.slot("r0c0")
-    events = garden.step(lambda: torch.tensor([1.0, 2.0, 3.0]) + (1 - float(seed_on.alpha)) * torch.tensor([1.0, 2, 3]))
+    events = garden.step(
+        lambda: (
+            torch.tensor([1.0, 2.0, 3.0]) + (1 - float(seed_on.alpha)) * torch.tensor([1.0, 2, 3])
+        )
+    )
     (found,) = of(SeedMeasured, events)
     assert (found.slot, found.contribution) == ("r0c0", 2.0)
     assert found.standard_error == pytest.approx(1 / 3**0.5)
@@ -162,7 +177,9 @@ def test_a_contribution_is_the_loss_without_the_slot_minus_with_it():
     ("higher_is_better", "as_bool", "sign"),
     [(None, True, 1), (True, False, 1), (False, True, -1), (False, False, -1)],
 )
-def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(higher_is_better, as_bool, sign):
+def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(
+    higher_is_better, as_bool, sign
+):
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, higher_is_better=higher_is_better), "PROBATIONARY")
     slot = garden.model.slot("r0c0")
 
@@ -173,7 +190,9 @@ def test_bools_are_scores_numbers_are_losses_unless_the_user_says_otherwise(high
     events = garden.step(evaluate)
     assert of(SeedMeasured, events)[0].contribution == sign * 0.25
     (measured,) = of(HostEpoch, events)
-    assert (measured.held_out_score, measured.held_out_loss) == ((1.0, None) if sign > 0 else (None, 1.0))
+    assert (measured.held_out_score, measured.held_out_loss) == (
+        (1.0, None) if sign > 0 else (None, 1.0)
+    )
 
 
 def test_a_seed_that_hurts_is_kept_all_the_same():
@@ -358,11 +377,20 @@ def rendered(table):
 
 
 def test_the_summary_shows_slots_stages_parameters_budget_and_evidence():
-    garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0, lengths=StageLengths(probation=2)), "PROBATIONARY")
+    garden = walk_to(
+        grow_cnn({0: PLANT_FIRST}, budget=3.0, lengths=StageLengths(probation=2)), "PROBATIONARY"
+    )
     assert "not measured" in rendered(garden.summary())
     garden.step(made_up(garden))
     text = rendered(garden.summary())
-    for part in ("layer1", "PROBATIONARY", "conv_light", "1.00", f"of {garden.model.budget:,} parameters", "±"):
+    for part in (
+        "layer1",
+        "PROBATIONARY",
+        "conv_light",
+        "1.00",
+        f"of {garden.model.budget:,} parameters",
+        "±",
+    ):
         assert part in text
     assert "DORMANT" in text
 

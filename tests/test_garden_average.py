@@ -34,7 +34,9 @@ def averaged_by_hand(garden, decay, epochs):
 
     def note(*_):
         for p in garden.parameters():
-            found[p] = found[p] * decay + p.detach() * (1 - decay) if p in found else p.detach().clone()
+            found[p] = (
+                found[p] * decay + p.detach() * (1 - decay) if p in found else p.detach().clone()
+            )
 
     note()
     garden.model.link.optimizer.register_step_post_hook(note)
@@ -51,7 +53,9 @@ def test_an_average_follows_growth():
     with ema.applied():
         for name, p in garden.model.named_parameters():
             assert torch.allclose(p, expected[name], atol=1e-6), name
-        assert not torch.equal(garden.model.slot("r0c0").fossils[0].scale, own["slots.r0c0.fossils.0.scale"])
+        assert not torch.equal(
+            garden.model.slot("r0c0").fossils[0].scale, own["slots.r0c0.fossils.0.scale"]
+        )
     assert all(torch.equal(p, own[name]) for name, p in garden.model.named_parameters())
 
 
@@ -87,7 +91,9 @@ def test_the_average_of_a_newborn_begins_at_the_same_step_after_a_resume(tmp_pat
     play(garden, 2).save(tmp_path / "run")
     resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
     resumed.attach(type(garden.model.link.optimizer)(resumed.parameters(), lr=1e-2))
-    assert not [name for name in resumed.average.tensors() if ".seed." in name], "it has taken no step yet"
+    assert not [name for name in resumed.average.tensors() if ".seed." in name], (
+        "it has taken no step yet"
+    )
 
 
 def test_an_average_follows_a_model_that_is_converted():
@@ -99,7 +105,9 @@ def test_an_average_follows_a_model_that_is_converted():
 
 
 def test_an_average_of_half_precision_moves():
-    garden = esper.grow(MLP().bfloat16(), slots="middle", example=random_vectors(2).bfloat16(), policy="never")
+    garden = esper.grow(
+        MLP().bfloat16(), slots="middle", example=random_vectors(2).bfloat16(), policy="never"
+    )
     garden.attach(optim.SGD(garden.parameters(), lr=0.1))
     weight = garden.model.host.enter.weight
     with torch.no_grad():
@@ -128,7 +136,9 @@ def test_an_average_begins_with_the_weights_of_the_first_step():
     assert torch.allclose(ema.tensors()["host.head.weight"], (3.0 + weight.detach()) / 2)
 
 
-@pytest.mark.parametrize(("order", "updates"), [((0, 1), [2]), ((1, 0), [2]), ((0, 0), [1]), ((0, 0, 1), [1, 3])])
+@pytest.mark.parametrize(
+    ("order", "updates"), [((0, 1), [2]), ((1, 0), [2]), ((0, 0), [1]), ((0, 0, 1), [1, 3])]
+)
 def test_an_average_follows_each_of_several_optimisers(order, updates):
     """Once all have stepped; if one steps more often, before it does so again."""
     garden = esper.grow(MLP(), slots="middle", example=random_vectors(2), policy="never")

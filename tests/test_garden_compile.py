@@ -124,7 +124,9 @@ def test_culling_goes_back_to_the_graph_without_the_seed():
 
 
 def test_a_compiled_network_follows_a_fossil_that_is_off_and_one_that_is_removed():
-    subject = CompiledGarden({0: PLANT_FIRST, 1: (1, 0, 2, 0)}, lengths=StageLengths(ramp=0), max_seeds=2)
+    subject = CompiledGarden(
+        {0: PLANT_FIRST, 1: (1, 0, 2, 0)}, lengths=StageLengths(ramp=0), max_seeds=2
+    )
     bare = subject.run()
     subject.step()
     subject.step()
@@ -190,7 +192,9 @@ def test_training_a_copy_does_not_touch_the_original():
     before = {name: value.clone() for name, value in garden.model.state_dict().items()}
     twin = copy.deepcopy(garden.model)
     train_epoch(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 0, IMAGES)
-    assert all(torch.equal(value, before[name]) for name, value in garden.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in garden.model.state_dict().items()
+    )
     assert not torch.equal(twin.slot("r0c0").seed.scale, before["slots.r0c0.seed.scale"])
 
 
@@ -232,12 +236,18 @@ class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
         self.saves_memory = False
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)
+        )
         self.head = nn.Linear(6, 3)
 
     def forward(self, inputs):
         for layer in self.layers:
-            inputs = checkpoint(layer, inputs, use_reentrant=False) if self.saves_memory else layer(inputs)
+            inputs = (
+                checkpoint(layer, inputs, use_reentrant=False)
+                if self.saves_memory
+                else layer(inputs)
+            )
         return self.head(inputs)
 
 
@@ -270,9 +280,14 @@ def test_a_compiled_network_follows_the_ramp_of_a_copy_without_being_built_again
         return graph.forward
 
     torch.manual_seed(0)
-    net, features = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))), torch.randn(5, 4)
+    net, features = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))),
+        torch.randn(5, 4),
+    )
     settings = esper.GrowthSettings(lengths=SLOW_RAMP)
-    garden = esper.grow(net, slots="1", example=features, blueprints=["copy"], policy="never", settings=settings)
+    garden = esper.grow(
+        net, slots="1", example=features, blueprints=["copy"], policy="never", settings=settings
+    )
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     compiled = torch.compile(garden.model, backend=backend, fullgraph=True)
     garden.model.germinate_seed("r0c0", "copy")
@@ -303,7 +318,13 @@ def grow_often(structures):
     settings = esper.GrowthSettings(lengths=StageLengths(ramp=0), scale_at_birth=0.5)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     garden = esper.grow(
-        net, slots=["0"], example=inputs, blueprints=["lora"], budget=90.0, policy=policy, settings=settings
+        net,
+        slots=["0"],
+        example=inputs,
+        blueprints=["lora"],
+        budget=90.0,
+        policy=policy,
+        settings=settings,
     )
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
     garden.attach(optimizer)
@@ -312,7 +333,9 @@ def grow_often(structures):
         before = len(builds), len(runs)
         output = call(inputs)
         found.append((len(builds) - before[0], len(runs) - before[1]))
-        assert torch.allclose(output, copy.deepcopy(garden.model)(inputs), atol=1e-6)  # which is not compiled
+        assert torch.allclose(
+            output, copy.deepcopy(garden.model)(inputs), atol=1e-6
+        )  # which is not compiled
         optimizer.zero_grad()
         output.square().mean().backward()
         optimizer.step()
@@ -321,8 +344,12 @@ def grow_often(structures):
     return found
 
 
-@pytest.mark.parametrize(("limit", "structures"), [(2, 4), pytest.param(8, 10, marks=pytest.mark.slow)])
-def test_a_compiled_model_is_still_compiled_after_more_structures_than_torch_compiles(limit, structures):
+@pytest.mark.parametrize(
+    ("limit", "structures"), [(2, 4), pytest.param(8, 10, marks=pytest.mark.slow)]
+)
+def test_a_compiled_model_is_still_compiled_after_more_structures_than_torch_compiles(
+    limit, structures
+):
     """One graph for every structure, and it is what runs."""
     import torch._dynamo
 

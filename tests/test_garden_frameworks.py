@@ -42,7 +42,9 @@ def test_accelerate_keeps_two_processes_equal(attaches, tmp_path):
                         accelerator.clip_grad_norm_(garden.parameters(), 0.1)
                     optimizer.step()
                     optimizer.zero_grad()
-            garden.step(lambda: accelerator.gather_for_metrics(losses_of(garden.model, HELD_OUT[rank::2])))
+            garden.step(
+                lambda: accelerator.gather_for_metrics(losses_of(garden.model, HELD_OUT[rank::2]))
+            )
             found.append(digest(garden.model))
         assert garden.model.fossilized_seeds
         return found, garden.model.link.steps
@@ -107,9 +109,21 @@ def test_the_trainer_keeps_two_processes_equal_and_resumes_them(tmp_path):
     transformers = pytest.importorskip("transformers")
     from esper.integrations.transformers import join
 
-    sizes = {"n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "n_positions": 8,
+        "n_embd": 8,
+        "n_layer": 2,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     texts = torch.randint(16, (48, 8), generator=torch.Generator().manual_seed(1))
-    settings = {"save_strategy": "epoch", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
+    settings = {
+        "save_strategy": "epoch",
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
 
     class Note(transformers.TrainerCallback):
         def on_save(self, args, state, control, model, **kwargs):
@@ -119,10 +133,17 @@ def test_the_trainer_keeps_two_processes_equal_and_resumes_them(tmp_path):
         torch.manual_seed(rank)  # rank 0's weights are everybody's
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=16, **sizes))
         arguments = transformers.TrainingArguments(
-            str(tmp_path / "out"), num_train_epochs=3, per_device_train_batch_size=8, use_cpu=True, **settings
+            str(tmp_path / "out"),
+            num_train_epochs=3,
+            per_device_train_batch_size=8,
+            use_cpu=True,
+            **settings,
         )
         garden = esper.grow(
-            model, slots="transformer.h.*", example={"input_ids": texts[:2]}, policy=script({0: PLANT_FIRST})
+            model,
+            slots="transformer.h.*",
+            example={"input_ids": texts[:2]},
+            policy=script({0: PLANT_FIRST}),
         )
 
         def evaluate():
@@ -131,7 +152,9 @@ def test_the_trainer_keeps_two_processes_equal_and_resumes_them(tmp_path):
             return nn.functional.cross_entropy(logits, rows[:, 1:], reduction="none").mean(1)
 
         rows = [{"input_ids": row, "labels": row} for row in texts]
-        trainer = transformers.Trainer(garden.model, arguments, train_dataset=rows, callbacks=[note])
+        trainer = transformers.Trainer(
+            garden.model, arguments, train_dataset=rows, callbacks=[note]
+        )
         join(trainer, garden, evaluate)
         trainer.train(**options)
         return garden.model.total_params - garden.model.host_params, arguments.world_size

@@ -11,7 +11,17 @@ from torch import nn
 import esper
 from esper.kasmina.probing import call_with
 from esper.leyline.errors import HostError
-from user_models import CLASSES, CNN, MLP, Encoder, ResidualNet, Twice, random_images, random_vectors, sequential_net
+from user_models import (
+    CLASSES,
+    CNN,
+    MLP,
+    Encoder,
+    ResidualNet,
+    Twice,
+    random_images,
+    random_vectors,
+    sequential_net,
+)
 
 STEPS = 20
 
@@ -54,9 +64,13 @@ CASES = {
     "cnn with batch norm": Case(CNN, random_images(), ("layer*",)),
     "residual net": Case(ResidualNet, random_images(), ("stem", "blocks.*")),
     "transformer encoder, batch first": Case(lambda: Encoder(True), TOKENS, ("encoder.layers.*",)),
-    "transformer encoder, tokens first": Case(lambda: Encoder(False), TOKENS, ("encoder.layers.*",)),
+    "transformer encoder, tokens first": Case(
+        lambda: Encoder(False), TOKENS, ("encoder.layers.*",)
+    ),
     "sequential root": Case(sequential_net, random_vectors(), ("0", "2")),
-    "gpt-2": Case(gpt2, {"input_ids": IDS, "labels": IDS}, ("transformer.h.*", "transformer.h.*.mlp")),
+    "gpt-2": Case(
+        gpt2, {"input_ids": IDS, "labels": IDS}, ("transformer.h.*", "transformer.h.*.mlp")
+    ),
     "vit": Case(vit, {"pixel_values": random_images()}, ("vit.layers.*", "vit.embeddings")),
 }
 OPTIMIZERS = {
@@ -86,7 +100,9 @@ def train(model, host, optimizer, example):
         output.square().mean().backward()
         gradients = [p.grad.clone() for p in host.parameters() if p.grad is not None]
         optimizer.step()
-        seen.append([output.detach(), *gradients, *(value.clone() for value in host.state_dict().values())])
+        seen.append(
+            [output.detach(), *gradients, *(value.clone() for value in host.state_dict().values())]
+        )
     history = [value for p in host.parameters() for value in optimizer.state[p].values()]
     return [*seen, [value for value in history if isinstance(value, torch.Tensor)]]
 

@@ -45,7 +45,10 @@ def hints(garden):
 @pytest.mark.parametrize("stage", ["BLENDING", "DORMANT"], ids=["live", "kept"])
 def test_a_state_with_seeds_does_not_fit_a_network_without_them(stage):
     grown = walk_to(play(grow_cnn({0: PLANT_FIRST})), stage)
-    for state, fresh in ((grown.model.state_dict(), grow_cnn().model), (grown.model.host.state_dict(), CNN())):
+    for state, fresh in (
+        (grown.model.state_dict(), grow_cnn().model),
+        (grown.model.host.state_dict(), CNN()),
+    ):
         with pytest.raises(RuntimeError, match=r"layer1.*conv_light.*garden\.save.*esper\.load"):
             fresh.load_state_dict(state)
 
@@ -67,7 +70,9 @@ def test_the_bare_hosts_state_cannot_bring_a_grown_network_back():
 def test_what_is_harvested_has_an_ordinary_state():
     plain = walk_to(grow_cnn({0: PLANT_FIRST}), "DORMANT").harvest()
     assert not any("esper" in name for name in plain.state_dict())
-    assert not any(module._load_state_dict_pre_hooks or module._state_dict_hooks for module in plain.modules())
+    assert not any(
+        module._load_state_dict_pre_hooks or module._state_dict_hooks for module in plain.modules()
+    )
 
 
 # -- rates and optimisers ----------------------------------------------------------------------------------------------
@@ -80,7 +85,9 @@ def test_seeds_follow_a_rate_that_is_set_by_hand():
     garden.attach(optimizer, seed_lr=0.5)
     play(garden)
     used = []
-    optimizer.register_step_pre_hook(lambda *_: used.append([(g["lr"], g["momentum"]) for g in optimizer.param_groups]))
+    optimizer.register_step_pre_hook(
+        lambda *_: used.append([(g["lr"], g["momentum"]) for g in optimizer.param_groups])
+    )
     optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"] = 0.02, 0.5
     play(garden)
     assert used[0] == [(0.02, 0.5), (0.01, 0.5), (0.01, 0.5)]
@@ -137,7 +144,9 @@ def test_two_optimisers_share_the_seeds_as_they_share_the_host(tmp_path):
     again.attach(pair)
     learn_vectors(garden, [muon, adam], 1)
     learn_vectors(again, pair, 1)
-    assert all(torch.equal(p, q) for p, q in zip(garden.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(garden.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_each_of_several_optimisers_may_have_its_scheduler():
@@ -231,7 +240,13 @@ def test_a_harvest_of_all_there_is_warns_of_nothing():
 @pytest.mark.parametrize(("least", "is_kept"), [(0.0, True), (1e-4, False)])
 def test_a_fossil_is_kept_for_more_than_the_least_gain_and_doubt_is_told(least, is_kept):
     settings = esper.GrowthSettings(lengths=StageLengths(ramp=0), least_gain=least)
-    garden = esper.grow(CNN(), slots="layer1", example=IMAGES[:2], policy=script({0: PLANT_FIRST}), settings=settings)
+    garden = esper.grow(
+        CNN(),
+        slots="layer1",
+        example=IMAGES[:2],
+        policy=script({0: PLANT_FIRST}),
+        settings=settings,
+    )
     garden.attach(optim.SGD(garden.parameters(), lr=0.1))
     play(garden)
     noise = torch.linspace(-1.0, 1.0, 100) * 4.5e-4
@@ -239,7 +254,9 @@ def test_a_fossil_is_kept_for_more_than_the_least_gain_and_doubt_is_told(least, 
     def evaluate():
         """A contribution of 4.5e-5 ± 2.6e-5."""
         slot = garden.model.slot("r0c0")
-        return torch.linspace(1.0, 2.0, 100).double() + (len(slot.left_out) or not len(slot.fossils)) * (noise + 4.5e-5)
+        return torch.linspace(1.0, 2.0, 100).double() + (
+            len(slot.left_out) or not len(slot.fossils)
+        ) * (noise + 4.5e-5)
 
     events = garden.prune(evaluate)
     (judged,) = [event for event in events if isinstance(event, FossilJudged)]
@@ -265,7 +282,10 @@ def test_groups_in_another_order_are_refused_on_resume(tmp_path):
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 1e-5})
     garden.save(tmp_path / "run")
     resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
-    other = optim.AdamW([{"params": list(resumed.parameters())}, {"params": [nn.Parameter(torch.zeros(2))]}], lr=1e-2)
+    other = optim.AdamW(
+        [{"params": list(resumed.parameters())}, {"params": [nn.Parameter(torch.zeros(2))]}],
+        lr=1e-2,
+    )
     with pytest.raises(OptimizerError, match="same order"):
         resumed.attach(other)
 

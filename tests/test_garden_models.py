@@ -32,7 +32,11 @@ class Counting(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.count, self.blocks, self.head = 3, nn.ModuleList(Block(is_zero=True) for _ in range(3)), nn.Linear(6, 3)
+        self.count, self.blocks, self.head = (
+            3,
+            nn.ModuleList(Block(is_zero=True) for _ in range(3)),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, vectors):
         for number in range(self.count):
@@ -48,7 +52,12 @@ def stir(garden):
 
 
 def garden_of(model, slot, blueprint, policy="never", **options):
-    options = {"example": VECTORS[:4], "blueprints": [blueprint], "policy": policy, "budget": 20.0} | options
+    options = {
+        "example": VECTORS[:4],
+        "blueprints": [blueprint],
+        "policy": policy,
+        "budget": 20.0,
+    } | options
     garden = esper.grow(model, slots=[slot], **options)
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     return garden
@@ -56,7 +65,9 @@ def garden_of(model, slot, blueprint, policy="never", **options):
 
 def test_a_zeroed_copy_is_the_identity_where_branches_begin_at_zero():
     plant = {0: (1, 0, 1, 0)}
-    garden = garden_of(nn.Sequential(Block(is_zero=True), nn.Linear(6, 3)), "0", "copy_zero", script(plant))
+    garden = garden_of(
+        nn.Sequential(Block(is_zero=True), nn.Linear(6, 3)), "0", "copy_zero", script(plant)
+    )
     stir(garden)
     before = garden.model(VECTORS)
     garden.step(made_up(garden))
@@ -149,12 +160,16 @@ def test_a_refused_garden_leaves_the_model_free(tmp_path):
 
 def test_a_save_with_another_blend_goes_on_after_a_restore(tmp_path):
     plant = script({0: (1, 0, 1, 0)})
-    first = garden_of(MLP(), "middle", "mlp", plant, settings=esper.GrowthSettings(blends=("gated",)))
+    first = garden_of(
+        MLP(), "middle", "mlp", plant, settings=esper.GrowthSettings(blends=("gated",))
+    )
     for _ in range(3):
         losses_of(first.model, VECTORS).mean().backward()
         first.model.link.optimizer.step()
         first.step(lambda: losses_of(first.model, VECTORS))
-    second = garden_of(MLP(), "middle", "mlp", plant, settings=esper.GrowthSettings(blends=("linear",)))
+    second = garden_of(
+        MLP(), "middle", "mlp", plant, settings=esper.GrowthSettings(blends=("linear",))
+    )
     second.restore(first.save(tmp_path))
     losses_of(second.model, VECTORS).mean().backward()
     second.model.link.optimizer.step()
@@ -209,7 +224,9 @@ class Recurrent(nn.Module):
     def forward(self, texts):
         start = torch.zeros(2, len(texts), 8)  # made on the way, as many do
         features = self.middle(self.rnn(texts, (start, start))[0][:, -1])
-        return self.head(nn.functional.dropout(features, 0.5, self.training and self.kind == "function"))
+        return self.head(
+            nn.functional.dropout(features, 0.5, self.training and self.kind == "function")
+        )
 
 
 def test_the_flops_of_an_lstm_count():
@@ -223,8 +240,17 @@ DATA = [(text, int(text[0, 0] > 0)) for text in TEXTS]
 
 
 def task_of(kind="", data=DATA):
-    sizes = {"batch": 40, "slots": ("middle",), "epochs": 3, "lr": 0.05, "blueprints": ("mlp",), "budget": 20.0}
-    return esper.task_from_datasets("recurrent", data, DATA[:20], lambda: Recurrent(kind), 2, **sizes)
+    sizes = {
+        "batch": 40,
+        "slots": ("middle",),
+        "epochs": 3,
+        "lr": 0.05,
+        "blueprints": ("mlp",),
+        "budget": 20.0,
+    }
+    return esper.task_from_datasets(
+        "recurrent", data, DATA[:20], lambda: Recurrent(kind), 2, **sizes
+    )
 
 
 @pytest.mark.parametrize("kind", ["lstm", "function"])
@@ -242,13 +268,16 @@ def test_a_host_that_drops_in_its_own_way_does_not_care_who_trains_beside_it(kin
 def test_twins_of_other_data_are_not_taken(tmp_path):
     other = [(text, 1 - label) for text, label in DATA]
     environments = [
-        esper.GrowthVectorEnv(task_of(data=data), 1, host_seeds=[0], folder=tmp_path) for data in (DATA, other)
+        esper.GrowthVectorEnv(task_of(data=data), 1, host_seeds=[0], folder=tmp_path)
+        for data in (DATA, other)
     ]
     assert len(list(tmp_path.glob("twin-*.json"))) == 2
     assert environments[0].twins != environments[1].twins
 
 
 def test_a_host_that_cannot_be_scored_is_refused_by_name():
-    task = esper.task_from_datasets("pair", DATA, DATA[:20], lambda: nn.LSTM(4, 2), 2, batch=40, slots=("middle",))
+    task = esper.task_from_datasets(
+        "pair", DATA, DATA[:20], lambda: nn.LSTM(4, 2), 2, batch=40, slots=("middle",)
+    )
     with pytest.raises(HostError, match="task pair"):
         Population(task, [0])

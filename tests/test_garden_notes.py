@@ -82,7 +82,10 @@ def test_a_live_seeds_gradients_are_compared_with_the_hosts():
     losses_of(model, IMAGES).mean().backward()
     seed = list(model.slot("r0c0").seed.parameters())
     host = [*model.host.parameters(), *model.slot("r0c1").fossils.parameters()]
-    roots = [sum(float(p.grad.square().sum()) for p in own) / sum(p.numel() for p in own) for own in (seed, host)]
+    roots = [
+        sum(float(p.grad.square().sum()) for p in own) / sum(p.numel() for p in own)
+        for own in (seed, host)
+    ]
     optimizer.step()
     garden.step(lambda: losses_of(model, HELD_OUT))
     ratio = model.get_slot_reports()["r0c0"].metrics.seed_gradient_norm_ratio

@@ -41,7 +41,10 @@ PLAN = {0: PLANT_FIRST, 1: (1, 1, 2, 0), 4: (1, 0, 2, 0), 6: (2, 0, 0, 0)}
 
 def digest(model):
     """Of every tensor by name: equal only where all are, to the bit."""
-    state = [(name, value.detach().numpy().tobytes()) for name, value in sorted(model.state_dict().items())]
+    state = [
+        (name, value.detach().numpy().tobytes())
+        for name, value in sorted(model.state_dict().items())
+    ]
     return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
@@ -68,7 +71,11 @@ def values_of(tmp_path, work, size=2, **options):
 
 def own_rows(inputs):
     """This process's part of a batch."""
-    return inputs[distributed.get_rank() :: distributed.get_world_size()] if distributed.is_initialized() else inputs
+    return (
+        inputs[distributed.get_rank() :: distributed.get_world_size()]
+        if distributed.is_initialized()
+        else inputs
+    )
 
 
 def learn_plainly(optimizer, call, rows):
@@ -106,7 +113,9 @@ def train(garden, call, learn, epochs=8, inputs=IMAGES, held_out=HELD_OUT, batch
     optimizer, found = garden.model.link.optimizer, []
     for epoch in range(epochs):
         garden.model.train()
-        for rows in torch.randperm(len(inputs), generator=torch.Generator().manual_seed(epoch)).split(batch):
+        for rows in torch.randperm(
+            len(inputs), generator=torch.Generator().manual_seed(epoch)
+        ).split(batch):
             optimizer.zero_grad()
             learn(optimizer, call, inputs[rows])
             found.append(float(sum(p.detach().double().sum() for p in garden.parameters())))
@@ -115,10 +124,18 @@ def train(garden, call, learn, epochs=8, inputs=IMAGES, held_out=HELD_OUT, batch
     return found
 
 
-@pytest.mark.parametrize("learn", [learn_plainly, learn_in_parts, Scaled()], ids=["plain", "accumulated", "scaled"])
+@pytest.mark.parametrize(
+    "learn", [learn_plainly, learn_in_parts, Scaled()], ids=["plain", "accumulated", "scaled"]
+)
 def test_all_processes_hold_the_same_network_after_every_step(learn, tmp_path):
     def live(rank):
-        garden = grow_cnn(PLAN, scale=0.5, max_seeds=4, blueprints=["conv_light", "copy"], slots=["layer1", "layer2"])
+        garden = grow_cnn(
+            PLAN,
+            scale=0.5,
+            max_seeds=4,
+            blueprints=["conv_light", "copy"],
+            slots=["layer1", "layer2"],
+        )
         found = train(garden, DistributedDataParallel(garden.model), learn)
         return found, garden.model.total_params, [str(event) for event in garden.history]
 
@@ -130,23 +147,36 @@ def test_all_processes_hold_the_same_network_after_every_step(learn, tmp_path):
 def train_mlp(policy, rank=None):
     """Without batch norm, whose statistics are each process's own."""
     torch.manual_seed(0)
-    options = {"slots": ["enter", "middle"], "example": VECTORS[:2], "blueprints": ["mlp", "lora"], "max_seeds": 4}
+    options = {
+        "slots": ["enter", "middle"],
+        "example": VECTORS[:2],
+        "blueprints": ["mlp", "lora"],
+        "max_seeds": 4,
+    }
     settings = GrowthSettings(lengths=StageLengths(ramp=2), scale_at_birth=0.5)
     garden = esper.grow(MLP(), policy=policy, settings=settings, **options)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=3e-3))
     call = garden.model if rank is None else DistributedDataParallel(garden.model)
     train(garden, call, learn_plainly, epochs=6, inputs=VECTORS, held_out=OTHERS)
     weights = {name: value.detach() for name, value in garden.model.named_parameters()}
-    measured = [e.contribution for e in garden.history if isinstance(e, SeedMeasured) and e.contribution is not None]
+    measured = [
+        e.contribution
+        for e in garden.history
+        if isinstance(e, SeedMeasured) and e.contribution is not None
+    ]
     return weights, measured, garden.ledger.counts(), garden.history
 
 
 @pytest.mark.parametrize("policy", [script(PLAN), "heuristic"], ids=["script", "heuristic"])
 def test_two_processes_grow_the_network_that_one_grows(policy, tmp_path):
     alone, gains, counts, history = train_mlp(policy)
-    for weights, found, own_counts, told in values_of(tmp_path, in_group(partial(train_mlp, policy))):
+    for weights, found, own_counts, told in values_of(
+        tmp_path, in_group(partial(train_mlp, policy))
+    ):
         assert weights.keys() == alone.keys()
-        assert max(float((weights[name] - value).abs().max()) for name, value in alone.items()) < 1e-5
+        assert (
+            max(float((weights[name] - value).abs().max()) for name, value in alone.items()) < 1e-5
+        )
         assert found == pytest.approx(gains, abs=1e-5)
         assert own_counts == counts
         assert [type(event) for event in told] == [type(event) for event in history]
@@ -154,9 +184,17 @@ def test_two_processes_grow_the_network_that_one_grows(policy, tmp_path):
 
 def test_examples_that_every_process_measured_count_once(tmp_path):
     def live(rank):
-        garden, counts = grow_cnn({0: PLANT_FIRST}, scale=0.5, lengths=StageLengths(probation=3)), []
+        garden, counts = (
+            grow_cnn({0: PLANT_FIRST}, scale=0.5, lengths=StageLengths(probation=3)),
+            [],
+        )
         for held_out in (HELD_OUT, HELD_OUT, HELD_OUT, own_rows(HELD_OUT)):
-            train_epoch(DistributedDataParallel(garden.model), garden.model.link.optimizer, 0, own_rows(IMAGES))
+            train_epoch(
+                DistributedDataParallel(garden.model),
+                garden.model.link.optimizer,
+                0,
+                own_rows(IMAGES),
+            )
             garden.step(lambda held_out=held_out: losses_of(garden.model, held_out))
             counts.append(getattr(garden.model.slot("r0c0").state.contribution, "examples", None))
         return counts
@@ -169,7 +207,9 @@ class Moody:
 
     def decide(self, observation, masks, reports, memory):
         assert distributed.get_rank() == 0
-        return np.array([(1, int(torch.randint(2, ())), 1, 0)]), {"asked": (memory or {"asked": 0})["asked"] + 1}
+        return np.array([(1, int(torch.randint(2, ())), 1, 0)]), {
+            "asked": (memory or {"asked": 0})["asked"] + 1
+        }
 
 
 def test_the_first_process_decides_for_all(tmp_path):
@@ -319,7 +359,10 @@ def test_a_sharded_model_is_refused_with_the_reason(tmp_path):
 
     for told in values_of(tmp_path, in_group(live)):
         assert [kind for kind, _ in told] == [HostError, HostError]
-        assert all(re.search(r"DTensor.*DistributedDataParallel\(garden\.model\)", text) for _, text in told)
+        assert all(
+            re.search(r"DTensor.*DistributedDataParallel\(garden\.model\)", text)
+            for _, text in told
+        )
 
 
 @pytest.mark.parametrize("told", ["1", "", "2"])
@@ -335,7 +378,12 @@ def test_a_process_that_joined_nobody_grows_alone(told, monkeypatch):
 
 def report_of(folder, rank=0):
     torch.manual_seed(0)
-    options = {"slots": ["enter", "middle"], "example": VECTORS[:2], "blueprints": ["mlp", "lora"], "max_seeds": 4}
+    options = {
+        "slots": ["enter", "middle"],
+        "example": VECTORS[:2],
+        "blueprints": ["mlp", "lora"],
+        "max_seeds": 4,
+    }
     garden = esper.grow(MLP(), policy=script(PLAN), **options)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=3e-3))
     garden.record(folder)
@@ -349,11 +397,15 @@ def report_of(folder, rank=0):
 
 def test_a_report_is_of_all_processes_and_the_first_one_records_it(tmp_path):
     alone, _ = report_of(None)
-    (first, is_first), (second, is_second) = values_of(tmp_path, in_group(partial(report_of, tmp_path / "run")))
+    (first, is_first), (second, is_second) = values_of(
+        tmp_path, in_group(partial(report_of, tmp_path / "run"))
+    )
     assert (is_first, is_second) == (True, False)
     assert first.examples == second.examples == alone.examples == len(OTHERS)
     for report in (first, second):
-        assert (report.whole, report.without_all) == pytest.approx((alone.whole, alone.without_all), abs=1e-5)
+        assert (report.whole, report.without_all) == pytest.approx(
+            (alone.whole, alone.without_all), abs=1e-5
+        )
         assert [part["gain"] for part in report.parts] == pytest.approx(
             [part["gain"] for part in alone.parts], abs=1e-5
         )

@@ -19,7 +19,9 @@ def judging(garden, worth):
 
     def evaluate():
         slots = garden.model.slots.values()
-        on = sum(number not in slot.left_out for slot in slots for number in range(len(slot.fossils)))
+        on = sum(
+            number not in slot.left_out for slot in slots for number in range(len(slot.fossils))
+        )
         return torch.linspace(1.0, 2.0, 8) - worth * on
 
     return evaluate
@@ -34,7 +36,11 @@ def loop(garden, rates, worth, evaluate=None):
         for group in optimizer.param_groups:
             group["lr"] = rate
         found.append(
-            [e.is_kept for e in garden.step(evaluate or judging(garden, worth)) if isinstance(e, FossilJudged)]
+            [
+                e.is_kept
+                for e in garden.step(evaluate or judging(garden, worth))
+                if isinstance(e, FossilJudged)
+            ]
         )
     return found
 
@@ -109,7 +115,9 @@ def test_with_constant_rates_it_happens_when_asked_for():
 
 def test_without_the_setting_nothing_is_judged_by_itself():
     settings = esper.GrowthSettings(lengths=LENGTHS, prunes=False)
-    garden = esper.grow(CNN(), slots=["layer1"], example=random_images(2), policy="schedule", settings=settings)
+    garden = esper.grow(
+        CNN(), slots=["layer1"], example=random_images(2), policy="schedule", settings=settings
+    )
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     assert loop(garden, [0.1] * 3 + [0.001] * 2, -1.0) == [[]] * 5
     assert garden.model.fossilized_seeds
@@ -118,7 +126,9 @@ def test_without_the_setting_nothing_is_judged_by_itself():
 def test_what_it_costs_is_a_pass_per_fossil_without_the_fossil():
     garden = grow()
     loop(garden, [0.1] * 3, 1.0)
-    examples, flops = (getattr(garden.ledger.phases["counterfactual"], name) for name in ("examples", "flops"))
+    examples, flops = (
+        getattr(garden.ledger.phases["counterfactual"], name) for name in ("examples", "flops")
+    )
     garden.prune(judging(garden, 1.0))
     cost = garden.ledger.phases["counterfactual"]
     assert cost.examples - examples == 2 * 8

@@ -69,7 +69,9 @@ def test_the_folder_holds_what_has_happened_while_it_happens(folder):
     garden.record(folder)
     assert lines_of(folder) == records_of(garden)
     train(garden, 4, first=1)
-    assert lines_of(folder) == records_of(garden)  # nobody has closed anything: a killed process leaves this
+    assert lines_of(folder) == records_of(
+        garden
+    )  # nobody has closed anything: a killed process leaves this
     assert find_runs(folder.parent) == [folder]
     summary = summarise(read(folder))
     assert (summary.status, summary.task, summary.kind) == ("running", "CNN", "run")
@@ -127,7 +129,9 @@ def test_scores_are_shown_as_scores(folder):
 
 
 def without_seconds(records):
-    return [{k: v for k, v in record.items() if k not in ("seconds", "flops")} for record in records]
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "flops")} for record in records
+    ]
 
 
 def test_a_saved_run_goes_on_in_its_folder(folder):
@@ -163,7 +167,9 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(kind, folder, tmp_p
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
     with pytest.raises(SaveError, match="mine"):
         other.record(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"} == before
+    assert {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"
+    } == before
     train(other, 1)
     if kind == "of another run":
         assert lines_of(tmp_path / "other") == records_of(other)  # which goes on
@@ -216,7 +222,9 @@ def test_a_full_disk_is_told_once_and_training_is_unharmed(folder, capsys):
     assert str(folder) in said
     assert lines_of(folder) == told
     alone = train(grown(), 4)
-    assert all(torch.equal(a, b) for a, b in zip(garden.parameters(), alone.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(garden.parameters(), alone.parameters(), strict=True)
+    )
     garden.record(folder)
     assert lines_of(folder) == records_of(garden)  # once there is room, nothing is missing
 
@@ -241,7 +249,9 @@ def test_a_start_that_fails_leaves_nothing_and_training_goes_on(folder, monkeypa
 def tracked(monkeypatch):
     """Steps that a tracker was told."""
     steps = []
-    log = curve_export.Tracker(lambda step, values: steps.append((step, values["host-0/params"])), lambda: None)
+    log = curve_export.Tracker(
+        lambda step, values: steps.append((step, values["host-0/params"])), lambda: None
+    )
     monkeypatch.setitem(curve_export.TRACKERS, "wandb", lambda *_: log)
     monkeypatch.setattr("esper.keeping.require_trackers", lambda names: None)
     return steps

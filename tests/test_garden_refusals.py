@@ -10,9 +10,24 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import esper
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import (
+    HostError,
+    MeasurementError,
+    OptimizerError,
+    SettingError,
+    UnknownNameError,
+)
 from esper.leyline.lifecycle import StageLengths
-from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, walk_to
+from user_models import (
+    CNN,
+    PLANT_FIRST,
+    grow_cnn,
+    losses_of,
+    made_up,
+    random_images,
+    script,
+    walk_to,
+)
 
 IMAGES = random_images(16)
 PLANT_SECOND = (1, 1, 1, 0)
@@ -56,7 +71,9 @@ def test_no_slots_at_all_are_refused():
         grow_cnn(slots=[])
 
 
-@pytest.mark.parametrize("none", [[], (), set(), filter(None, [])], ids=["list", "tuple", "set", "generator"])
+@pytest.mark.parametrize(
+    "none", [[], (), set(), filter(None, [])], ids=["list", "tuple", "set", "generator"]
+)
 def test_no_blueprints_at_all_are_refused(none):
     with pytest.raises(SettingError, match=r"blueprints .*empty"):
         grow_cnn(blueprints=none)
@@ -123,7 +140,9 @@ def refuse_attach(garden, match, optimizer, scheduler=None):
 
 def test_an_optimizer_that_does_not_own_the_parameters_is_refused_with_their_names():
     garden = grow_cnn(attach=False)
-    refuse_attach(garden, r"2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2]))
+    refuse_attach(
+        garden, r"2 .*\(head.weight, head.bias\)", torch.optim.SGD(list(garden.parameters())[:-2])
+    )
 
 
 def test_an_optimizer_of_another_copy_is_refused():
@@ -139,7 +158,9 @@ def test_a_whole_model_optimizer_is_refused_by_name():
 def test_a_scheduler_that_cannot_be_extended_is_refused_by_name():
     garden = grow_cnn(attach=False)
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
-    refuse_attach(garden, "scheduler ReduceLROnPlateau", optimizer, lr_scheduler.ReduceLROnPlateau(optimizer))
+    refuse_attach(
+        garden, "scheduler ReduceLROnPlateau", optimizer, lr_scheduler.ReduceLROnPlateau(optimizer)
+    )
 
 
 def test_a_scheduler_of_another_optimizer_is_refused():
@@ -273,7 +294,9 @@ def test_a_rate_outside_its_range_is_refused_by_name():
 )
 def test_an_argument_of_another_type_is_refused(name, value):
     model, where = CNN(), {"slots": "layer1", "example": random_images(2)}
-    with pytest.raises(SettingError, match=f"^{name} .*{type(value).__name__ if name == 'settings' else value}"):
+    with pytest.raises(
+        SettingError, match=f"^{name} .*{type(value).__name__ if name == 'settings' else value}"
+    ):
         esper.grow(model, **where, **{name: value})
     esper.grow(model, **where)  # which can grow all the same
 
@@ -302,13 +325,17 @@ def test_a_decay_that_is_no_number_is_refused(decay):
     ids=str,
 )
 def test_a_setting_of_another_type_is_refused_where_it_is_written(name, value):
-    with pytest.raises(SettingError, match=f"^GrowthSettings.{name} must be .* got {re.escape(repr(value))}"):
+    with pytest.raises(
+        SettingError, match=f"^GrowthSettings.{name} must be .* got {re.escape(repr(value))}"
+    ):
         esper.GrowthSettings(**{name: value})
 
 
 def test_names_in_an_array_are_names():
     where = {"slots": np.array(["layer1"]), "blueprints": np.array(["norm"])}
-    assert list(esper.grow(CNN(), example=random_images(2), **where).model.slot_config.modules.values()) == ["layer1"]
+    assert list(
+        esper.grow(CNN(), example=random_images(2), **where).model.slot_config.modules.values()
+    ) == ["layer1"]
 
 
 def test_whole_floats_and_truth_values_are_what_they_were():
@@ -326,5 +353,7 @@ def test_numbers_of_numpy_are_numbers_and_can_be_saved(tmp_path):
 
 
 def test_settings_of_numpy_are_taken():
-    settings = esper.GrowthSettings(seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0))
+    settings = esper.GrowthSettings(
+        seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0)
+    )
     esper.grow(CNN(), slots="layer1", example=random_images(2), settings=settings)

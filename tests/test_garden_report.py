@@ -62,7 +62,9 @@ def test_it_measures_with_everything_and_without_all(garden, report):
 
 
 def test_every_fossil_and_live_seed_is_a_part(garden, report):
-    parts = [(part["slot"], part["module"], part["blueprint"], part["stage"]) for part in report.parts]
+    parts = [
+        (part["slot"], part["module"], part["blueprint"], part["stage"]) for part in report.parts
+    ]
     assert parts == [
         ("r0c0", "layer1", "conv_light", "fossil"),
         ("r0c0", "layer1", "conv_small", "PROBATIONARY"),
@@ -103,7 +105,10 @@ def test_after_it_everything_is_as_before_to_the_bit():
     state = torch.get_rng_state()
     modes = [module.training for module in asked.model.modules()]
     tensors = [*asked.model.parameters(), *asked.model.buffers()]
-    before = [value.clone() for value in (*tensors, *(p.grad for p in asked.parameters() if p.grad is not None))]
+    before = [
+        value.clone()
+        for value in (*tensors, *(p.grad for p in asked.parameters() if p.grad is not None))
+    ]
 
     def evaluate():
         asked.model.train()  # a mistake, which would spoil the statistics of batch norm
@@ -120,7 +125,9 @@ def test_after_it_everything_is_as_before_to_the_bit():
     for garden in (asked, left_alone):
         learn(garden, 7)
         learn(garden, 8)
-    assert all(torch.equal(a, b) for a, b in zip(asked.parameters(), left_alone.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(asked.parameters(), left_alone.parameters(), strict=True)
+    )
 
 
 class Counting(CNN):
@@ -137,7 +144,9 @@ class Counting(CNN):
 
 
 @pytest.mark.parametrize("training", [0, 1])
-def test_buffers_that_are_expanded_or_replaced_are_as_before_after_a_report_or_a_shadow_pass(training):
+def test_buffers_that_are_expanded_or_replaced_are_as_before_after_a_report_or_a_shadow_pass(
+    training,
+):
     garden = grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(training=training), host=Counting())
     learn(garden, 0)
     calls, count = garden.model.host.calls, int(garden.model.host.calls)
@@ -183,7 +192,9 @@ def test_before_the_first_step_it_asks_how_to_measure():
 def test_an_evaluation_that_shuffles_is_refused():
     garden, order = grown(), torch.Generator().manual_seed(0)
     with pytest.raises(MeasurementError, match="order"):
-        garden.report(lambda: losses_of(garden.model, HELD_OUT[torch.randperm(24, generator=order)]))
+        garden.report(
+            lambda: losses_of(garden.model, HELD_OUT[torch.randperm(24, generator=order)])
+        )
     assert not any(isinstance(event, GrowthReported) for event in garden.history)
 
 

@@ -28,7 +28,9 @@ def weights_of(garden):
 
 
 def is_same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[name]) for name, value in first.items()
+    )
 
 
 @pytest.mark.parametrize("here", [0, 1, 5])
@@ -88,7 +90,9 @@ def test_an_average_that_was_not_saved_begins_anew(tmp_path):
     play(garden, range(1, 3))
     garden.restore(tmp_path)
     assert average.tensors().keys() == dict(garden.model.named_parameters()).keys()
-    assert all(torch.equal(average.tensors()[name], p) for name, p in garden.model.named_parameters())
+    assert all(
+        torch.equal(average.tensors()[name], p) for name, p in garden.model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,12 +126,17 @@ def test_an_optimiser_or_average_that_does_not_fit_is_refused_with_all_as_it_was
     other = grow_cnn(PLAN)
     change(other)
     play(other, range(1))
-    before, groups = weights_of(other), [len(g["params"]) for g in other.model.link.optimizer.param_groups]
+    before, groups = (
+        weights_of(other),
+        [len(g["params"]) for g in other.model.link.optimizer.param_groups],
+    )
     with pytest.raises(esper.EsperError, match=r"SGD|0\.99"):
         other.restore(tmp_path)
     assert is_same(weights_of(other), before)
     assert [len(group["params"]) for group in other.model.link.optimizer.param_groups] == groups
-    assert other.epoch == len([event for event in other.history if isinstance(event, HostEpoch)]) == 1
+    assert (
+        other.epoch == len([event for event in other.history if isinstance(event, HostEpoch)]) == 1
+    )
     play(other, range(1, 2))
 
 
@@ -152,6 +161,8 @@ def test_the_run_folder_of_a_restored_garden_holds_what_it_remembers(tmp_path):
     play(garden, range(2, 4))
     garden.restore(tmp_path / "save")
     play(garden, range(2, 3))
-    told = [json.loads(line) for line in (tmp_path / "run" / "events-0.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(line) for line in (tmp_path / "run" / "events-0.jsonl").read_text().splitlines()
+    ]
     assert told == [json.loads(json.dumps(to_record(event))) for event in garden.history]
     assert max(event["epoch"] for event in told) == 3

@@ -19,7 +19,9 @@ def incubated(with_shadow):
     optimizer = garden.model.link.optimizer
     for epoch in range(2):
         garden.model.train()
-        for rows in torch.randperm(len(IMAGES), generator=torch.Generator().manual_seed(epoch)).split(16):
+        for rows in torch.randperm(
+            len(IMAGES), generator=torch.Generator().manual_seed(epoch)
+        ).split(16):
             optimizer.zero_grad()
             torch.manual_seed(int(rows[0]))
             losses_of(garden.model, IMAGES[rows]).mean().backward()
@@ -32,7 +34,9 @@ def incubated(with_shadow):
 
 
 def incubation_gate(garden):
-    (gate,) = [event for event in garden.history if isinstance(event, GateJudged) and event.gate == "G2"]
+    (gate,) = [
+        event for event in garden.history if isinstance(event, GateJudged) and event.gate == "G2"
+    ]
     return gate
 
 

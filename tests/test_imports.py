@@ -45,7 +45,9 @@ def test_importing_esper_does_not_load_torch():
 OTHERS = ("blueprint", "check_host", "check_blueprint")
 
 
-@pytest.mark.parametrize("name", ["MorphogeneticModel", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
+@pytest.mark.parametrize(
+    "name", ["MorphogeneticModel", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
+)
 def test_what_needs_torch_loads_when_it_is_used(name):
     done = python(f"import sys, esper; esper.{name}; print('torch' in sys.modules)")
     assert done.stdout.strip() == "True", done.stderr

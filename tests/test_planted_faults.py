@@ -41,17 +41,32 @@ def planted(fault, copied):
     broken = copied / "esper" / fault.file
     broken.write_text(broken.read_text().replace(fault.old, fault.new))
     yield copied
-    shutil.copy2(PACKAGE / fault.file, broken)  # with its old time, so that the compiled file is valid again
+    shutil.copy2(
+        PACKAGE / fault.file, broken
+    )  # with its old time, so that the compiled file is valid again
 
 
 def run(source, tests):
     """Exit code and output of pytest with `source` as the only esper it can import."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     own = {"PYTHONPATH": str(source), "ESPER_SOURCE": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-m", ""]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "",
+    ]
     nodes = [str(TESTS / test) for test in tests]
     env = {**kept, **own, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *nodes], cwd=TESTS.parent, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *nodes], cwd=TESTS.parent, env=env, capture_output=True, text=True
+    )
     return done.returncode, done.stdout + done.stderr
 
 

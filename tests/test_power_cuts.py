@@ -46,7 +46,12 @@ class Listed:
     def names(self, folder):
         manifests = [path for path in folder.rglob("*.json") if "generations" in path.read_text()]
         listed = [json.loads(path.read_text())["body"]["generations"] for path in manifests]
-        files = {file["name"] for generations in listed for one in generations for file in one["files"].values()}
+        files = {
+            file["name"]
+            for generations in listed
+            for one in generations
+            for file in one["files"].values()
+        }
         return {path.name for path in manifests} | files | self.plain
 
     plain = frozenset()
@@ -71,7 +76,9 @@ class Garden(Listed):
         if not (folder / "manifest.json").exists():
             return NOTHING
         found = esper.load(folder, CNN(), policy=script({}))
-        buffers = [value for name, value in found.pending_optimizer.tensors.items() if "momentum" in name]
+        buffers = [
+            value for name, value in found.pending_optimizer.tensors.items() if "momentum" in name
+        ]
         return only([*found.model.host.parameters(), *buffers], found.epoch)
 
 
@@ -83,7 +90,9 @@ class Learner(Listed):
         self.agent, self.layout = build_agent(self.config, build_environment(self.config))
 
     def history(self, folder):
-        return History(self.config.with_changes([("out", str(folder))], "the test"), self.layout, NullSink())
+        return History(
+            self.config.with_changes([("out", str(folder))], "the test"), self.layout, NullSink()
+        )
 
     def save(self, folder, number):
         history = self.history(folder)
@@ -162,7 +171,9 @@ class Arm(Listed):
     def save(self, folder, number):
         told = {field.name: "never" if field.type is str else 0 for field in fields(ArmFinished)}
         row = {**told, **dict.fromkeys(comparing._COSTS, 0), "type": "ArmFinished", "seed": number}
-        self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(vars(Trials("never", 1.0, (row,), (), ())))
+        self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(
+            vars(Trials("never", 1.0, (row,), (), ()))
+        )
 
     def load(self, folder):
         arms = self.arm(folder)

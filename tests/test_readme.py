@@ -29,7 +29,9 @@ def test_there_are_three_tables_of_measurements():
 
 
 @pytest.mark.parametrize("table", measured_tables(), ids=lambda table: table[0][0])
-def test_a_table_of_measurements_has_at_most_five_rows_and_says_baseline_result_interval_and_n(table):
+def test_a_table_of_measurements_has_at_most_five_rows_and_says_baseline_result_interval_and_n(
+    table,
+):
     header, *rows = table
     assert header[1:3] == ["baseline", "result"]
     assert header[3] in ("95 %", "range")

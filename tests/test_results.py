@@ -14,7 +14,9 @@ KNOWN = SCRIPT["load"]()
 
 
 def test_the_page_is_the_one_that_the_committed_results_make():
-    assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["render"](KNOWN), "run: python docs/make_results.py"
+    assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["render"](KNOWN), (
+        "run: python docs/make_results.py"
+    )
 
 
 def test_the_page_of_the_frontier_is_the_one_that_the_committed_results_make():
@@ -24,9 +26,9 @@ def test_the_page_of_the_frontier_is_the_one_that_the_committed_results_make():
 
 
 def test_the_readmes_first_number_is_the_frontiers():
-    setup = json.loads((ROOT / "benchmarks" / "results" / "frontier.json").read_text(encoding="utf-8"))["setups"][
-        "code"
-    ]
+    setup = json.loads(
+        (ROOT / "benchmarks" / "results" / "frontier.json").read_text(encoding="utf-8")
+    )["setups"]["code"]
     assert setup["verdict"]["is_reached"]
     cell = setup["roles"]["judge"]["loss"]["arms"][setup["verdict"]["plan"]]["computes"]["0.6"]
     lead, saved = (
@@ -41,12 +43,16 @@ def test_the_readmes_first_number_is_the_frontiers():
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_figure_is_the_one_that_its_results_make(name):
     picture = ROOT / "docs" / "pictures" / f"question_{name}.svg"
-    assert picture.read_text(encoding="utf-8") == SCRIPT["compared_figure"](KNOWN[name]), "run: docs/make_results.py"
+    assert picture.read_text(encoding="utf-8") == SCRIPT["compared_figure"](KNOWN[name]), (
+        "run: docs/make_results.py"
+    )
 
 
 def test_the_curve_is_the_one_that_its_results_make():
     picture = ROOT / "docs" / "pictures" / SCRIPT["CURVE_PICTURE"]
-    assert picture.read_text(encoding="utf-8") == SCRIPT["curve_figure"](), "run: docs/make_results.py"
+    assert picture.read_text(encoding="utf-8") == SCRIPT["curve_figure"](), (
+        "run: docs/make_results.py"
+    )
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -54,7 +60,9 @@ def test_summaries_follow_from_the_rows_beside_them(name):
     """Means in a committed result are those of its own episodes, at the rate that validation chose."""
     found = KNOWN[name]
     for label, arm in found["arms"].items():
-        rows = [row for row in found["rows"] if row["arm"] == arm["arm"] and row["rate"] == arm["rate"]]
+        rows = [
+            row for row in found["rows"] if row["arm"] == arm["arm"] and row["rate"] == arm["rate"]
+        ]
         assert [row["seed"] for row in rows] == arm["seeds"], label
         mean = sum(row["test_accuracy"] for row in rows) / len(rows)
         assert arm["test_accuracy"]["mean"] == pytest.approx(mean, abs=1e-12)
@@ -73,7 +81,11 @@ def test_differences_in_the_readme_are_those_of_committed_results():
         for difference in arm["minus"].values()
     }
     rows = [row for header, *rows in measured_tables() if header[3] == "95 %" for row in rows]
-    told = [(f"{result} {interval}", n) for _, baseline, result, interval, n in rows if "(log)" not in baseline]
+    told = [
+        (f"{result} {interval}", n)
+        for _, baseline, result, interval, n in rows
+        if "(log)" not in baseline
+    ]
     assert len(told) >= 8
     assert [row for row in told if row not in known] == []
 
@@ -83,7 +95,9 @@ def test_the_sweeps_targets_follow_from_its_rows(monkeypatch):
     judge = runpy.run_path(str(ROOT / "benchmarks" / "sweep.py"))["judge"]
     sweep = SCRIPT["load_sweep"]()
     seeds = len({row["seed"] for row in sweep["rows"]})
-    grown, *columns = (sweep["rows"][start : start + seeds] for start in range(0, len(sweep["rows"]), seeds))
+    grown, *columns = (
+        sweep["rows"][start : start + seeds] for start in range(0, len(sweep["rows"]), seeds)
+    )
     for found in sweep["targets"]:
         again = judge(grown, [list(sizes) for sizes in zip(*columns, strict=True)], found["target"])
         assert again.pop("flops_ratio") == pytest.approx(found.pop("flops_ratio"))

@@ -21,9 +21,26 @@ def test_a_seed_that_chooses_does_not_judge(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("stage", "metric"), [("choose", "validation_accuracy"), ("judge", "test_accuracy")])
-def test_arms_are_paired_by_seed_and_chunks_make_one_table(stage, metric, monkeypatch, tmp_path, capsys):
-    few = ["--tasks", "digits", "--shorten", 2, "--choose", 10, 3, "--judge", 20, 3, "--out", tmp_path]
+@pytest.mark.parametrize(
+    ("stage", "metric"), [("choose", "validation_accuracy"), ("judge", "test_accuracy")]
+)
+def test_arms_are_paired_by_seed_and_chunks_make_one_table(
+    stage, metric, monkeypatch, tmp_path, capsys
+):
+    few = [
+        "--tasks",
+        "digits",
+        "--shorten",
+        2,
+        "--choose",
+        10,
+        3,
+        "--judge",
+        20,
+        3,
+        "--out",
+        tmp_path,
+    ]
     call(monkeypatch, stage, "--arms", "never", *few)
     call(monkeypatch, stage, "--arms", "random:epochs=0", *few, "--chunk", 2)
     capsys.readouterr()
@@ -34,5 +51,7 @@ def test_arms_are_paired_by_seed_and_chunks_make_one_table(stage, metric, monkey
     one, other = (arms[name]["values"][metric] for name in ("random:epochs=0", "never"))
     expected = sum(a - b for a, b in zip(one, other, strict=True)) / 3
     assert arms["random:epochs=0"]["minus"][metric]["mean"] == pytest.approx(expected)
-    assert ("test_accuracy" in arms["never"]) is (stage == "judge"), "validation chooses, and nobody looks further"
+    assert ("test_accuracy" in arms["never"]) is (stage == "judge"), (
+        "validation chooses, and nobody looks further"
+    )
     assert f"{metric}, points; differences to never" in capsys.readouterr().out

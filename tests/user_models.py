@@ -19,8 +19,12 @@ class CNN(nn.Module):
     def __init__(self, width=4, dropout=0.0):
         super().__init__()
         self.motto = "small"
-        self.layer1 = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.layer2 = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.layer1 = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        self.layer2 = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, CLASSES)
 
@@ -31,7 +35,11 @@ class CNN(nn.Module):
 class MLP(nn.Module):
     def __init__(self):
         super().__init__()
-        self.enter, self.middle, self.leave = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+        self.enter, self.middle, self.leave = (
+            nn.Linear(6, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, CLASSES),
+        )
 
     def forward(self, vectors):
         return self.leave(torch.relu(self.middle(torch.relu(self.enter(vectors)))))
@@ -42,7 +50,8 @@ class ResidualNet(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(2)
+            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+            for _ in range(2)
         )
         self.head = nn.Linear(4, CLASSES)
 
@@ -94,7 +103,9 @@ class Twice(nn.Module):
 
 
 def sequential_net():
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
 
 
 def random_images(count=8, seed=1):
@@ -157,7 +168,9 @@ def made_up(garden, helps=1.0, count=6):
     """An evaluation by fiat: every live seed in the output lowers the loss by about `helps`."""
 
     def evaluate():
-        shares = [float(slot.alpha) for slot in garden.model.slots.values() if slot.seed is not None]
+        shares = [
+            float(slot.alpha) for slot in garden.model.slots.values() if slot.seed is not None
+        ]
         return torch.arange(count) * (1 - 0.01 * helps * sum(shares)) + 2.0 - helps * sum(shares)
 
     return evaluate

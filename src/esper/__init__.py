@@ -23,7 +23,16 @@ _HOMES = {
     "esper.tamiyo.rules": ("HostFacts", "rule"),
 }
 __all__ = ["EsperError", "__version__"]
-__all__ += ["Garden", "GrowthSettings", "MorphogeneticModel", "StageLengths", "deepen", "grow", "inspect", "load"]
+__all__ += [
+    "Garden",
+    "GrowthSettings",
+    "MorphogeneticModel",
+    "StageLengths",
+    "deepen",
+    "grow",
+    "inspect",
+    "load",
+]
 __all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host"]
 __all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_datasets"]
 __all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]

@@ -38,7 +38,9 @@ def deepen(
     """
     _refuse_unfit(model, optimizer, identity, example)
     path = _find_layers(model, layers)
-    members = {name: part for name, part in model.get_submodule(path)._modules.items() if part is not None}
+    members = {
+        name: part for name, part in model.get_submodule(path)._modules.items() if part is not None
+    }
     old = list(members.values())
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
         has = f"{path or 'the model'} has {len(old)} layers"
@@ -50,9 +52,13 @@ def deepen(
     zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
     layout: list[tuple[int, nn.Module]] = []
     for place in range(to):
-        source = len(old) - 1 - (to - 1 - place) * len(old) // to  # later layers first: their copies are worth more
+        source = (
+            len(old) - 1 - (to - 1 - place) * len(old) // to
+        )  # later layers first: their copies are worth more
         is_first = not layout or layout[-1][0] != source
-        layout.append((source, old[source] if is_first else _copy(old[source], model, zeroed[source])))
+        layout.append(
+            (source, old[source] if is_first else _copy(old[source], model, zeroed[source]))
+        )
     try:
         restack(model, path, layout)
     except ValueError as problem:
@@ -62,15 +68,24 @@ def deepen(
     return model
 
 
-def _study(model: nn.Module, names: list[str], identity: bool, example: Example) -> list[Mapping[str, float]]:
+def _study(
+    model: nn.Module, names: list[str], identity: bool, example: Example
+) -> list[Mapping[str, float]]:
     """What to zero in a copy of each layer; a layer that no copy can follow is refused."""
     reasons: dict[str, str | None] = runs_in_order(model, example, names)
     if not any(reasons.values()):
-        found = study_copies(model, {name: name for name in names}, example, {COPY_ZERO} if identity else set())
-        reasons = {name: told.problem or (told.zero_problem if identity else None) for name, told in found.items()}
+        found = study_copies(
+            model, {name: name for name in names}, example, {COPY_ZERO} if identity else set()
+        )
+        reasons = {
+            name: told.problem or (told.zero_problem if identity else None)
+            for name, told in found.items()
+        }
     for name, reason in reasons.items():
         if reason is not None:
-            raise HostError(f"no copy{' that changes nothing' if identity else ''} can follow {name}: {reason}.")
+            raise HostError(
+                f"no copy{' that changes nothing' if identity else ''} can follow {name}: {reason}."
+            )
     return [found[name].zeroed for name in names]
 
 
@@ -83,17 +98,29 @@ def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) ->
     return copied
 
 
-def _refuse_unfit(model: nn.Module, optimizer: Any, identity: bool, example: Example | None) -> None:
+def _refuse_unfit(
+    model: nn.Module, optimizer: Any, identity: bool, example: Example | None
+) -> None:
     if isinstance(model, MorphogeneticModel) or has_slots(model):
-        raise HostError("this model is growing in a garden; deepen garden.harvest(), or the model before esper.grow.")
+        raise HostError(
+            "this model is growing in a garden; deepen garden.harvest(), or the model before esper.grow."
+        )
     if (wrapper := find_wrapper(model)) is not None:
-        raise HostError(f"this model holds a {wrapper}; deepen the plain model, then wrap, shard or compile it.")
+        raise HostError(
+            f"this model holds a {wrapper}; deepen the plain model, then wrap, shard or compile it."
+        )
     if identity and example is None:
-        raise SettingError("identity=True finds by trying which layers to zero; pass example=, one batch.")
+        raise SettingError(
+            "identity=True finds by trying which layers to zero; pass example=, one batch."
+        )
     makes_state_early = isinstance(optimizer, torch.optim.Adagrad | torch.optim.LBFGS)
-    if optimizer is not None and (makes_state_early or not isinstance(optimizer, torch.optim.Optimizer)):
+    if optimizer is not None and (
+        makes_state_early or not isinstance(optimizer, torch.optim.Optimizer)
+    ):
         way_out = "Use SGD, Adam, AdamW or another, or build it after esper.deepen."
-        raise OptimizerError(f"{type(optimizer).__name__} cannot take up new parameters one by one. {way_out}")
+        raise OptimizerError(
+            f"{type(optimizer).__name__} cannot take up new parameters one by one. {way_out}"
+        )
 
 
 def _find_layers(model: nn.Module, name: str | None) -> str:
@@ -103,18 +130,28 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         if name not in lists or not len(lists[name]):
             raise UnknownNameError("list of layers", name, [n for n, m in lists.items() if len(m)])
         return name
-    own = {n: m for n, m in lists.items() if not isinstance(m, Fossils) and any(True for _ in m.parameters())}
+    own = {
+        n: m
+        for n, m in lists.items()
+        if not isinstance(m, Fossils) and any(True for _ in m.parameters())
+    }
     alike = {n: len(m) for n, m in own.items() if len({type(each) for each in m}) == 1}
-    outer = [n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)]
+    outer = [
+        n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)
+    ]
     found = [n for n in outer if alike[n] > 1] or outer
     if len(found) != 1:
         shown = ", ".join(f"{n!r} ({alike[n]})" for n in found) or "none"
         way_out = "One is needed: name an nn.ModuleList or nn.Sequential with layers='...'."
-        raise HostError(f"lists with layers of one class in this {type(model).__name__}: {shown}. {way_out}")
+        raise HostError(
+            f"lists with layers of one class in this {type(model).__name__}: {shown}. {way_out}"
+        )
     return found[0]
 
 
-def _extend(optimizer: torch.optim.Optimizer, layout: list[tuple[int, nn.Module]], old: list[nn.Module]) -> None:
+def _extend(
+    optimizer: torch.optim.Optimizer, layout: list[tuple[int, nn.Module]], old: list[nn.Module]
+) -> None:
     """Copies join the groups of their originals, without history."""
     owner = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for source, copied in layout:

@@ -68,7 +68,9 @@ class Episodes:
         for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
             reading, progress = run.reading, self.population.progress(host)
             assert reading is not None
-            self.trackers[host].update(epoch_signals(run.task, progress, reading, view), view.reports)
+            self.trackers[host].update(
+                epoch_signals(run.task, progress, reading, view), view.reports
+            )
             measured = events.HostEpoch(
                 *self._place(host),
                 held_out_loss=finite(reading.held_out_loss),
@@ -81,7 +83,10 @@ class Episodes:
             )
             happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
             happened[host] += tell_fossils(*self._place(host), judged[host])
-        return [name_modules(run.model, own) for run, own in zip(self.population.runs, happened, strict=True)]
+        return [
+            name_modules(run.model, own)
+            for run, own in zip(self.population.runs, happened, strict=True)
+        ]
 
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
@@ -92,13 +97,18 @@ class Episodes:
     def act(self, host: int, choice: Choice) -> list[Event]:
         """Carry out one decision; what is not possible now is refused, told, and counts as WAIT."""
         run = self.population.runs[host]
-        told = act(partial(self.population.apply, host), run.model.space, choice, *self._place(host))
+        told = act(
+            partial(self.population.apply, host), run.model.space, choice, *self._place(host)
+        )
         return name_modules(run.model, told)
 
     def tick(self) -> list[list[Event]]:
         """Stages and ramps of every host take their step."""
         ticked = enumerate(zip(self.population.runs, self.population.tick(), strict=True))
-        return [name_modules(run.model, tell_changes(*self._place(host), own)) for host, (run, own) in ticked]
+        return [
+            name_modules(run.model, tell_changes(*self._place(host), own))
+            for host, (run, own) in ticked
+        ]
 
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
         """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
@@ -119,12 +129,18 @@ def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
     """What an episode has cost, without the phases that it did not have; a compiled copy's examples nobody counts."""
     flops = {name: cost.flops for name, cost in ledger.phases.items() if cost.examples}
     examples = {name: cost.examples for name, cost in ledger.phases.items() if cost.examples}
-    seconds = {name: cost.seconds for name, cost in ledger.phases.items() if cost.examples or cost.seconds}
+    seconds = {
+        name: cost.seconds for name, cost in ledger.phases.items() if cost.examples or cost.seconds
+    }
     return LedgerClosed(host, seed, ledger.peak_params, flops, examples, seconds)
 
 
 def act(
-    carry_out: Callable[[Choice], list[SlotChange]], space: ActionSpace, choice: Choice, host: int, epoch: int
+    carry_out: Callable[[Choice], list[SlotChange]],
+    space: ActionSpace,
+    choice: Choice,
+    host: int,
+    epoch: int,
 ) -> list[Event]:
     """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
     op, (name, slot, *planted) = choice[0], look_up(space, *choice)
@@ -135,12 +151,18 @@ def act(
     except IllegalActionError as problem:
         return [events.ActionRefused(host, epoch, name, slot, str(problem))]
     blueprint, blend = planted if op == OP_GERMINATE else (None, None)
-    return [events.ActionTaken(host, epoch, name, slot, blueprint, blend), *tell_changes(host, epoch, changes)]
+    return [
+        events.ActionTaken(host, epoch, name, slot, blueprint, blend),
+        *tell_changes(host, epoch, changes),
+    ]
 
 
 def name_modules(model: MorphogeneticModel, told: Iterable[Any]) -> list[Event]:
     """Events with the names that the host has for the places of its slots."""
-    return [replace(e, module=model.slot_config.modules[e.slot]) if hasattr(e, "slot") else e for e in told]
+    return [
+        replace(e, module=model.slot_config.modules[e.slot]) if hasattr(e, "slot") else e
+        for e in told
+    ]
 
 
 def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
@@ -149,28 +171,48 @@ def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[E
     for change in changes:
         before, after = change.before, change.after
         told += [
-            events.GateJudged(host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason)
+            events.GateJudged(
+                host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason
+            )
             for g in after.gates
             if g not in before.gates
         ]
-        blueprint, stages = after.blueprint_id or before.blueprint_id, (before.stage.name, after.stage.name)
-        told.append(events.StageChanged(host, epoch, change.slot_id, *stages, blueprint, after.alpha))
+        blueprint, stages = (
+            after.blueprint_id or before.blueprint_id,
+            (before.stage.name, after.stage.name),
+        )
+        told.append(
+            events.StageChanged(host, epoch, change.slot_id, *stages, blueprint, after.alpha)
+        )
     return told
 
 
-def tell_seeds(host: int, epoch: int, reports: Mapping[str, SeedStateReport]) -> list[events.SeedMeasured]:
+def tell_seeds(
+    host: int, epoch: int, reports: Mapping[str, SeedStateReport]
+) -> list[events.SeedMeasured]:
     """Every live seed as it stands after an epoch."""
     told = []
     for slot_id, report in reports.items():
         if report.is_live:
             own = report.metrics
-            seed = slot_id, report.stage.name, report.blueprint_id, report.alpha, report.seed_age_epochs
-            gain = finite(own.counterfactual_contribution), finite(own.counterfactual_standard_error)
+            seed = (
+                slot_id,
+                report.stage.name,
+                report.blueprint_id,
+                report.alpha,
+                report.seed_age_epochs,
+            )
+            gain = (
+                finite(own.counterfactual_contribution),
+                finite(own.counterfactual_standard_error),
+            )
             told.append(events.SeedMeasured(host, epoch, *seed, own.seed_param_count, *gain))
     return told
 
 
-def tell_fossils(host: int, epoch: int, verdicts: Iterable[FossilVerdict]) -> list[events.FossilJudged]:
+def tell_fossils(
+    host: int, epoch: int, verdicts: Iterable[FossilVerdict]
+) -> list[events.FossilJudged]:
     """What late pruning found, fossil by fossil."""
     told = []
     for verdict in verdicts:
@@ -181,7 +223,9 @@ def tell_fossils(host: int, epoch: int, verdicts: Iterable[FossilVerdict]) -> li
     return told
 
 
-def epoch_signals(task: Task, progress: float, reading: EpochReading, view: GrowthView) -> EpochSignals:
+def epoch_signals(
+    task: Task, progress: float, reading: EpochReading, view: GrowthView
+) -> EpochSignals:
     """A host's readings as policies look at them, with this share of the episode over."""
     budget = view.budget or view.params_used
     seeds = view.max_seeds or max(view.seeds_used, view.space.slots.num_slots)
@@ -200,7 +244,9 @@ def epoch_signals(task: Task, progress: float, reading: EpochReading, view: Grow
 def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> HostFacts:
     """What a rule may know of a network; `epochs` is the length of its episode, if known."""
     prices = {slot_id: model.slot(slot_id).prices for slot_id in model.slot_config.slot_ids}
-    return HostFacts(model.space, model.costs, model.host_params, model.budget, epochs, number, prices)
+    return HostFacts(
+        model.space, model.costs, model.host_params, model.budget, epochs, number, prices
+    )
 
 
 def decision_flops(network: nn.Module | None) -> int:

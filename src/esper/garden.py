@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from esper import keeping, reporting
-from esper.episodes import act, close_ledger, facts_of, name_modules, tell_changes, tell_fossils, tell_seeds
+from esper.episodes import (
+    act,
+    close_ledger,
+    facts_of,
+    name_modules,
+    tell_changes,
+    tell_fossils,
+    tell_seeds,
+)
 from esper.kasmina import processes
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.evidence import as_losses, measure_pairs
@@ -26,7 +34,13 @@ from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_networ
 from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import remove_slots
 from esper.kasmina.surgery import OptimizerLink
-from esper.leyline.errors import HostError, MeasurementError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import (
+    HostError,
+    MeasurementError,
+    OptimizerError,
+    SettingError,
+    UnknownNameError,
+)
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -38,7 +52,9 @@ from esper.tamiyo.rules import RULES, HostFacts, is_rule, make_policy
 from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed
 
-Evaluate = Callable[[], Tensor]  # Held-out values, one per example, of the model as it stands, in eval mode.
+Evaluate = Callable[
+    [], Tensor
+]  # Held-out values, one per example, of the model as it stands, in eval mode.
 
 
 def inspect(model: nn.Module, example: Example) -> list[Place]:
@@ -70,17 +86,29 @@ def grow(
     """
     settings = GrowthSettings() if settings is None else settings
     if not isinstance(settings, GrowthSettings):
-        raise SettingError(f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30).")
+        raise SettingError(
+            f"settings is a {type(settings).__name__}; write settings=esper.GrowthSettings(epochs=30)."
+        )
     if isinstance(model, MorphogeneticModel):
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     refuse_wrapped(model)
     processes.share([*model.parameters(), *model.buffers()])
     patterns = [slots] if isinstance(slots, str) else list(slots)
-    chosen = [blueprints] if isinstance(blueprints, str) else None if blueprints is None else list(blueprints)
+    chosen = (
+        [blueprints]
+        if isinstance(blueprints, str)
+        else None
+        if blueprints is None
+        else list(blueprints)
+    )
     if not patterns:
-        raise SettingError("slots is empty; name at least one module. esper.inspect(model, example) lists the places.")
+        raise SettingError(
+            "slots is empty; name at least one module. esper.inspect(model, example) lists the places."
+        )
     if chosen == []:
-        raise SettingError("blueprints is empty; name at least one, or leave it out for those that usually fit.")
+        raise SettingError(
+            "blueprints is empty; name at least one, or leave it out for those that usually fit."
+        )
     places = choose_places(model, find_places(model, example, settings.kinds), patterns)
     names = list(chosen or REGISTRY.defaults_for(str(place.kind) for place in places))
     if policy == SHAM and SHAM not in names:
@@ -88,7 +116,9 @@ def grow(
     most = len(places) if max_seeds is None and budget is None else max_seeds
     limits = {"max_seeds": most, "budget": total_budget(budget, model)}
     config = SlotConfig.for_modules(place.name for place in places)
-    grown = MorphogeneticModel(model, config, example=example, blueprints=names, settings=settings, **limits)
+    grown = MorphogeneticModel(
+        model, config, example=example, blueprints=names, settings=settings, **limits
+    )
     return _tend(grown, policy, higher_is_better, count_flops(model, example))
 
 
@@ -121,12 +151,20 @@ class Garden:
             own += f":{policy.__code__.co_firstlineno}"  # type: ignore[union-attr]
         self.policy_name = policy if isinstance(policy, str) else f"{own}()"  # no rule is called so
         if not isinstance(policy, str) and not callable(policy):
-            raise SettingError(f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts.")
-        self.policy: Policy = make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
+            raise SettingError(
+                f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts."
+            )
+        self.policy: Policy = (
+            make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
+        )
         if not hasattr(self.policy, "decide"):
-            raise SettingError(f"policy built a {type(self.policy).__name__}, which has no method decide(...).")
+            raise SettingError(
+                f"policy built a {type(self.policy).__name__}, which has no method decide(...)."
+            )
         if higher_is_better not in (None, True, False):
-            raise SettingError(f"higher_is_better is {higher_is_better!r}; write True for scores, False for losses.")
+            raise SettingError(
+                f"higher_is_better is {higher_is_better!r}; write True for scores, False for losses."
+            )
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
         self.epoch = 0
@@ -139,9 +177,13 @@ class Garden:
         self.average: keeping.Average | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []  # on steps of the optimisers
         self._follower = processes.Follower(model)
-        self._is_split = self._is_passed_by = False  # processes have examples of their own; a compiled copy is trained
+        self._is_split = self._is_passed_by = (
+            False  # processes have examples of their own; a compiled copy is trained
+        )
         self._evaluate: Evaluate | None = None  # what the last step measured with
-        self.run: str | None = None  # name of the run that was last recorded, which its folder has too
+        self.run: str | None = (
+            None  # name of the run that was last recorded, which its folder has too
+        )
         self._recorder: keeping.Recorder | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -170,18 +212,25 @@ class Garden:
         if self.average is None:
             self.average = keeping.Average(self.model, decay)
         elif decay != self.average.decay:
-            raise SettingError(f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}.")
+            raise SettingError(
+                f"this garden has an average of decay {self.average.decay}, and ema asks for {decay}."
+            )
         return self.average
 
     def step(self, evaluate: Evaluate) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one."""
         if (link := self.model.link) is None:
-            raise OptimizerError("no optimiser is attached, so seeds cannot learn; call attach(optimizer) first.")
+            raise OptimizerError(
+                "no optimiser is attached, so seeds cannot learn; call attach(optimizer) first."
+            )
         epoch = self.epoch + 1
         with self._together():
             idle = reporting.warn_of_idle_step(link, epoch)
             told = self._tell([*self._measure(evaluate, epoch, link), *idle])
-            self.epoch, self._evaluate = epoch, evaluate  # that much has happened, even if the policy fails now
+            self.epoch, self._evaluate = (
+                epoch,
+                evaluate,
+            )  # that much has happened, even if the policy fails now
             events = [*self._decide(epoch, link), *tell_changes(0, epoch, self.model.tick())]
         told += self._tell(events)
         self._resumed = time.perf_counter()
@@ -199,7 +248,9 @@ class Garden:
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
         """Train TRAINING seeds: call after your backward, with a closure that returns the loss of the same batch."""
-        if any(report.stage is SeedStage.TRAINING for report in self.model.get_slot_reports().values()):
+        if any(
+            report.stage is SeedStage.TRAINING for report in self.model.get_slot_reports().values()
+        ):
             with self.model.shadow():
                 closure().backward()
 
@@ -218,7 +269,9 @@ class Garden:
         return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
 
     def _warn_of_left_out(self) -> None:
-        self._tell([h for h in reporting.warn_of_left_out(self.model, self.epoch) if h not in self.history])
+        self._tell(
+            [h for h in reporting.warn_of_left_out(self.model, self.epoch) if h not in self.history]
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write all that `esper.load` needs to go on, optimiser included; of several processes the first one writes."""
@@ -226,7 +279,9 @@ class Garden:
         if not processes.is_first():
             return Path(folder)
         averages = None if self.average is None else self.average.tensors()
-        return save_network(self.model, Path(folder), keeping.describe(self), averages, self.pending_optimizer)
+        return save_network(
+            self.model, Path(folder), keeping.describe(self), averages, self.pending_optimizer
+        )
 
     def restore(self, folder: str | Path) -> None:
         """Become what `save` wrote, in place: the model, optimiser and average that you hold stay the same objects.
@@ -235,7 +290,9 @@ class Garden:
         """
         keeping.refuse_applied(self.average)
         processes.gather(lambda: None)  # the first process may be saving still
-        keeping.take(self, *restore_network(self.model, Path(folder), partial(keeping.check, garden=self)))
+        keeping.take(
+            self, *restore_network(self.model, Path(folder), partial(keeping.check, garden=self))
+        )
         self._settle([])
         self._resumed = time.perf_counter()
         if (recorder := self._recorder) is not None:  # its folder holds this history, no more
@@ -255,7 +312,9 @@ class Garden:
             try:
                 self._recorder = keeping.Recorder(self, Path(folder), track)
             except Exception:
-                self._recorder = before and keeping.Recorder(self, before.folder, before.track)  # which goes on
+                self._recorder = before and keeping.Recorder(
+                    self, before.folder, before.track
+                )  # which goes on
                 raise
             self.run = self._recorder.run
 
@@ -302,25 +361,41 @@ class Garden:
         started = time.perf_counter()
         base, sign = self._values(evaluate, is_base=True)
         reports = self.model.get_slot_reports()
-        shadowed = {s: self.model.at_full_strength for s, r in reports.items() if r.stage is SeedStage.TRAINING}
-        ablated = {s: self.model.slot_off for s, r in reports.items() if r.stage is SeedStage.PROBATIONARY}
+        shadowed = {
+            s: self.model.at_full_strength
+            for s, r in reports.items()
+            if r.stage is SeedStage.TRAINING
+        }
+        ablated = {
+            s: self.model.slot_off for s, r in reports.items() if r.stage is SeedStage.PROBATIONARY
+        }
         values = {}
         for slot_id, switch in {**shadowed, **ablated}.items():
             with switch(slot_id):
                 values[slot_id], _ = self._values(evaluate)
-            measure_pairs(better=base, than=values[slot_id])  # all evidence is sound before any of it is taken
-        again = self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
-        reporting.charge_epoch(self, link, started, len(base), list(shadowed), len(ablated) + (again is not base))
+            measure_pairs(
+                better=base, than=values[slot_id]
+            )  # all evidence is sound before any of it is taken
+        again = (
+            self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
+        )
+        reporting.charge_epoch(
+            self, link, started, len(base), list(shadowed), len(ablated) + (again is not base)
+        )
         self.model.read_gradients()
         for slot_id, other in values.items():
-            self.model.record_counterfactual(slot_id, *((other, base) if slot_id in shadowed else (base, other)))
+            self.model.record_counterfactual(
+                slot_id, *((other, base) if slot_id in shadowed else (base, other))
+            )
         judged, hints = list[Event](), reporting.warn_of_unpaired(base, again, epoch)
         if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
             self.is_pruned = True
         loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
         flops = None if self.flops is None else self.ledger.flops
-        measured = HostEpoch(0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops)
+        measured = HostEpoch(
+            0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops
+        )
         return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports()), *judged, *hints]
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
@@ -336,13 +411,19 @@ class Garden:
         """Losses (lower is better) of all processes' examples, and the sign that turns them back into your scale."""
         parts, signs = zip(*processes.gather(partial(self._own_values, evaluate)), strict=True)
         if is_base:  # whether processes have examples of their own; those that all of them measured count once
-            alike = [p.shape == parts[0].shape and torch.allclose(p, parts[0], rtol=1e-3) for p in parts]
-            self._is_split = self._is_split or not all(alike)  # once is enough: all may be right by chance
+            alike = [
+                p.shape == parts[0].shape and torch.allclose(p, parts[0], rtol=1e-3) for p in parts
+            ]
+            self._is_split = self._is_split or not all(
+                alike
+            )  # once is enough: all may be right by chance
         return torch.cat(parts) if self._is_split else parts[0], signs[0]
 
     def _own_values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
         if not callable(evaluate):
-            raise MeasurementError(f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself.")
+            raise MeasurementError(
+                f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself."
+            )
         with undisturbed(self.model):
             return as_losses(evaluate(), self.higher_is_better)
 
@@ -351,8 +432,12 @@ class Garden:
         events: list[Event] = []
         while True:
             view = self.model.view()
-            ask = partial(self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory)
-            actions, memory = processes.gather(ask if processes.is_first() else lambda: (None, None))[0]
+            ask = partial(
+                self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory
+            )
+            actions, memory = processes.gather(
+                ask if processes.is_first() else lambda: (None, None)
+            )[0]
             op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
             events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
             self.memory = memory
@@ -363,7 +448,12 @@ class Garden:
         return events + reporting.warn_of_low_rate(link, events, epoch)
 
 
-def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFacts], Policy] | None = None) -> Garden:
+def load(
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    policy: str | Callable[[HostFacts], Policy] | None = None,
+) -> Garden:
     """The garden that was saved to `folder`, around a fresh instance of the same model.
 
     Build the optimiser as before and `attach` it: it gets its state back. Pass your own policy again; another forgets.
@@ -372,10 +462,17 @@ def load(folder: str | Path, model: nn.Module, *, policy: str | Callable[[HostFa
     def check(extra: dict[str, Any]) -> None:
         keeping.check(extra)
         if policy is None and not is_rule(extra["policy"]):
-            raise UnknownNameError("policy", extra["policy"], RULES, "Pass your own again: policy=...")
+            raise UnknownNameError(
+                "policy", extra["policy"], RULES, "Pass your own again: policy=..."
+            )
 
     refuse_wrapped(model)
     (network, optimizer), average, extra = load_network(Path(folder), model, check)
-    garden = _tend(network, extra["policy"] if policy is None else policy, extra["higher_is_better"], extra["flops"])
+    garden = _tend(
+        network,
+        extra["policy"] if policy is None else policy,
+        extra["higher_is_better"],
+        extra["flops"],
+    )
     keeping.take(garden, optimizer, average, extra)
     return garden

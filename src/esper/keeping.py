@@ -44,7 +44,10 @@ class Kept:  # the types of what `describe` tells
 
 
 def describe(garden: "Garden") -> dict[str, Any]:
-    return {name: getattr(garden, name) for name in ("epoch", "is_pruned", "higher_is_better", "flops", "run")} | {
+    return {
+        name: getattr(garden, name)
+        for name in ("epoch", "is_pruned", "higher_is_better", "flops", "run")
+    } | {
         "policy": garden.policy_name,
         "memory": require_plain(garden.memory),
         "history": [to_record(event) for event in garden.history],
@@ -56,20 +59,39 @@ def describe(garden: "Garden") -> dict[str, Any]:
 
 def check(extra: dict[str, Any], garden: "Garden | None" = None) -> None:
     """Fail on facts that `take` could not read, or that `garden` may not have, before anything has changed."""
-    TypeAdapter(Kept).validate_json(json.dumps(extra), strict=True)  # in Python, strict takes no dict for a ledger
-    [str(from_record(record)) for record in extra["history"]]  # what is of another type cannot be told
+    TypeAdapter(Kept).validate_json(
+        json.dumps(extra), strict=True
+    )  # in Python, strict takes no dict for a ledger
+    [
+        str(from_record(record)) for record in extra["history"]
+    ]  # what is of another type cannot be told
     if garden is not None and extra["policy"] != garden.policy_name:
-        raise SaveError(f"the save was grown by {extra['policy']}; this garden's policy is {garden.policy_name}.")
-    if garden is not None and garden.average is not None and extra["decay"] not in (None, own := garden.average.decay):
-        raise SaveError(f"the save has an average of decay {extra['decay']}, this garden one of {own}.")
+        raise SaveError(
+            f"the save was grown by {extra['policy']}; this garden's policy is {garden.policy_name}."
+        )
+    if (
+        garden is not None
+        and garden.average is not None
+        and extra["decay"] not in (None, own := garden.average.decay)
+    ):
+        raise SaveError(
+            f"the save has an average of decay {extra['decay']}, this garden one of {own}."
+        )
 
 
-def take(garden: "Garden", optimizer: OptimizerSnapshot | None, average: Tensors | None, extra: dict[str, Any]) -> None:
+def take(
+    garden: "Garden",
+    optimizer: OptimizerSnapshot | None,
+    average: Tensors | None,
+    extra: dict[str, Any],
+) -> None:
     """Give a garden whose network was rebuilt all else that was saved."""
     garden.epoch, garden.is_pruned, garden.run = extra["epoch"], extra["is_pruned"], extra["run"]
     garden.flops, garden.pending_optimizer = extra["flops"], optimizer
     garden.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
-    garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None  # another's means nothing to it
+    garden.memory = (
+        extra["memory"] if extra["policy"] == garden.policy_name else None
+    )  # another's means nothing to it
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
     settle_optimizer(garden)
@@ -95,16 +117,24 @@ class Recorder:
         self.folder, self.track = folder, track
         with ExitStack() as held:
             held.enter_context(runfolder.only_writer(folder))
-            is_known = garden.run is not None and runfolder.read_start(folder).get("run") == garden.run
+            is_known = (
+                garden.run is not None and runfolder.read_start(folder).get("run") == garden.run
+            )
             if not is_known:
                 runfolder.require_fresh(folder)
             self.run = garden.run if is_known else secrets.token_hex(8)
             config = _describe_start(garden) | {"run": self.run}
             # what a garden has lost in memory, as an earlier save was loaded, the folder of its run loses too
-            past = [json.dumps(to_record(event), allow_nan=False) + "\n" for event in garden.history if is_known]
+            past = [
+                json.dumps(to_record(event), allow_nan=False) + "\n"
+                for event in garden.history
+                if is_known
+            ]
             with runfolder.begun(folder, config):
                 write_durably(folder / runfolder.EVENTS, "".join(past).encode())
-            self.sink = held.enter_context(TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config))
+            self.sink = held.enter_context(
+                TrackingSink(folder / runfolder.EVENTS, TelemetryConfig(), track, config)
+            )
             self.close = weakref.finalize(self, held.pop_all().close)
         for event in [] if is_known else garden.history:
             self.sink.write(event)
@@ -114,7 +144,11 @@ def _describe_start(garden: "Garden") -> dict[str, Any]:
     """What a run is started with, as far as `esper.grow` knows."""
     model, settings = garden.model, asdict(garden.model.settings)
     task = {"name": type(model.host).__name__, "epochs": settings["epochs"]}
-    limits = {"budget": model.budget, "max_seeds": model.max_seeds, "blueprints": list(model.space.blueprint_ids[1:])}
+    limits = {
+        "budget": model.budget,
+        "max_seeds": model.max_seeds,
+        "blueprints": list(model.space.blueprint_ids[1:]),
+    }
     known = {"command": runfolder.GARDEN, "task": task, "hosts": 1, "policy": garden.policy_name}
     return {**known, "slots": dict(model.slot_config.modules), **limits, "settings": settings}
 
@@ -128,10 +162,14 @@ class Average:
 
     def __init__(self, model: MorphogeneticModel, decay: float):
         if not is_number(decay) or not 0.0 < decay < 1.0:
-            raise SettingError(f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps.")
+            raise SettingError(
+                f"decay must lie between 0 and 1, got {decay!r}; 0.999 averages about 1,000 steps."
+            )
         self.model, self.decay, self.is_applied = model, float(decay), False
         self._values: dict[nn.Parameter, Tensor] = {}
-        self._moved: set[torch.optim.Optimizer] = set()  # those that have stepped since the last update
+        self._moved: set[torch.optim.Optimizer] = (
+            set()
+        )  # those that have stepped since the last update
         self.update()
         self._is_new = True
 
@@ -157,7 +195,9 @@ class Average:
             # half precision would lose small steps, and the average would silently stand still
             now = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
             before = self._values.get(parameter)
-            fresh[parameter] = now.clone() if before is None else before.to(now).lerp_(now, 1.0 - self.decay)
+            fresh[parameter] = (
+                now.clone() if before is None else before.to(now).lerp_(now, 1.0 - self.decay)
+            )
         self._values = fresh
 
     @contextmanager
@@ -176,13 +216,23 @@ class Average:
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by parameter name; what was planted after the last step has none yet."""
-        return {name: self._values[p].contiguous() for name, p in self.model.named_parameters() if p in self._values}
+        return {
+            name: self._values[p].contiguous()
+            for name, p in self.model.named_parameters()
+            if p in self._values
+        }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        self._values = {p: tensors[name].to(p.device) for name, p in self.model.named_parameters() if name in tensors}
+        self._values = {
+            p: tensors[name].to(p.device)
+            for name, p in self.model.named_parameters()
+            if name in tensors
+        }
         self._is_new = False
 
 
 def refuse_applied(average: Average | None) -> None:
     if average is not None and average.is_applied:
-        raise SettingError("inside ema.applied() the weights are averages: train, step, save and restore after it.")
+        raise SettingError(
+            "inside ema.applied() the weights are averages: train, step, save and restore after it."
+        )

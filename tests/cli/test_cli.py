@@ -35,7 +35,12 @@ def options_of(command):
     """A command's options, those that its configuration gives included."""
     found = get_command(cli.app).commands[command]
     parameters = found.get_params(found.make_context(command, []))
-    return {option: parameter for parameter in parameters for option in parameter.opts if option != "--help"}
+    return {
+        option: parameter
+        for parameter in parameters
+        for option in parameter.opts
+        if option != "--help"
+    }
 
 
 def test_the_version_is_the_packages(capsys):
@@ -43,7 +48,9 @@ def test_the_version_is_the_packages(capsys):
 
 
 def test_python_dash_m_is_the_same_command():
-    done = subprocess.run([sys.executable, "-m", "esper", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper", "--version"], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, f"esper {esper.__version__}\n")
 
 
@@ -70,10 +77,14 @@ def test_options_have_the_help_of_their_fields_and_every_list_takes_spaces(name)
             assert parameter.help.lower() == f"{about.lower()}."
             assert parameter.multiple == ("tuple" in str(leaves(type(start))[key].annotation))
             default = start.value(key)
-            assert parameter.default == ((list(default or ()) or None) if parameter.multiple else default)
+            assert parameter.default == (
+                (list(default or ()) or None) if parameter.multiple else default
+            )
 
 
-@pytest.mark.parametrize("options", [HOSTS, {"--set", "--preset", "--config-json", "--resume", "--json"}])
+@pytest.mark.parametrize(
+    "options", [HOSTS, {"--set", "--preset", "--config-json", "--resume", "--json"}]
+)
 def test_the_same_things_have_the_same_names_in_all_commands(options):
     for name in ("ppo", "run", "compare"):
         assert set(options) <= set(options_of(name))
@@ -84,7 +95,9 @@ def test_without_a_command_the_help_is_shown(capsys):
     assert "demo" in out + err
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--epochs", "7"], ["demo", "--speed", "9"], ["dmeo"], ["--fast"]])
+@pytest.mark.parametrize(
+    "arguments", [["demo", "--epochs", "7"], ["demo", "--speed", "9"], ["dmeo"], ["--fast"]]
+)
 def test_a_bad_option_is_exit_code_two(capsys, arguments):
     code, out, err = call(capsys, *arguments)
     assert code == 2
@@ -110,7 +123,14 @@ def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, q
     code, out, err = call(capsys, "demo", "--epochs", "8", "--seed", "2")
     assert (code, err) == (0, "")
     assert arms_in(out) == ["never", "heuristic"]
-    for part in ("the host alone", "GERMINATE", "digits, seed 2", "validation", "kept", "Next: esper run"):
+    for part in (
+        "the host alone",
+        "GERMINATE",
+        "digits, seed 2",
+        "validation",
+        "kept",
+        "Next: esper run",
+    ):
         assert part in out
     for name in ("never", "heuristic", "exported"):
         assert f"runs/demo/{name}" in out
@@ -119,7 +139,9 @@ def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, q
         (result,) = json.loads((run / "results.json").read_text())["results"]
         assert (result["arm"], result["seed"], result["epochs"]) == (policy, 2, 8)
     for name in ("grown.py", "weights.safetensors"):
-        assert (run.parent / "exported" / name).read_bytes() == (run / "networks" / "host-0" / name).read_bytes()
+        assert (run.parent / "exported" / name).read_bytes() == (
+            run / "networks" / "host-0" / name
+        ).read_bytes()
 
 
 def test_the_demo_takes_a_fresh_folder_every_time(capsys, quick_digits):
@@ -127,7 +149,11 @@ def test_the_demo_takes_a_fresh_folder_every_time(capsys, quick_digits):
         code, out, _ = call(capsys, "demo", "--epochs", "8", "--out", "mine/demo")
         assert code == 0
         assert re.search(f"{folder}/never .*{folder}/heuristic", out)
-        assert sorted(path.name for path in (quick_digits / folder).iterdir()) == ["exported", "heuristic", "never"]
+        assert sorted(path.name for path in (quick_digits / folder).iterdir()) == [
+            "exported",
+            "heuristic",
+            "never",
+        ]
         (quick_digits / "mine" / "demo-2").mkdir(exist_ok=True)
 
 
@@ -187,7 +213,9 @@ def a_text(tmp_path, monkeypatch):
     (tmp_path / "shakespeare/input.txt").write_bytes(b"To be, or not to be. " * 1000)
     (tmp_path / "TinyStories").mkdir()
     for part in ("train", "valid"):
-        (tmp_path / f"TinyStories/TinyStories-{part}.txt").write_bytes(b"Once upon a time, and so on, short.")
+        (tmp_path / f"TinyStories/TinyStories-{part}.txt").write_bytes(
+            b"Once upon a time, and so on, short."
+        )
     return tmp_path
 
 
@@ -195,7 +223,10 @@ def test_tasks_are_listed_with_their_sizes_and_whether_they_are_there(capsys, mo
     monkeypatch.setenv("COLUMNS", "160")
     code, out, err = call(capsys, "list", "--data-root", str(a_text))
     assert (code, err) == (0, "")
-    lines = {name: next(line for line in out.splitlines() if line.strip().startswith(f"{name} ")) for name in TASKS}
+    lines = {
+        name: next(line for line in out.splitlines() if line.strip().startswith(f"{name} "))
+        for name in TASKS
+    }
     assert lines["blobs"].split()[-1] == lines["shakespeare"].split()[-1] == "yes"
     assert lines["cifar10"].split()[-1] == "no"
     assert "6,418" in lines["cifar10"]
@@ -228,7 +259,11 @@ def test_tasks_as_json_hold_the_same(capsys, monkeypatch, a_text):
         "is_there": True,
         "problem": None,
     }
-    assert (rows["cifar10"]["is_there"], rows["cifar10"]["train"], rows["cifar10"]["problem"]) == (False, None, None)
+    assert (rows["cifar10"]["is_there"], rows["cifar10"]["train"], rows["cifar10"]["problem"]) == (
+        False,
+        None,
+        None,
+    )
     assert "tokens" in rows["tinystories"]["problem"]
 
 
@@ -252,7 +287,9 @@ def test_fetching_without_a_folder_asks_for_one(capsys, monkeypatch):
     assert "--data-root or ESPER_DATA" in err
 
 
-def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(capsys, monkeypatch, tmp_path):
+def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(
+    capsys, monkeypatch, tmp_path
+):
     nowhere = replace(SOURCES["shakespeare"][0], url="http://127.0.0.1:9/input.txt")
     monkeypatch.setitem(SOURCES, "shakespeare", (nowhere,))
     monkeypatch.setenv("no_proxy", "*")
@@ -264,15 +301,24 @@ def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(caps
 
 def test_the_command_line_loads_no_torch_before_it_needs_it():
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, esper.cli; print('torch' in sys.modules)"], capture_output=True, text=True
+        [sys.executable, "-c", "import sys, esper.cli; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == "False", done.stderr
 
 
 def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "data.md"
-    monkeypatch.setattr("esper.runtime.tasks.TASKS", dict(TASKS))  # so that the page's own entry goes with this test
-    exec(compile(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], str(page), "exec"), {})
+    monkeypatch.setattr(
+        "esper.runtime.tasks.TASKS", dict(TASKS)
+    )  # so that the page's own entry goes with this test
+    exec(
+        compile(
+            re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], str(page), "exec"
+        ),
+        {},
+    )
     assert re.findall(r"(\w+), seed (\d): \d+ parameters, test \d", capsys.readouterr().out) == [
         ("never", "0"),
         ("never", "1"),

@@ -35,7 +35,18 @@ def whole(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     out = folder / "run"
     lists = ["--policies", *RULES, str(checkpoint), "--static", *STATIC, "--final-of", "heuristic"]
-    arguments = ["compare", "--task", "blobs", "--seeds", "3", "--epochs", "6", *lists, "--out", str(out)]
+    arguments = [
+        "compare",
+        "--task",
+        "blobs",
+        "--seeds",
+        "3",
+        "--epochs",
+        "6",
+        *lists,
+        "--out",
+        str(out),
+    ]
     code, said, err = Forked(folder / "child", arguments).wait()
     assert (code, err) == (0, "")
     return out, said, json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
@@ -54,7 +65,11 @@ def test_the_tables_show_every_arm_and_claim_nothing_from_three_seeds(whole, che
     for arm in (*RULES, "start"):
         score = f"{100 * results['arms'][arm]['test_accuracy']['mean']:.2f}%"
         assert any(line.split()[:2] == [arm, score] for line in said.splitlines()), arm
-    claims = [line for line in said.splitlines() if line.strip().startswith("heuristic") and "5 seeds" in line]
+    claims = [
+        line
+        for line in said.splitlines()
+        if line.strip().startswith("heuristic") and "5 seeds" in line
+    ]
     assert len(claims) == 7
     assert all(line.strip().endswith("5 seeds") for line in claims)
     assert said.splitlines()[-1].endswith("run: results.json, results.csv, figure.svg")
@@ -109,14 +124,27 @@ def test_every_option_reaches_the_comparison(brief, tmp_path, capsys):
     results = json.loads(out)
     config = results["config"]
     assert (config["rates"], config["pretrain"], config["seed"]) == ([0.5, 1], 2, 5)
-    assert (config["task"]["budget"], config["task"]["max_seeds"], config["oracle"]) == (3.0, 1, True)
-    assert set(results["arms"]) == {"schedule", "final of schedule", "final-whole of schedule", "oracle"}
+    assert (config["task"]["budget"], config["task"]["max_seeds"], config["oracle"]) == (
+        3.0,
+        1,
+        True,
+    )
+    assert set(results["arms"]) == {
+        "schedule",
+        "final of schedule",
+        "final-whole of schedule",
+        "oracle",
+    }
     assert results["arms"]["final-whole of schedule"]["epochs"] == 6
-    assert {(row["rate"], row["seed"]) for row in results["rows"]} == {(r, s) for r in (0.5, 1) for s in (5, 6)}
+    assert {(row["rate"], row["seed"]) for row in results["rows"]} == {
+        (r, s) for r in (0.5, 1) for s in (5, 6)
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=str)
-def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(number, brief, tmp_path, capsys):
+def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(
+    number, brief, tmp_path, capsys
+):
     out, more = tmp_path / "run", ["--static", "final", "--policies", "never", "random", "sham"]
 
     def prepare():
@@ -191,7 +219,9 @@ def test_a_mistake_is_one_line_and_nothing_is_written(options, tmp_path, capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_for_another_layout_is_refused_with_both_and_nothing_is_written(tmp_path, capsys):
+def test_a_checkpoint_for_another_layout_is_refused_with_both_and_nothing_is_written(
+    tmp_path, capsys
+):
     path = trained(tmp_path / "ppo", task__blueprints=["mlp"])
     code, out, err = call(capsys, *command(tmp_path / "run", "--policies", "never", str(path)))
     assert (code, out) == (2, "")
@@ -218,7 +248,10 @@ def test_a_folder_that_is_not_empty_is_not_begun_anew(finished, capsys):
 
 
 def test_another_comparison_is_not_gone_on_with(finished, capsys):
-    for more, key in ((["--policies", "never"], "policies"), (["--rates", "2"], "rates [1.0], not [2.0]")):
+    for more, key in (
+        (["--policies", "never"], "policies"),
+        (["--rates", "2"], "rates [1.0], not [2.0]"),
+    ):
         said = refused(capsys, "compare", "--out", str(finished / "run"), *more, "--resume")
         assert f"was started with {key}" in said
 
@@ -228,7 +261,10 @@ def test_arms_of_another_version_are_not_gone_on_with(finished, tmp_path, capsys
     config = json.loads((run / runfolder.CONFIG).read_text())
     assert config["code"] == code_digest()
     runfolder.write_json(run / runfolder.CONFIG, {**config, "code": "0123456789ab"})
-    said = refused(capsys, *command(run, "--policies", "never", str(finished / "policy.safetensors"), "--resume"))
+    said = refused(
+        capsys,
+        *command(run, "--policies", "never", str(finished / "policy.safetensors"), "--resume"),
+    )
     assert "code of Esper" in said
 
 
@@ -238,21 +274,29 @@ def test_a_policy_that_has_been_trained_on_is_another_comparison(finished, capsy
     content = path.read_bytes()
     path.write_bytes(content + b"trained on")
     try:
-        said = refused(capsys, *command(finished / "run", "--policies", "never", str(path), "--resume"))
+        said = refused(
+            capsys, *command(finished / "run", "--policies", "never", str(path), "--resume")
+        )
     finally:
         path.write_bytes(content)
     assert re.search("settings.*config.json", said)
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "cannot be read"), ('{"command": "grow"}', "older format")])
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "cannot be read"), ('{"command": "grow"}', "older format")]
+)
 def test_a_folder_of_something_else_is_named(content, words, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / runfolder.CONFIG).write_text(content)
-    assert re.search(words, refused(capsys, *command(tmp_path / "run", "--policies", "never", "--resume")))
+    assert re.search(
+        words, refused(capsys, *command(tmp_path / "run", "--policies", "never", "--resume"))
+    )
 
 
 def test_a_damaged_arm_is_one_line(finished, brief, tmp_path, capsys):
     run = shutil.copytree(finished / "run", tmp_path / "run")
     (run / runfolder.ARMS / "never-1.json").write_text("{")
     options = ["--policies", "never", str(finished / "policy.safetensors"), "--resume"]
-    assert f"{run / runfolder.ARMS / 'never-1.json'} is damaged" in refused(capsys, *command(run, *options))
+    assert f"{run / runfolder.ARMS / 'never-1.json'} is damaged" in refused(
+        capsys, *command(run, *options)
+    )

@@ -104,9 +104,15 @@ def forget(name="my_spirals"):
     """As in a process that has not imported it."""
     del sys.modules[name]
     for known in KNOWN:
-        for key in [key for key in known if key in ("my_spirals.py", "spirals", "wait", "rash", "lost")]:
+        for key in [
+            key for key in known if key in ("my_spirals.py", "spirals", "wait", "rash", "lost")
+        ]:
             del known[key]
-    for known, key in ((REGISTRY._known, ("vector", "thin")), (TERMS, "accuracy_itself"), (FAMILIES, "plain")):
+    for known, key in (
+        (REGISTRY._known, ("vector", "thin")),
+        (TERMS, "accuracy_itself"),
+        (FAMILIES, "plain"),
+    ):
         del known[key]
 
 
@@ -114,14 +120,18 @@ def test_everything_that_it_enters_is_listed(capsys, file):
     code, out, err = call(capsys, "--import", str(file), "list", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
-    assert {"name": "spirals", "host_parameters": 114, "is_there": True}.items() <= found["tasks"][-1].items()
+    assert {"name": "spirals", "host_parameters": 114, "is_there": True}.items() <= found["tasks"][
+        -1
+    ].items()
     assert found["rules"]["wait"] == "Waits for good."
     assert found["blueprints"]["thin"] == "for vector"
     assert found["reward terms"]["accuracy_itself"] == "What the host gets right."
     assert found["reward families"]["plain"] == "2 accuracy_itself"
 
 
-def test_a_policy_is_trained_on_a_task_and_for_a_reward_of_ones_own_and_its_run_needs_the_file(capsys, file, tmp_path):
+def test_a_policy_is_trained_on_a_task_and_for_a_reward_of_ones_own_and_its_run_needs_the_file(
+    capsys, file, tmp_path
+):
     out = tmp_path / "run"
     rewarded = ["--reward-family", "plain", "--out", str(out)]
     assert call(capsys, "--import", str(file), "ppo", *TINY, *rewarded)[0] == 0
@@ -131,9 +141,16 @@ def test_a_policy_is_trained_on_a_task_and_for_a_reward_of_ones_own_and_its_run_
     code, _, err = call(capsys, "ppo", "--out", str(out), "--resume")
     assert (code, err.count("\n")) == (2, 1)
     assert "esper --import my_spirals.py" in err
-    assert call(capsys, "--import", str(file), "ppo", "--out", str(out), "--resume", "--rounds", "2")[0] == 0
+    assert (
+        call(capsys, "--import", str(file), "ppo", "--out", str(out), "--resume", "--rounds", "2")[
+            0
+        ]
+        == 0
+    )
     file.write_text(SPIRALS + "# changed")
-    code, _, err = call(capsys, "--import", str(file), "ppo", "--out", str(out), "--resume", "--rounds", "3")
+    code, _, err = call(
+        capsys, "--import", str(file), "ppo", "--out", str(out), "--resume", "--rounds", "3"
+    )
     assert code == 2
     assert re.search(r"my_spirals.py .*--out", err)
 
@@ -145,7 +162,16 @@ CHOICES = {"rash": r"\(2, 0, 0, 0\).* r0c0", "lost": "slot index 7"}
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_an_op_that_is_not_possible_names_arm_and_host(capsys, file, tmp_path, command, arm):
     policy = ["--policy", arm] if command == "run" else ["--policies", "never", arm, "--seeds", "1"]
-    arguments = [command, "--task", "spirals", *policy, "--seed", "5", "--out", str(tmp_path / "run")]
+    arguments = [
+        command,
+        "--task",
+        "spirals",
+        *policy,
+        "--seed",
+        "5",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     code, _, err = call(capsys, "--import", str(file), *arguments)
     assert code == 2
     assert re.search(f"arm '{arm}', host 0 .* 5.*, epoch 1: .*{CHOICES[arm]}", err)
@@ -164,7 +190,10 @@ def test_a_rule_of_ones_own_has_settings_and_a_run_that_is_resumed_knows_it(caps
         ("import esper\n\nx = 1 / 0\n", r"line 3 \(x = 1 / 0\) .*ZeroDivisionError"),
         ("x = (\n", "SyntaxError.*line 1"),
         ("raise SystemExit('enough')\n", "line 1 .*SystemExit: enough"),
-        ("import esper\nesper.reward_family('loss', {})\n", "line 2 .*NameTakenError: reward family 'loss'"),
+        (
+            "import esper\nesper.reward_family('loss', {})\n",
+            "line 2 .*NameTakenError: reward family 'loss'",
+        ),
         ("import no_such_module\n", "line 1 .*ModuleNotFoundError.*no_such_module"),
     ],
 )
@@ -177,7 +206,8 @@ def test_a_file_that_fails_is_one_line_with_the_line_of_the_file(capsys, file, t
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("gone.py", "no such file"), ("json.py", "json .*another"), ("gone.no", "gone.no")]
+    ("name", "said"),
+    [("gone.py", "no such file"), ("json.py", "json .*another"), ("gone.no", "gone.no")],
 )
 def test_what_cannot_be_imported_is_one_line(capsys, monkeypatch, file, name, said):
     monkeypatch.chdir(file.parent)
@@ -187,8 +217,12 @@ def test_what_cannot_be_imported_is_one_line(capsys, monkeypatch, file, name, sa
     assert re.search(said, err)
 
 
-@pytest.mark.parametrize(("text", "said"), [("x = 1 / 0\n", "ZeroDivision"), ("import no_such\n", "named 'no_such'")])
-def test_a_package_that_fails_is_told_apart_from_one_that_is_not_there(capsys, monkeypatch, file, text, said):
+@pytest.mark.parametrize(
+    ("text", "said"), [("x = 1 / 0\n", "ZeroDivision"), ("import no_such\n", "named 'no_such'")]
+)
+def test_a_package_that_fails_is_told_apart_from_one_that_is_not_there(
+    capsys, monkeypatch, file, text, said
+):
     monkeypatch.chdir(file.parent)
     Path("my_failing").mkdir()
     Path("my_failing/__init__.py").write_text(text)
@@ -207,9 +241,15 @@ def test_names_of_controls_cannot_be_taken(capsys, monkeypatch, file, name):
     assert f"called '{name}'" in err
 
 
-def test_a_host_that_cannot_be_built_without_memory_is_listed_with_the_reason(capsys, monkeypatch, file):
+def test_a_host_that_cannot_be_built_without_memory_is_listed_with_the_reason(
+    capsys, monkeypatch, file
+):
     monkeypatch.chdir(file.parent)
-    lines = ["import esper, torch", "data = [(torch.zeros(2), 0)] * 9", "host = lambda: torch.ones(1).item()"]
+    lines = [
+        "import esper, torch",
+        "data = [(torch.zeros(2), 0)] * 9",
+        "host = lambda: torch.ones(1).item()",
+    ]
     lines += ["esper.register_task(esper.task_from_datasets('strict', data, data, host, 2))", ""]
     Path("my_strict.py").write_text("\n".join(lines))
     code, out, err = call(capsys, "--import", "my_strict.py", "list")
@@ -219,11 +259,15 @@ def test_a_host_that_cannot_be_built_without_memory_is_listed_with_the_reason(ca
 
 
 def test_no_policy_at_all_is_refused(capsys, tmp_path):
-    code, out, err = call(capsys, "compare", "--task", "blobs", "--policies", "", "--out", str(tmp_path / "out"))
+    code, out, err = call(
+        capsys, "compare", "--task", "blobs", "--policies", "", "--out", str(tmp_path / "out")
+    )
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-def test_a_module_is_imported_by_name_from_the_folder_one_is_in_and_only_once(capsys, monkeypatch, file):
+def test_a_module_is_imported_by_name_from_the_folder_one_is_in_and_only_once(
+    capsys, monkeypatch, file
+):
     monkeypatch.chdir(file.parent)
     assert call(capsys, "--import", "my_spirals", "--import", "my_spirals.py", "runs", ".")[0] == 0
     assert "spirals" in TASKS
@@ -232,5 +276,14 @@ def test_a_module_is_imported_by_name_from_the_folder_one_is_in_and_only_once(ca
 
 @pytest.mark.ranks
 def test_every_rank_imports_it(file, tmp_path):
-    arguments = ["--import", str(file), "ppo", *TINY, "--hosts", "2", "--out", str(tmp_path / "run")]
+    arguments = [
+        "--import",
+        str(file),
+        "ppo",
+        *TINY,
+        "--hosts",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert_ended_well(run_ranks(tmp_path / "ranks", 2, lambda rank: esper(arguments)))

@@ -32,7 +32,9 @@ def _elsewhere(tmp_path, monkeypatch):
 def configured(monkeypatch):
     """Calls `esper ppo` up to the point where it would train; returns the configuration and whether to resume."""
     taken = []
-    monkeypatch.setattr(running, "run_ppo", lambda config, resume, console: taken.append((config, resume)) or True)
+    monkeypatch.setattr(
+        running, "run_ppo", lambda config, resume, console: taken.append((config, resume)) or True
+    )
 
     def configure(*arguments):
         with pytest.raises(SystemExit) as leaving:
@@ -80,7 +82,9 @@ def test_an_option_reaches_its_leaf_and_nothing_else(configured, option):
     key, values, expected = REACHES[option]
     config, resume = configured("--preset", "digits", option, *values)
     plain = TrainingConfig.from_preset("digits")
-    changed = plain.with_changes([(key, list(expected) if isinstance(expected, tuple) else expected)], "the test")
+    changed = plain.with_changes(
+        [(key, list(expected) if isinstance(expected, tuple) else expected)], "the test"
+    )
     assert config == changed != plain
     assert not resume
 
@@ -101,7 +105,9 @@ def test_lists_take_spaces_or_commas(configured, given, expected):
 
 
 def test_a_list_ends_where_the_next_option_begins():
-    assert join_lists(["--devices", "a", "b", "--rounds", "3", "--devices", "c"], {"--devices"}) == [
+    assert join_lists(
+        ["--devices", "a", "b", "--rounds", "3", "--devices", "c"], {"--devices"}
+    ) == [
         "--devices",
         "a,b",
         "--rounds",
@@ -124,7 +130,16 @@ def test_a_task_brings_its_own_preset_where_there_is_one(configured):
 
 
 def test_settings_are_applied_last_and_in_order(configured):
-    given = ["--rounds", "3", "--set", "rounds=4", "--set", "ppo.lr=3e-4", "--set", "reward.weights.rent=0.5"]
+    given = [
+        "--rounds",
+        "3",
+        "--set",
+        "rounds=4",
+        "--set",
+        "ppo.lr=3e-4",
+        "--set",
+        "reward.weights.rent=0.5",
+    ]
     config, _ = configured(*given, "--set", "rounds=5")
     assert (config.rounds, config.ppo.lr, config.reward.weights) == (5, 3e-4, {"rent": 0.5})
 
@@ -136,7 +151,9 @@ def test_a_file_is_read_and_changed_by_options(configured, tmp_path):
 
 
 def test_resuming_takes_the_configuration_of_the_run(configured, tmp_path):
-    mine = TrainingConfig.from_preset("shakespeare").with_changes([("rounds", 9), ("out", "run")], "the test")
+    mine = TrainingConfig.from_preset("shakespeare").with_changes(
+        [("rounds", 9), ("out", "run")], "the test"
+    )
     (tmp_path / "run").mkdir()
     runfolder.write_json(tmp_path / "run" / runfolder.CONFIG, mine.model_dump(mode="json"))
     assert configured("--out", "run", "--resume") == (mine, True)
@@ -170,27 +187,60 @@ def test_the_help_names_the_choices_that_there_are(option):
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
-QUICK = ["--hosts", "1", "--set", "host_pool=1", "--set", "task.epochs=2", "--set", "task.epoch_examples=64"]
+QUICK = [
+    "--hosts",
+    "1",
+    "--set",
+    "host_pool=1",
+    "--set",
+    "task.epochs=2",
+    "--set",
+    "task.epoch_examples=64",
+]
 """so that a mistake that is not noticed does not take minutes to show"""
 BLOBS = ["--task", "blobs", "--set", "task.epochs=3"]
 MISTAKES = {
     "unknown preset": (["--preset", "digit"], "preset 'digit'.*'digits'"),
     "unknown task": (["--task", "blob"], "task 'blob'.*'blobs'"),
     "unknown amp": (["--amp", "fp8"], "amp is \"fp8\".*'off', 'bf16' or 'fp16'"),
-    "unknown executor": (["--executor", "fast"], "executor is \"fast\".*'auto', 'eager' or 'graphed'"),
+    "unknown executor": (
+        ["--executor", "fast"],
+        "executor is \"fast\".*'auto', 'eager' or 'graphed'",
+    ),
     "unknown family": (["--reward-family", "profit"], "reward family .profit."),
-    "missing device": (["--devices", "cuda:300"], "device 'cuda:300' is not there: this machine has"),
-    "one missing device": (["--hosts", "2", "--devices", "cpu", "cuda:300"], "device 'cuda:300' is not there"),
+    "missing device": (
+        ["--devices", "cuda:300"],
+        "device 'cuda:300' is not there: this machine has",
+    ),
+    "one missing device": (
+        ["--hosts", "2", "--devices", "cpu", "cuda:300"],
+        "device 'cuda:300' is not there",
+    ),
     "no device": (["--devices", ","], r"devices is \[\]"),
     "not a device": (["--devices", "gpu0"], "'gpu0' is not a device"),
     "mps": (["--devices", "mps"], "device mps is not supported"),
-    "an idle device": (["--hosts", "1", "--devices", "cpu", "cpu"], "hosts is 1, but devices are cpu, cpu"),
-    "preset and file": (["--preset", "digits", "--config-json", "x.json"], "--preset and --config-json both name a c"),
-    "no file": (["--config-json", "gone.json"], "cannot read the configuration gone.json: No such file"),
+    "an idle device": (
+        ["--hosts", "1", "--devices", "cpu", "cpu"],
+        "hosts is 1, but devices are cpu, cpu",
+    ),
+    "preset and file": (
+        ["--preset", "digits", "--config-json", "x.json"],
+        "--preset and --config-json both name a c",
+    ),
+    "no file": (
+        ["--config-json", "gone.json"],
+        "cannot read the configuration gone.json: No such file",
+    ),
     "broken file": (["--config-json", "broken.json"], "broken.json is not JSON"),
     "a list": (["--config-json", "list.json"], "list.json holds a list; it must be an object"),
-    "unknown key in a file": (["--config-json", "key.json"], "key.json: unknown key 'ppo.gama'. Did you mean 'ppo.ga"),
-    "wrong type in a file": (["--config-json", "type.json"], 'type.json: rounds is "many": input should be a valid i'),
+    "unknown key in a file": (
+        ["--config-json", "key.json"],
+        "key.json: unknown key 'ppo.gama'. Did you mean 'ppo.ga",
+    ),
+    "wrong type in a file": (
+        ["--config-json", "type.json"],
+        'type.json: rounds is "many": input should be a valid i',
+    ),
     "negative in a file": (["--config-json", "count.json"], "count.json: hosts is -4"),
     "no rounds": (["--rounds", "0"], "rounds is 0"),
     "setting without a value": (["--set", "rounds"], "--set 'rounds' .*KEY=VALUE"),
@@ -229,7 +279,9 @@ def test_a_mistake_is_one_line_and_exit_code_two_and_leaves_nothing(mistake, cap
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("arguments", [["--rounds", "many"], ["--hosts"], ["--fast"], ["more"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--rounds", "many"], ["--hosts"], ["--fast"], ["more"]], ids=" ".join
+)
 def test_what_the_parser_refuses_is_exit_code_two_without_a_traceback(arguments, capsys, tmp_path):
     code, out, err = call(capsys, "ppo", "--out", "run", *arguments)
     assert code == 2
@@ -260,7 +312,9 @@ def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(cap
     first, places, *rounds = out.splitlines()
     said = json.loads(first.removeprefix("configuration: "))
     assert said == runfolder.read_json(tmp_path / "run/config.json")
-    assert said["ppo"]["anneal_decisions"] == 3 * 2 * 3  # settled, so that more rounds later do not move it
+    assert (
+        said["ppo"]["anneal_decisions"] == 3 * 2 * 3
+    )  # settled, so that more rounds later do not move it
     assert places == "cpu: 2 hosts"
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
 
@@ -275,7 +329,11 @@ def test_a_run_folder_has_these_files(finished):
         "lock",
     }
     assert manifest_of(finished)["rounds"] == 2
-    assert {row["type"] for row in lines_of(finished)} >= {"HostEpoch", "RoundFinished", "CheckpointSaved"}
+    assert {row["type"] for row in lines_of(finished)} >= {
+        "HostEpoch",
+        "RoundFinished",
+        "CheckpointSaved",
+    }
 
 
 def test_a_folder_that_is_not_empty_is_refused_without_resume(capsys, finished, tmp_path):
@@ -293,7 +351,9 @@ def test_resuming_where_nothing_is_yet_begins_at_the_beginning(capsys, finished,
     assert events_of(tmp_path / "run") == events_of(finished)
 
 
-def test_a_preset_or_a_file_cannot_change_a_run_that_goes_on(capsys, configured, finished, tmp_path):
+def test_a_preset_or_a_file_cannot_change_a_run_that_goes_on(
+    capsys, configured, finished, tmp_path
+):
     """What is named may change; all else stays what the run was started with."""
     run = copy_of(finished, tmp_path)
     options = ["--out", str(run), "--rounds", "3", "--resume"]
@@ -302,7 +362,11 @@ def test_a_preset_or_a_file_cannot_change_a_run_that_goes_on(capsys, configured,
     assert code == 2
     assert re.match(r"esper: .*started with \S+ .*, not ", err)
     assert (run / "config.json").read_bytes() == before
-    own = {name: value for name, value in json.loads(before).items() if name in TrainingConfig.model_fields}
+    own = {
+        name: value
+        for name, value in json.loads(before).items()
+        if name in TrainingConfig.model_fields
+    }
     own["ppo"]["anneal_decisions"] = None
     (tmp_path / "same.json").write_text(json.dumps(own))
     config, resume = configured("--config-json", str(tmp_path / "same.json"), *options)
@@ -327,9 +391,13 @@ def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, fini
         ("observe_telemetry=false", r": features: 61 \("),
     ],
 )
-def test_resuming_with_another_layout_is_refused_with_both_and_does_no_harm(capsys, finished, tmp_path, change, row):
+def test_resuming_with_another_layout_is_refused_with_both_and_does_no_harm(
+    capsys, finished, tmp_path, change, row
+):
     run = copy_of(finished, tmp_path)
-    code, _, err = call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", change)
+    code, _, err = call(
+        capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", change
+    )
     assert code == 2
     assert "Traceback" not in err
     assert re.search(row, err)
@@ -342,7 +410,17 @@ def test_resuming_with_another_layout_is_refused_with_both_and_does_no_harm(caps
 
 def test_resuming_notes_what_it_goes_on_with(capsys, finished, tmp_path):
     run = copy_of(finished, tmp_path)
-    call(capsys, "ppo", "--out", str(run), "--resume", "--rounds", "3", "--set", "telemetry.level=minimal")
+    call(
+        capsys,
+        "ppo",
+        "--out",
+        str(run),
+        "--resume",
+        "--rounds",
+        "3",
+        "--set",
+        "telemetry.level=minimal",
+    )
     saved = json.loads((run / "config.json").read_text())
     assert (saved["rounds"], saved["telemetry"]["level"]) == (3, "minimal")
     assert saved["ppo"]["anneal_decisions"] == 12  # of the run as it was started
@@ -384,7 +462,9 @@ def test_data_that_is_damaged_is_one_line(monkeypatch, capsys, tmp_path):
         raise DataError("the blobs are gone. Put them back.")
 
     monkeypatch.setattr(running, "train_ppo_vectorized", fail)
-    assert call(capsys, *command(tmp_path / "run"))[2] == "esper: the blobs are gone. Put them back.\n"
+    assert (
+        call(capsys, *command(tmp_path / "run"))[2] == "esper: the blobs are gone. Put them back.\n"
+    )
     assert not (tmp_path / "run").exists()
 
 

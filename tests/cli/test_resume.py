@@ -22,7 +22,9 @@ def whole(tmp_path_factory):
     return out
 
 
-def test_an_option_that_contradicts_what_a_run_was_started_with_is_refused_by_name(capsys, tmp_path, whole):
+def test_an_option_that_contradicts_what_a_run_was_started_with_is_refused_by_name(
+    capsys, tmp_path, whole
+):
     run = shutil.copytree(whole, tmp_path / "run")
     for options, words in (
         (["--hosts", "5"], "started with hosts 2, not 5"),
@@ -51,21 +53,42 @@ def test_settings_presets_and_files_reach_the_run(capsys, monkeypatch, tmp_path)
     taken = []
     monkeypatch.setattr("esper.cli.run.run_policy", lambda config, *rest: taken.append(config))
     (tmp_path / "mine.json").write_text('{"hosts": 3, "task": {"name": "blobs"}}')
-    call(capsys, "run", "--preset", "digits", "--set", "task.batch=8", "--set", "telemetry.level=debug")
+    call(
+        capsys,
+        "run",
+        "--preset",
+        "digits",
+        "--set",
+        "task.batch=8",
+        "--set",
+        "telemetry.level=debug",
+    )
     call(capsys, "run", "--config-json", str(tmp_path / "mine.json"), "--epochs", "5")
-    assert (taken[0].task.epoch_examples, taken[0].task.batch, taken[0].telemetry.level) == (512, 8, "debug")
+    assert (taken[0].task.epoch_examples, taken[0].task.batch, taken[0].telemetry.level) == (
+        512,
+        8,
+        "debug",
+    )
     assert (taken[1].hosts, taken[1].task.name, taken[1].task.epochs) == (3, "blobs", 5)
 
 
 @pytest.mark.parametrize("said", ["grow", "compare", 3])
-def test_the_run_of_another_command_or_of_an_older_version_is_not_gone_on_with(capsys, tmp_path, whole, said):
+def test_the_run_of_another_command_or_of_an_older_version_is_not_gone_on_with(
+    capsys, tmp_path, whole, said
+):
     run = shutil.copytree(whole, tmp_path / "run")
     path = run / runfolder.CONFIG
     runfolder.write_json(path, {**runfolder.read_json(path), "command": said})
-    assert_refused(call(capsys, "run", "--out", str(run), "--resume"), "is not a run of esper run", f"says {said}")
+    assert_refused(
+        call(capsys, "run", "--out", str(run), "--resume"),
+        "is not a run of esper run",
+        f"says {said}",
+    )
 
 
-def test_a_run_can_be_started_again_from_the_configuration_in_its_folder(capsys, monkeypatch, tmp_path, whole):
+def test_a_run_can_be_started_again_from_the_configuration_in_its_folder(
+    capsys, monkeypatch, tmp_path, whole
+):
     file = str(whole / "config.json")
     assert call(capsys, "run", "--config-json", file, "--out", str(tmp_path / "again"))[0] == 0
     assert_same_run(tmp_path / "again", whole)

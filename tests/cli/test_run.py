@@ -65,7 +65,10 @@ def whole(tmp_path_factory):
 
 def results_of(run):
     """What the results say, without the wall clock."""
-    return [{**row, "seconds": None} for row in json.loads((run / runfolder.RESULTS).read_text())["results"]]
+    return [
+        {**row, "seconds": None}
+        for row in json.loads((run / runfolder.RESULTS).read_text())["results"]
+    ]
 
 
 def assert_same_run(run, other):
@@ -88,7 +91,9 @@ def run_until_it_ends(tmp_path, kills):
     out, deaths = tmp_path / "run", 0
     for number, moment in enumerate([*kills, None]):
         arguments = command(out, "--resume") if number else command(out)
-        code, _, err = Forked(tmp_path / "child", arguments, partial(install, Ticks(moment, kill_self))).wait()
+        code, _, err = Forked(
+            tmp_path / "child", arguments, partial(install, Ticks(moment, kill_self))
+        ).wait()
         assert code in (0, KILLED), err
         deaths += code == KILLED
     assert code == 0
@@ -127,7 +132,9 @@ def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(whole, tmp_path, number):
+def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(
+    whole, tmp_path, number
+):
     out = tmp_path / "run"
     ask = partial(install, Ticks(whole[2] // 2, lambda: os.kill(os.getpid(), number)))
     code, said, err = Forked(tmp_path / "child", command(out), ask).wait()
@@ -146,7 +153,10 @@ def test_a_run_can_be_moved_before_it_is_resumed(whole, tmp_path):
     ask = partial(install, Ticks(whole[2] // 2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert Forked(tmp_path / "child", command(tmp_path / "here"), ask).wait()[0] == 130
     shutil.move(tmp_path / "here", tmp_path / "there")
-    assert Forked(tmp_path / "child", ["run", "--out", str(tmp_path / "there"), "--resume"]).wait()[0] == 0
+    assert (
+        Forked(tmp_path / "child", ["run", "--out", str(tmp_path / "there"), "--resume"]).wait()[0]
+        == 0
+    )
     assert not (tmp_path / "here").exists()
     assert_same_run(tmp_path / "there", whole[0])
 
@@ -188,11 +198,28 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     options += " --compile off --graph-memory 2"
     run = tmp_path / "run"
     code, _, _ = call(
-        capsys, "run", "--task", "blobs", "--policy", "random", "--out", str(run), "--devices", "cpu", *options.split()
+        capsys,
+        "run",
+        "--task",
+        "blobs",
+        "--policy",
+        "random",
+        "--out",
+        str(run),
+        "--devices",
+        "cpu",
+        *options.split(),
     )
     assert code == 0
     found = started(run)
-    given = {"name": "blobs", "epochs": 2, "clock": "epochs", "budget": 9.0, "max_seeds": 1, "slots": ["r0c1"]}
+    given = {
+        "name": "blobs",
+        "epochs": 2,
+        "clock": "epochs",
+        "budget": 9.0,
+        "max_seeds": 1,
+        "slots": ["r0c1"],
+    }
     assert found.pop("task") == TaskConfig.of(given).model_dump(mode="json")
     assert found == {
         "command": "run",
@@ -213,12 +240,26 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
     }
 
 
-@pytest.mark.parametrize("slots", [["r0c0", "r0c2"], ["r0c0,r0c2"], ["r0c2,", "r0c0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "slots", [["r0c0", "r0c2"], ["r0c0,r0c2"], ["r0c2,", "r0c0"]], ids=" ".join
+)
 def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, slots):
     host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
-    monkeypatch.setitem(TASKS, "three", replace(IMAGES, name="three", build_host=host, epochs=4, lr=0.02))
+    monkeypatch.setitem(
+        TASKS, "three", replace(IMAGES, name="three", build_host=host, epochs=4, lr=0.02)
+    )
     run = tmp_path / "run"
-    arguments = ["run", "--task", "three", "--slots", *slots, "--policy", "schedule", "--out", str(run)]
+    arguments = [
+        "run",
+        "--task",
+        "three",
+        "--slots",
+        *slots,
+        "--policy",
+        "schedule",
+        "--out",
+        str(run),
+    ]
     assert call(capsys, *arguments)[0] == 0
     assert sorted(started(run)["task"]["slots"]) == ["r0c0", "r0c2"]
     assert {event["slot"] for event in events_of(run, "StageChanged")} == {"r0c0", "r0c2"}
@@ -268,7 +309,9 @@ def assert_refused(said, *words):
         ("--task cifar10", "no data folder was named"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, tmp_path, options, words):
+def test_a_wrong_setting_is_one_line_and_leaves_nothing_behind(
+    capsys, monkeypatch, tmp_path, options, words
+):
     monkeypatch.delenv("ESPER_DATA", raising=False)
     said = call(capsys, *command(tmp_path / "run"), *options.split())
     assert_refused(said, words)
@@ -289,7 +332,9 @@ def test_a_file_in_the_folders_place_is_refused(capsys, tmp_path):
 @pytest.mark.parametrize("more", [[], ["--resume"]])
 def test_a_second_writer_is_refused(capsys, tmp_path, more):
     with runfolder.only_writer(tmp_path / "run"):
-        assert_refused(call(capsys, *command(tmp_path / "run", *more)), f"process .*{tmp_path / 'run'}")
+        assert_refused(
+            call(capsys, *command(tmp_path / "run", *more)), f"process .*{tmp_path / 'run'}"
+        )
 
 
 def test_the_run_of_another_command_is_not_resumed(capsys, tmp_path):
@@ -316,7 +361,9 @@ host = Chain()
 """
 
 
-def test_the_best_network_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(capsys, tmp_path, whole):
+def test_the_best_network_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(
+    capsys, tmp_path, whole
+):
     run, harvested, _ = whole
     code, out, err = call(capsys, "export", str(run), "--to", str(tmp_path / "deep" / "network"))
     assert (code, err) == (0, "")
@@ -338,10 +385,15 @@ def finished(whole, tmp_path):
 
 
 @pytest.mark.parametrize("best", [0, 1])
-def test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says(capsys, finished, best):
+def test_the_best_network_is_best_on_held_out_examples_whatever_the_test_says(
+    capsys, finished, best
+):
     results = json.loads((finished / runfolder.RESULTS).read_text())
     for host, row in enumerate(results["results"]):
-        row |= {"validation_accuracy": 0.7 + 0.01 * (host == best), "test_accuracy": 0.9 - 0.3 * (host == best)}
+        row |= {
+            "validation_accuracy": 0.7 + 0.01 * (host == best),
+            "test_accuracy": 0.9 - 0.3 * (host == best),
+        }
     runfolder.write_json(finished / runfolder.RESULTS, results)
     code, out, _ = call(capsys, "export", str(finished))
     assert code == 0
@@ -360,7 +412,10 @@ def test_exporting_needs_neither_the_policy_nor_the_saves(capsys, finished):
 
 
 def test_weights_behind_a_link_or_changed_are_not_exported(capsys, finished, tmp_path):
-    for spoil in (lambda path: path.symlink_to(tmp_path / "secret"), lambda path: path.write_text("others")):
+    for spoil in (
+        lambda path: path.symlink_to(tmp_path / "secret"),
+        lambda path: path.write_text("others"),
+    ):
         for weights in finished.glob("networks/*/weights.safetensors"):
             weights.unlink()
             spoil(weights)
@@ -379,17 +434,40 @@ def tree(folder):
             lambda run: (run / runfolder.RESULTS).unlink(),
             ("its episodes are not over", "Finish: esper run --out", "--resume"),
         ),
-        (lambda run: (run / runfolder.RESULTS).write_text('{"results": ['), ("results.json is damaged",)),
-        (lambda run: runfolder.write_json(run / runfolder.RESULTS, {"results": []}), ("results.json is damaged",)),
-        (lambda run: (run / runfolder.RESULTS).write_text('{"results": []}'), ("results.json is damaged",)),
+        (
+            lambda run: (run / runfolder.RESULTS).write_text('{"results": ['),
+            ("results.json is damaged",),
+        ),
+        (
+            lambda run: runfolder.write_json(run / runfolder.RESULTS, {"results": []}),
+            ("results.json is damaged",),
+        ),
+        (
+            lambda run: (run / runfolder.RESULTS).write_text('{"results": []}'),
+            ("results.json is damaged",),
+        ),
         (lambda run: (run / runfolder.CONFIG).unlink(), ("is not a run folder",)),
-        (lambda run: runfolder.write_json(run / runfolder.CONFIG, {"rounds": 40}), ("is not a run of esper run",)),
+        (
+            lambda run: runfolder.write_json(run / runfolder.CONFIG, {"rounds": 40}),
+            ("is not a run of esper run",),
+        ),
         (lambda run: (run / runfolder.CONFIG).write_text("{"), ("cannot be read",)),
         (lambda run: shutil.rmtree(run / "networks"), ("cannot export to",)),
         (lambda run: (run / "exported").mkdir(), ("exported already exists",)),
         (shutil.rmtree, ("is not a run folder",)),
     ],
-    ids=["unfinished", "torn", "empty", "changed", "foreign", "ppo", "not json", "no networks", "taken", "not there"],
+    ids=[
+        "unfinished",
+        "torn",
+        "empty",
+        "changed",
+        "foreign",
+        "ppo",
+        "not json",
+        "no networks",
+        "taken",
+        "not there",
+    ],
 )
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(capsys, finished, spoil, words):
     spoil(finished)

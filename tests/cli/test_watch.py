@@ -49,20 +49,35 @@ def test_without_textual_watch_is_refused_with_what_to_install(capsys, monkeypat
 )
 def test_the_flags_of_trackers_reach_the_configuration(capsys, monkeypatch, flags, expected):
     taken = []
-    monkeypatch.setattr(ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
-    monkeypatch.setattr(run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track))
+    monkeypatch.setattr(
+        ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True
+    )
+    monkeypatch.setattr(
+        run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track)
+    )
     call(capsys, "ppo", *flags)
     call(capsys, "run", *flags)
     assert taken == [expected, expected]
 
 
-def test_a_resumed_run_is_tracked_as_before_unless_the_call_says_otherwise(capsys, monkeypatch, tmp_path):
+def test_a_resumed_run_is_tracked_as_before_unless_the_call_says_otherwise(
+    capsys, monkeypatch, tmp_path
+):
     taken = []
-    monkeypatch.setattr(ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True)
-    monkeypatch.setattr(run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track))
+    monkeypatch.setattr(
+        ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True
+    )
+    monkeypatch.setattr(
+        run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track)
+    )
     grown = configured(tmp_path / "run", telemetry={"track": ["wandb"]}).model_dump(mode="json")
-    trained = TrainingConfig.from_preset("digits").with_changes([("telemetry.track", ["wandb"])], "the test")
-    for name, values in (("ppo", trained.model_dump(mode="json")), ("run", {"command": "run", **grown})):
+    trained = TrainingConfig.from_preset("digits").with_changes(
+        [("telemetry.track", ["wandb"])], "the test"
+    )
+    for name, values in (
+        ("ppo", trained.model_dump(mode="json")),
+        ("run", {"command": "run", **grown}),
+    ):
         (tmp_path / name).mkdir()
         runfolder.write_json(tmp_path / name / runfolder.CONFIG, values)
         call(capsys, name, "--out", name, "--resume")
@@ -92,7 +107,9 @@ def runs(tmp_path_factory):
         assert not leaving.value.code
     config = configured(folder / "stopped", hosts=1)
     stopped(config, 3)
-    runfolder.write_json(config.out / runfolder.CONFIG, {"command": "run", **config.model_dump(mode="json")})
+    runfolder.write_json(
+        config.out / runfolder.CONFIG, {"command": "run", **config.model_dump(mode="json")}
+    )
     (folder / "notes").mkdir()
     return folder
 
@@ -101,7 +118,12 @@ def test_the_runs_of_a_folder_are_a_table(capsys, runs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     code, out, err = call(capsys, "runs", str(runs))
     assert (code, err) == (0, "")
-    rows = {name: line for name in ("trained", "grown", "stopped") for line in out.splitlines() if f" {name} " in line}
+    rows = {
+        name: line
+        for name in ("trained", "grown", "stopped")
+        for line in out.splitlines()
+        if f" {name} " in line
+    }
     assert len(rows) == 3
     assert "2/2" in rows["trained"].replace(" ", "")
     assert "4/4" in rows["grown"].replace(" ", "")
@@ -123,7 +145,9 @@ def test_the_runs_of_a_folder_are_json(capsys, runs):
         assert row["path"] == str(runs / name)
 
 
-def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line(capsys, runs, tmp_path):
+def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line(
+    capsys, runs, tmp_path
+):
     assert json.loads(call(capsys, "runs", str(runs / "notes"), "--json")[1]) == []
     code, out, err = call(capsys, "runs", str(tmp_path / "nowhere"))
     assert (code, out) == (2, "")
@@ -137,7 +161,12 @@ def test_a_growing_run_whose_length_nobody_named_knows_it_and_goes_on(capsys, tm
     code, _, _ = call(capsys, "run", "--task", "blobs", "--out", str(run))
     assert code == 0
     row = json.loads(call(capsys, "runs", str(run), "--json")[1])[0]
-    assert row["done"] == row["total"] == json.loads((run / runfolder.CONFIG).read_text())["task"]["epochs"] > 0
+    assert (
+        row["done"]
+        == row["total"]
+        == json.loads((run / runfolder.CONFIG).read_text())["task"]["epochs"]
+        > 0
+    )
     before = events_of(run)
     (run / runfolder.RESULTS).unlink()
     shutil.rmtree(run / "networks")

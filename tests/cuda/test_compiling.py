@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 TEXT = replace(
     COPIED,
-    build_host=partial(build_transformer_host, vocabulary=256, width=64, layers=3, context=64, slots=3),
+    build_host=partial(
+        build_transformer_host, vocabulary=256, width=64, layers=3, context=64, slots=3
+    ),
     held_out=16,
 )
 PHOTOS = replace(
@@ -37,9 +39,13 @@ SHAPES = 3 * 2 + 1
 
 
 def losses(task, script, compile, hosts=2, **options):
-    population = Population(task, list(range(hosts)), ["cuda"], executor="graphed", compile=compile, **options)
+    population = Population(
+        task, list(range(hosts)), ["cuda"], executor="graphed", compile=compile, **options
+    )
     play(population, 6, dict.fromkeys(range(hosts), script))
-    return [value for one in population.readings() for value in (one.train_loss, one.held_out_loss)], population
+    return [
+        value for one in population.readings() for value in (one.train_loss, one.held_out_loss)
+    ], population
 
 
 @pytest.mark.parametrize(("amp", "tolerance"), [("off", 2e-3), ("bf16", 2e-2)])
@@ -59,7 +65,10 @@ def test_losses_are_those_of_uncompiled_blocks_and_every_shape_is_compiled_once(
 
 @pytest.mark.parametrize("compiled", ["on", "off"])
 def test_a_residual_network_in_bf16_with_channels_last_grows_as_without(compiled, monkeypatch):
-    script = {0: [(GERMINATE, "r0c0", "conv_small", "linear")], 1: [(GERMINATE, "r0c1", "conv_small", "gated")]}
+    script = {
+        0: [(GERMINATE, "r0c0", "conv_small", "linear")],
+        1: [(GERMINATE, "r0c1", "conv_small", "gated")],
+    }
     with monkeypatch.context() as without:
         without.setattr(compiling, "lay_out", lambda optimizer: None)
         expected, _ = losses(PHOTOS, script, "off", amp="bf16")
@@ -83,8 +92,12 @@ def test_a_new_episode_and_a_copy_in_another_slot_compile_nothing():
 
 def test_compiled_hosts_run_once_before_a_capture_only_where_something_is_new(monkeypatch):
     calls, learn = [], HostRun.learn
-    monkeypatch.setattr(HostRun, "learn", lambda run, *batch: (calls.append(run.seed), learn(run, *batch))[1])
+    monkeypatch.setattr(
+        HostRun, "learn", lambda run, *batch: (calls.append(run.seed), learn(run, *batch))[1]
+    )
     script = {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}
     found, _ = losses(PHOTOS, script, "on", hosts=3, amp="bf16")
-    assert calls == [0, 0, 1, 2] * 2  # the first host runs and is captured, others are captured; then with the seed
+    assert (
+        calls == [0, 0, 1, 2] * 2
+    )  # the first host runs and is captured, others are captured; then with the seed
     assert all(map(math.isfinite, found))

@@ -13,7 +13,17 @@ from esper.runtime.executors import EagerExecutor, GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks import get_task
-from runtime.episodes import COPIES, CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
+from runtime.episodes import (
+    COPIES,
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    act,
+    differing,
+    image_splits,
+    play,
+    print_of,
+)
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -46,12 +56,16 @@ EPOCHS = 8
 def text_splits(root=None):
     """A text that repeats itself, with noise."""
     draw = torch.Generator().manual_seed(3)
-    tokens = (torch.arange(30_000) * 7 % 97 + torch.randint(0, 3, (30_000,), generator=draw)).to(torch.uint8)
+    tokens = (torch.arange(30_000) * 7 % 97 + torch.randint(0, 3, (30_000,), generator=draw)).to(
+        torch.uint8
+    )
     parts = [TokenSplit(part, 64) for part in tokens.split([24_000, 3_000, 3_000])]
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))
 
 
-TEXT = replace(get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, epochs=12, lengths=RAMP)
+TEXT = replace(
+    get_task("shakespeare"), load=text_splits, epoch_examples=160, batch=16, epochs=12, lengths=RAMP
+)
 COPIED = replace(TEXT, blueprints=("copy", "copy_zero"), budget=5.0, lengths=replace(RAMP, ramp=2))
 EPISODES = {
     "sgd": (PHOTOS, GROWTH),
@@ -67,7 +81,10 @@ EPISODES = {
 def _deterministic():
     """The conditions under which the two executors promise equal bits."""
     kernels = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    attention = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+    attention = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+    )
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(False)
@@ -134,9 +151,13 @@ def tensors_of(found):
 
 
 @pytest.mark.parametrize("host", [0, 1], ids=["growing", "alone"])
-def test_parameters_buffers_and_optimiser_state_are_bit_identical_through_a_whole_episode(both, host):
+def test_parameters_buffers_and_optimiser_state_are_bit_identical_through_a_whole_episode(
+    both, host
+):
     pairs = zip(both["eager"], both["graphed"], strict=True)
-    wrong = [differing(tensors_of(eager[host]), tensors_of(graphed[host])) for eager, graphed in pairs]
+    wrong = [
+        differing(tensors_of(eager[host]), tensors_of(graphed[host])) for eager, graphed in pairs
+    ]
     assert wrong == [[]] * EPOCHS
 
 
@@ -144,14 +165,21 @@ def test_parameters_buffers_and_optimiser_state_are_bit_identical_through_a_whol
 def test_readings_contributions_and_scores_are_bit_identical_through_a_whole_episode(both, host):
     names = ("reading", "reports", "states", "epoch")
     pairs = zip(both["eager"], both["graphed"], strict=True)
-    wrong = [[name for name in names if eager[host][name] != graphed[host][name]] for eager, graphed in pairs]
+    wrong = [
+        [name for name in names if eager[host][name] != graphed[host][name]]
+        for eager, graphed in pairs
+    ]
     assert wrong == [[]] * EPOCHS
 
 
 def test_the_episode_that_is_compared_trains_fifty_steps_and_has_every_change(both):
     last = both["graphed"][-1][0]
-    steps = next(value for name, value in last.items() if name.endswith(("num_batches_tracked", "|step")))
-    states = {slot_id: (state.is_live, fossils) for slot_id, (state, fossils) in last["states"].items()}
+    steps = next(
+        value for name, value in last.items() if name.endswith(("num_batches_tracked", "|step"))
+    )
+    states = {
+        slot_id: (state.is_live, fossils) for slot_id, (state, fossils) in last["states"].items()
+    }
     assert int(steps) >= 50
     assert states["r0c0"][1] != []
     assert states["r0c1"] == (True, [])
@@ -159,11 +187,15 @@ def test_the_episode_that_is_compared_trains_fifty_steps_and_has_every_change(bo
 
 def test_a_measurement_of_a_grown_host_is_the_same_under_both_executors():
     population = build(seeds=[7])
-    play(population, 5, {0: {epoch: GROWTH[epoch] for epoch in (0, 1)}})  # both seeds are on probation
+    play(
+        population, 5, {0: {epoch: GROWTH[epoch] for epoch in (0, 1)}}
+    )  # both seeds are on probation
     splits = [population.runs[0].splits.validation]
     graphed = population.executor.measure(population.runs, splits)[0].clone()
     eager = EagerExecutor().measure(population.runs, splits)[0]
-    assert [bool(number) for number in eager[2:]] == [True] * 4 + [False] * 2  # the third slot is empty
+    assert [bool(number) for number in eager[2:]] == [True] * 4 + [
+        False
+    ] * 2  # the third slot is empty
     assert torch.equal(graphed, eager)
 
 
@@ -210,7 +242,9 @@ def test_a_cull_and_a_new_episode_bring_back_the_graphs_of_the_host_alone(captur
     assert differing(print_of(fresh), print_of(population)) == []
 
 
-def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(captured, monkeypatch):
+def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(
+    captured, monkeypatch
+):
     monkeypatch.setattr(executors, "_SPARE", 4)
     population = build(seeds=[7])
     run = population.runs[0]
@@ -269,7 +303,9 @@ def test_measuring_does_not_wait_for_the_device(executor):
     population.train_epoch()
     population.evaluate()
     with no_waiting():
-        population.executor.measure(population.runs, [run.splits.validation for run in population.runs])
+        population.executor.measure(
+            population.runs, [run.splits.validation for run in population.runs]
+        )
 
 
 def test_waiting_would_be_noticed():
@@ -351,7 +387,9 @@ TEXT_SEEDS = ("lora", "mlp_small", "mlp", "attention", "norm")
     ("task", "blueprint"), [*((PHOTOS, name) for name in IMAGE_SEEDS), *((TEXT, name) for name in TEXT_SEEDS)],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )  # fmt: skip
-def test_every_seed_parameter_gets_finite_gradients_that_are_not_zero(amp, executor, task, blueprint):
+def test_every_seed_parameter_gets_finite_gradients_that_are_not_zero(
+    amp, executor, task, blueprint
+):
     """Without weight decay the optimiser's state holds past gradients and nothing else."""
     task = replace(task, weight_decay=0.0, epoch_examples=4 * task.batch)
     population = build(task, [7], executor, amp=amp)

@@ -12,13 +12,25 @@ import torch
 from cuda.test_executors import GROWTH, IMAGE_SEEDS, PHOTOS, _deterministic, build  # noqa: F401
 from esper.leyline.errors import EsperError
 from esper.runtime import executors
-from runtime.episodes import CULL, FOSSILIZE, GERMINATE, act, differing, image_splits, play, print_of
+from runtime.episodes import (
+    CULL,
+    FOSSILIZE,
+    GERMINATE,
+    act,
+    differing,
+    image_splits,
+    play,
+    print_of,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 MIB = 2**20
 SMALL = replace(
-    PHOTOS, load=partial(lambda root, splits: splits, splits=image_splits(400, 32, 3, 20)), epoch_examples=96, batch=32
+    PHOTOS,
+    load=partial(lambda root, splits: splits, splits=image_splits(400, 32, 3, 20)),
+    epoch_examples=96,
+    batch=32,
 )
 SLOTS = ("r0c0", "r0c1", "r0c2")
 
@@ -39,7 +51,9 @@ def say(what, floor):
     free, total = torch.cuda.mem_get_info()
     taken, beside = (reserved - floor) / MIB, (total - free - reserved) / MIB
     allocated = torch.cuda.memory_allocated() / MIB
-    print(f"{what}: {taken:,.0f} MiB reserved, {allocated:,.0f} allocated, {beside:,.0f} beside the allocator")
+    print(
+        f"{what}: {taken:,.0f} MiB reserved, {allocated:,.0f} allocated, {beside:,.0f} beside the allocator"
+    )
     return taken
 
 
@@ -71,9 +85,18 @@ def test_no_tensor_of_a_captured_call_lives_on_in_a_pool():
     population = grow(executors._LANES)
     pools = {tuple(population.executor._device(run).lane(run).pool) for run in population.runs}
     gc.collect()
-    segments = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools]
-    alive = [block["size"] for part in segments for block in part["blocks"] if block["state"] != "inactive"]
-    print(f"pools: {sum(part['total_size'] for part in segments) / MIB:,.0f} MiB, alive in them: {sorted(alive)}")
+    segments = [
+        part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools
+    ]
+    alive = [
+        block["size"]
+        for part in segments
+        for block in part["blocks"]
+        if block["state"] != "inactive"
+    ]
+    print(
+        f"pools: {sum(part['total_size'] for part in segments) / MIB:,.0f} MiB, alive in them: {sorted(alive)}"
+    )
     assert segments
     assert [size for size in alive if size < MIB] == []
 
@@ -85,9 +108,15 @@ def test_hosts_that_share_a_lane_equal_eager_ones_to_the_bit(monkeypatch):
     found = {}
     for executor in ("graphed", "eager"):
         population = build(PHOTOS, range(5), executor)
-        play(population, 7, {0: GROWTH, 1: GROWTH, 3: {2: [(GERMINATE, "r0c2", "attention", "gated")]}})
+        play(
+            population,
+            7,
+            {0: GROWTH, 1: GROWTH, 3: {2: [(GERMINATE, "r0c2", "attention", "gated")]}},
+        )
         found[executor] = [print_of(population, host) for host in range(5)]
-    wrong = [differing(one, other) for one, other in zip(found["graphed"], found["eager"], strict=True)]
+    wrong = [
+        differing(one, other) for one, other in zip(found["graphed"], found["eager"], strict=True)
+    ]
     assert wrong == [[]] * 5
 
 
@@ -107,7 +136,9 @@ def test_results_outlive_what_the_lane_runs_after_them(monkeypatch):
         with torch.cuda.stream(step.stream):
             step.graph.replay()
     torch.cuda.synchronize()
-    assert [torch.equal(*pair) for pair in zip((*scores, *results), expected, strict=True)] == [True] * 6
+    assert [torch.equal(*pair) for pair in zip((*scores, *results), expected, strict=True)] == [
+        True
+    ] * 6
 
 
 # -- many structures ---------------------------------------------------------------------------------------------------
@@ -141,7 +172,9 @@ def visit(population, structures, draw):
         epoch += 1
 
 
-def test_200_structures_one_after_the_other_take_no_more_memory_than_the_first_40(floor, monkeypatch):
+def test_200_structures_one_after_the_other_take_no_more_memory_than_the_first_40(
+    floor, monkeypatch
+):
     monkeypatch.setattr(executors, "_SPARE", 16)
     draw = random.Random(4)
     population = build(SMALL, range(4))
@@ -153,7 +186,9 @@ def test_200_structures_one_after_the_other_take_no_more_memory_than_the_first_4
     graphs = population.executor._device(population.runs[0])._kept
     print(f"{len(graphs)} structures kept")
     assert len(graphs) <= 2 * 4 + 16
-    assert after - before < 256  # a larger structure than the first 40 may have come; a leak of each would be gigabytes
+    assert (
+        after - before < 256
+    )  # a larger structure than the first 40 may have come; a leak of each would be gigabytes
 
 
 def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(floor):
@@ -161,7 +196,10 @@ def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(f
     free, tight = build(SMALL, range(8)), build(SMALL, range(8), graph_memory=0.15)
     for population in (free, tight):
         visit(population, 150, random.Random(5))
-    lanes = {id(population): population.executor._device(population.runs[0]) for population in (free, tight)}
+    lanes = {
+        id(population): population.executor._device(population.runs[0])
+        for population in (free, tight)
+    }
     for population in (free, tight):
         graphs = lanes[id(population)]
         print(f"{len(graphs._lanes)} lanes, {graphs.taken / MIB:,.0f} MiB in pools")
@@ -176,8 +214,14 @@ def test_what_pools_take_is_what_the_allocator_says():
     population = grow(4)
     graphs = population.executor._device(population.runs[0])
     pools = {tuple(lane.pool) for lane in graphs._lanes}
-    segments = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools]
-    assert 0 <= graphs.taken - sum(part["total_size"] for part in segments) <= 4 * MIB * len(graphs._lanes)
+    segments = [
+        part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) in pools
+    ]
+    assert (
+        0
+        <= graphs.taken - sum(part["total_size"] for part in segments)
+        <= 4 * MIB * len(graphs._lanes)
+    )
 
 
 def test_populations_one_after_the_other_take_no_more_memory_than_one(floor):

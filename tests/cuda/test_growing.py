@@ -21,7 +21,9 @@ def build(lengths: StageLengths | None = None) -> tuple[MorphogeneticModel, torc
     return model, optimizer
 
 
-def train(model: MorphogeneticModel, optimizer: torch.optim.Optimizer, steps: int = 3) -> torch.Tensor:
+def train(
+    model: MorphogeneticModel, optimizer: torch.optim.Optimizer, steps: int = 3
+) -> torch.Tensor:
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -40,7 +42,9 @@ def test_a_seed_has_its_whole_episode_on_the_device():
         model.tick()
         images = train(model, optimizer)
     with torch.no_grad():
-        model.record_counterfactual("r0c1", model(images).square().mean(1), model(images).square().mean(1) + 1)
+        model.record_counterfactual(
+            "r0c1", model(images).square().mean(1), model(images).square().mean(1) + 1
+        )
         model.eval()
         before = model(images)
         model.fossilize_seed("r0c1")
@@ -69,7 +73,15 @@ def test_incubation_leaves_host_and_its_gradients_bit_identical():
 
 
 def test_every_blueprint_learns_under_bf16():
-    for name in ("conv_light", "conv_heavy", "depthwise", "attention", "norm", "bottleneck", "inverted_bottleneck"):
+    for name in (
+        "conv_light",
+        "conv_heavy",
+        "depthwise",
+        "attention",
+        "norm",
+        "bottleneck",
+        "inverted_bottleneck",
+    ):
         model, optimizer = build()
         model.germinate_seed("r0c2", name, "gated")
         model.tick()

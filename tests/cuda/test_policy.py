@@ -20,24 +20,33 @@ def agent_on_gpu(seed=0):
     torch.manual_seed(seed)
     network = FactoredRecurrentActorCritic(WIDTH, SLOTS)
     for head in network.policy_heads.values():
-        torch.nn.init.orthogonal_(head[-1].weight, 1.0)  # sharp: where acting and learning may disagree
+        torch.nn.init.orthogonal_(
+            head[-1].weight, 1.0
+        )  # sharp: where acting and learning may disagree
     return PPOAgent(network.cuda(), PPOConfig(epochs=2, minibatches=4), seed=seed)
 
 
 @torch.no_grad()
 def rollout_of(agent, autocast=False):
     draw = torch.Generator().manual_seed(1)
-    rollout = Rollout(STEPS, HOSTS, WIDTH, agent.network.spec, SHAPES, like=torch.zeros((), device="cuda"))
+    rollout = Rollout(
+        STEPS, HOSTS, WIDTH, agent.network.spec, SHAPES, like=torch.zeros((), device="cuda")
+    )
     hidden = agent.network.get_initial_hidden(HOSTS)
     rollout.begin(hidden)
     alive = torch.ones(HOSTS, dtype=torch.bool, device="cuda")
     for step in range(STEPS):
         states = torch.randn(HOSTS, WIDTH, generator=draw).cuda()
-        masks = {name: (torch.rand(HOSTS, *shape, generator=draw) < 0.6).cuda() for name, shape in SHAPES.items()}
+        masks = {
+            name: (torch.rand(HOSTS, *shape, generator=draw) < 0.6).cuda()
+            for name, shape in SHAPES.items()
+        }
         for mask in masks.values():
             mask[..., 0] = True
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, generator=agent.draws)
+            choices, log_probs, values, hidden = agent.network.choose(
+                states, hidden, masks, generator=agent.draws
+            )
         rollout.add_decision(states, masks, choices, log_probs, values.float(), alive, ~alive)
         rewards = torch.randn(HOSTS, generator=draw).cuda()
         ends = torch.full_like(alive, step == STEPS - 1)
@@ -97,7 +106,9 @@ def test_a_deterministic_run_repeats_to_the_bit(tmp_path, executor):
 
 def test_a_run_goes_on_exactly_where_it_was_saved(tmp_path):
     whole, _ = run_of(tmp_path / "whole")
-    run_of(tmp_path / "parts", rounds=1, ppo={"epochs": 2, "minibatches": 2, "anneal_decisions": 40})
+    run_of(
+        tmp_path / "parts", rounds=1, ppo={"epochs": 2, "minibatches": 2, "anneal_decisions": 40}
+    )
     config = TrainingConfig.of(
         {
             "task": {"name": "blobs", "epochs": 6, "epoch_examples": 128},
@@ -113,7 +124,9 @@ def test_a_run_goes_on_exactly_where_it_was_saved(tmp_path):
     agent = train_ppo_vectorized(config, sink=NullSink(), resume=True)
     assert agent.updates == 2
     state = whole.network.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in agent.network.state_dict().items())
+    assert all(
+        torch.equal(value, state[name]) for name, value in agent.network.state_dict().items()
+    )
 
 
 def test_mixed_precision_hosts_train_a_policy_without_nan(tmp_path):

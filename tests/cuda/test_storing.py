@@ -13,7 +13,9 @@ EPOCHS = 7
 
 
 @pytest.mark.parametrize("executor", ["graphed", "eager"])
-@pytest.mark.parametrize(("task", "script"), [(PHOTOS, GROWTH), (TEXT, TEXT_GROWTH), (COPIED, COPIES)])
+@pytest.mark.parametrize(
+    ("task", "script"), [(PHOTOS, GROWTH), (TEXT, TEXT_GROWTH), (COPIED, COPIES)]
+)
 def test_a_stored_host_has_the_same_episode(task, script, executor, tmp_path):
     straight, broken_up = (build(task, executor=executor) for _ in range(2))
     for epoch in range(EPOCHS):
@@ -23,7 +25,10 @@ def test_a_stored_host_has_the_same_episode(task, script, executor, tmp_path):
         store(broken_up, tmp_path / str(epoch))
         broken_up = build(task, executor=executor)
         restore(broken_up, tmp_path / str(epoch))
-        assert [differing(print_of(straight, h), print_of(broken_up, h)) for h in (0, 1)] == [[], []], f"epoch {epoch}"
+        assert [differing(print_of(straight, h), print_of(broken_up, h)) for h in (0, 1)] == [
+            [],
+            [],
+        ], f"epoch {epoch}"
         for population in (straight, broken_up):
             for move in script.get(epoch, []):
                 act(population, 0, *move)

@@ -113,12 +113,18 @@ def assert_learned(agent, rounds):
 @pytest.mark.parametrize("policy_device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
 def test_hosts_on_all_devices_teach_one_policy(executor, policy_device, tmp_path, monkeypatch):
-    taught = train_policy(tmp_path / "run", monkeypatch, executor=executor, policy_device=policy_device)
+    taught = train_policy(
+        tmp_path / "run", monkeypatch, executor=executor, policy_device=policy_device
+    )
     agent, rounds, landed = taught
     assert_learned(agent, rounds)
     each = 4 // len(DEVICES)
-    found = [device for own in landed for device in own]  # graphed hosts come in two parts, one after the other
-    assert found == [device for device in DEVICES for _ in range(each)] * 8  # two rounds of four steps
+    found = [
+        device for own in landed for device in own
+    ]  # graphed hosts come in two parts, one after the other
+    assert (
+        found == [device for device in DEVICES for _ in range(each)] * 8
+    )  # two rounds of four steps
     assert str(agent.device) == policy_device
 
 

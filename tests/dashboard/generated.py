@@ -24,11 +24,23 @@ from esper.telemetry.events import (
     to_record,
 )
 
-NEXT = {"GERMINATED": "BLENDING", "BLENDING": "PROBATIONARY", "CULLED": "EMBARGOED", "EMBARGOED": "RESETTING"}
+NEXT = {
+    "GERMINATED": "BLENDING",
+    "BLENDING": "PROBATIONARY",
+    "CULLED": "EMBARGOED",
+    "EMBARGOED": "RESETTING",
+}
 LIVE = ("GERMINATED", "BLENDING", "PROBATIONARY")
 OPS = ("WAIT", "GERMINATE", "CULL", "FOSSILIZE")
-LIKELY = {"DORMANT": ("WAIT", "GERMINATE", "GERMINATE"), "PROBATIONARY": ("WAIT", "FOSSILIZE", "FOSSILIZE", "CULL")}
-FOREIGN = [{"type": "FromTheFuture", "x": 1}, {"type": "ACTION_TAKEN", "round": 0, "env_id": 0, "op": "WAIT"}, {}]
+LIKELY = {
+    "DORMANT": ("WAIT", "GERMINATE", "GERMINATE"),
+    "PROBATIONARY": ("WAIT", "FOSSILIZE", "FOSSILIZE", "CULL"),
+}
+FOREIGN = [
+    {"type": "FromTheFuture", "x": 1},
+    {"type": "ACTION_TAKEN", "round": 0, "env_id": 0, "op": "WAIT"},
+    {},
+]
 
 
 class Host:
@@ -47,7 +59,9 @@ class Host:
             self.fossils.add(slot)
         elif after == "GERMINATED":
             self.fossils.discard(slot)
-        return StageChanged(self.number, epoch, slot, before, after, "norm", float(after in LIVE[1:]))
+        return StageChanged(
+            self.number, epoch, slot, before, after, "norm", float(after in LIVE[1:])
+        )
 
     def act(self, epoch):
         """What a policy does, refusals included."""
@@ -56,7 +70,11 @@ class Host:
         self.op = self.draws.choice(LIKELY.get(stage, OPS))
         if self.op == "WAIT":
             return []
-        goes = {"GERMINATE": stage == "DORMANT", "CULL": stage in LIVE, "FOSSILIZE": stage == "PROBATIONARY"}
+        goes = {
+            "GERMINATE": stage == "DORMANT",
+            "CULL": stage in LIVE,
+            "FOSSILIZE": stage == "PROBATIONARY",
+        }
         if not goes[self.op]:
             return [ActionRefused(self.number, epoch, self.op, slot, "nicht möglich 🌱 \x1b[31m")]
         planted = ("norm", "linear") if self.op == "GERMINATE" else (None, None)
@@ -86,7 +104,9 @@ class Host:
         """Now and then the governor steps in; it may also bring back and cull what was a fossil."""
         if self.draws.random() < 0.9:
             return []
-        culled = [slot for slot, stage in self.stages.items() if stage in LIVE or slot in self.fossils]
+        culled = [
+            slot for slot, stage in self.stages.items() if stage in LIVE or slot in self.fossils
+        ]
         self.fossils.clear()
         reason = HostRolledBack(self.number, epoch, "held-out loss is NaN")
         return [reason, *(self.move(epoch, slot, "CULLED") for slot in culled)]
@@ -116,15 +136,42 @@ def play_ppo(draws, ranks, hosts, rounds, epochs):
         for epoch in range(1, epochs):
             for host in alive:
                 parts = {"rent": draws.random()} | ({"late": 1} if number else {})
-                happened = [*host.act(epoch), *host.tick(epoch), *host.break_down(epoch + 1), *host.measure(epoch + 1)]
+                happened = [
+                    *host.act(epoch),
+                    *host.tick(epoch),
+                    *host.break_down(epoch + 1),
+                    *host.measure(epoch + 1),
+                ]
                 reading = (*host.readings(), 0.5, 438 + epoch, 10**12, 0.5, parts)
-                files[host.number % ranks] += [*happened, taught_epoch(number, host.number, epoch + 1, *reading)]
+                files[host.number % ranks] += [
+                    *happened,
+                    taught_epoch(number, host.number, epoch + 1, *reading),
+                ]
                 ops[host.op] += 1
         heads = {"op": {"entropy": 0.5, "clip_fraction": None}}
         gaps = {"op": None, "joint": 0.5}
-        update = {"approx_kl": draws.choice((None, 0.1)), "heads": heads, "first_ratio_gap": gaps} if number else {}
+        update = (
+            {"approx_kl": draws.choice((None, 0.1)), "heads": heads, "first_ratio_gap": gaps}
+            if number
+            else {}
+        )
         accuracy, parts = draws.random(), {"rent": 0.5}
-        whole = (number, (number + 1) * hosts, 0.5, accuracy, 0.5, 1.5, parts, ops, 1, 2, 3, 0, update, 1.25)
+        whole = (
+            number,
+            (number + 1) * hosts,
+            0.5,
+            accuracy,
+            0.5,
+            1.5,
+            parts,
+            ops,
+            1,
+            2,
+            3,
+            0,
+            update,
+            1.25,
+        )
         if draws.random() < 0.3:
             files[0].append(AnomalyFound(number, "kl", None, 0.2, "host 1", True))
         files[0] += [RoundFinished(*whole), CheckpointSaved(number + 1, f"round-{number + 1}")]
@@ -137,7 +184,13 @@ def play_grow(draws, ranks, hosts, rounds, epochs):
     for epoch in range(1, epochs + 1):
         for host in alive:
             read = grown_epoch(host.number, epoch, *host.readings(), 438 + epoch, 10**9)
-            happened = [*host.break_down(epoch), read, *host.measure(epoch), *host.act(epoch), *host.tick(epoch)]
+            happened = [
+                *host.break_down(epoch),
+                read,
+                *host.measure(epoch),
+                *host.act(epoch),
+                *host.tick(epoch),
+            ]
             files[host.number % ranks] += happened
     for host in alive if draws.random() < 0.5 else ():
         cost = {"training": 5}
@@ -198,7 +251,9 @@ def opened(folder):
 
 
 def lived(number, host, epoch):
-    return to_record(taught_epoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5}))
+    return to_record(
+        taught_epoch(number, host, epoch, 0.5, None, 0.75, 0.5, 438, 10**9, 0.25, {"rent": -0.5})
+    )
 
 
 def many_rounds(rounds, hosts=2, epochs=5):
@@ -206,7 +261,9 @@ def many_rounds(rounds, hosts=2, epochs=5):
     records = []
     for number in range(rounds):
         records.append(to_record(RoundBegan(number)))
-        records += [lived(number, host, epoch) for epoch in range(2, epochs) for host in range(hosts)]
+        records += [
+            lived(number, host, epoch) for epoch in range(2, epochs) for host in range(hosts)
+        ]
     return records
 
 
@@ -228,6 +285,8 @@ def plain(view, ranks=1):
     log = view.log
     shown = {**vars(view), "lines": log, "newest": [], "ops": view.ops}
     if ranks > 1:
-        shown["lines"] = [{**vars(line), "number": 0} for line in log] if view.events <= LOG_LINES else []
+        shown["lines"] = (
+            [{**vars(line), "number": 0} for line in log] if view.events <= LOG_LINES else []
+        )
         shown |= {name: sorted(shown[name], key=repr) for name in ("lines", "results", "ledgers")}
     return json.dumps(shown, default=_comparable, sort_keys=True, indent=1)

@@ -15,9 +15,13 @@ from esper.telemetry.events import to_record
 from telemetry.test_events import REPORTED
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-axe_package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+axe_package = pytest.importorskip(
+    "axe_playwright_python", reason="axe-playwright-python is not installed"
+)
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 AXE = Path(axe_package.__file__).with_name("axe.min.js")
 PAGES = ("#/", "#/run/ppo", "#/run/grow", "#/run/never", "#/compare?run=grow&run=never")
@@ -66,9 +70,17 @@ def page(browser, address):
     page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page.set_default_timeout(15_000)
     wrong = []
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: wrong.append(request.url) if not is_ours(request.url, address) else None)
+    page.on(
+        "request",
+        lambda request: wrong.append(request.url) if not is_ours(request.url, address) else None,
+    )
     yield page
     page.close()
     assert wrong == []
@@ -97,7 +109,10 @@ def test_what_is_appended_appears(page, address, runs):
     page.goto(address + "#/run/live")
     page.wait_for_selector("main[data-events]")
     before = page.locator(".seed").count()
-    append(folder, *(event for batch in seed_events(0, 2, "r0c2", "CULLED", "brand_new") for event in batch))
+    append(
+        folder,
+        *(event for batch in seed_events(0, 2, "r0c2", "CULLED", "brand_new") for event in batch),
+    )
     append(folder, grown_epoch(0, 2, 0.877))
     page.get_by_role("option", name="brand_new in r0c2").wait_for()
     page.get_by_text("87.7 %").first.wait_for()
@@ -123,12 +138,18 @@ def test_a_page_that_is_open_for_long_does_not_grow(page, address, runs):
 def test_a_loop_of_ones_own_shows_modules_scores_and_what_it_is_worth(page, address, runs):
     folder = grow_run(runs / "own", "never", epochs=2, command="garden", run="a1")
     seed = [
-        to_record(event) if not isinstance(event, dict) else event for event in seed_events(0, 0, "r0c0", "CULLED")[0]
+        to_record(event) if not isinstance(event, dict) else event
+        for event in seed_events(0, 0, "r0c0", "CULLED")[0]
     ]
     append(folder, *({**record, "module": "encoder.layer3"} for record in seed))
     append(
         folder,
-        {**to_record(grown_epoch(0, 2)), "held_out_loss": None, "held_out_accuracy": None, "held_out_score": 0.625},
+        {
+            **to_record(grown_epoch(0, 2)),
+            "held_out_loss": None,
+            "held_out_accuracy": None,
+            "held_out_score": 0.625,
+        },
     )
     page.goto(address + "#/run/own")
     page.get_by_role("option", name="conv_light in r0c0 (encoder.layer3)").wait_for()
@@ -163,7 +184,10 @@ def test_the_keyboard_reaches_every_seed(page, address):
     page.keyboard.press("ArrowDown")
     panel.get_by_role("heading", name="depthwise in r0c1").wait_for()
     assert page.evaluate("document.activeElement.getAttribute('aria-selected')") == "true"
-    assert page.evaluate("getComputedStyle(document.activeElement.querySelector('.ring')).strokeWidth") == "3px"
+    assert (
+        page.evaluate("getComputedStyle(document.activeElement.querySelector('.ring')).strokeWidth")
+        == "3px"
+    )
     page.keyboard.press("ArrowUp")
     panel.get_by_role("heading", name="conv_light in r0c0").wait_for()
 
@@ -171,7 +195,9 @@ def test_the_keyboard_reaches_every_seed(page, address):
 def test_fates_are_told_by_shape_and_word(page, address):
     page.goto(address + "#/run/grow")
     page.wait_for_selector(".seed")
-    shapes = page.eval_on_selector_all(".seed .mark", "marks => marks.map(mark => mark.getAttribute('d'))")
+    shapes = page.eval_on_selector_all(
+        ".seed .mark", "marks => marks.map(mark => mark.getAttribute('d'))"
+    )
     assert len(set(shapes)) == 2
     assert {"kept", "culled"} <= set(page.locator(".seed .seed-name").all_text_contents())
 
@@ -196,7 +222,8 @@ def test_two_runs_are_compared(page, address):
     page.get_by_role("button", name="Compare 2").click()
     page.get_by_role("img", name="Chart: Held-out accuracy, mean over hosts. grow").wait_for()
     assert (
-        "+10.00 (+10.00 to +10.00) over never" in page.get_by_role("region", name="Policies and controls").inner_text()
+        "+10.00 (+10.00 to +10.00) over never"
+        in page.get_by_role("region", name="Policies and controls").inner_text()
     )
 
 
@@ -220,7 +247,9 @@ def test_nothing_has_to_be_scrolled_sideways(page, address, place, width):
 
 def test_text_from_events_is_never_html(page, address, runs):
     folder = grow_run(runs / "hostile", epochs=2, policy=BAD)
-    append(folder, *(event for batch in seed_events(0, 2, "r0c2", "CULLED", BAD) for event in batch))
+    append(
+        folder, *(event for batch in seed_events(0, 2, "r0c2", "CULLED", BAD) for event in batch)
+    )
     append(folder, {"type": "HostRolledBack", "host": 0, "epoch": 2, "reason": BAD})
     page.goto(address + "#/run/hostile")
     page.locator(".seed", has_text="<img").first.hover()
@@ -242,7 +271,9 @@ def test_a_token_opens_the_page_and_does_not_stay_in_the_address(browser, runs):
         page.close()
 
 
-@pytest.mark.parametrize("names", [pytest.param(["grow"], marks=pytest.mark.slow), ["grow", "never", "ppo"]])
+@pytest.mark.parametrize(
+    "names", [pytest.param(["grow"], marks=pytest.mark.slow), ["grow", "never", "ppo"]]
+)
 def test_a_report_opens_from_disk_and_prints(page, runs, tmp_path, names):
     write_report([runs / name for name in names], tmp_path / "report.html")
     page.goto((tmp_path / "report.html").as_uri())

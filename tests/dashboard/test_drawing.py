@@ -23,9 +23,16 @@ UPDATE = {
     "clip_fraction": 0.25,
     "explained_variance": 0.5,
     "first_ratio_gap": {"op": 1e-7, "joint": 2e-7},
-    "heads": {name: {"entropy": 0.75, "clip_fraction": 0.1} for name in ("op", "slot", "blueprint", "blend")},
+    "heads": {
+        name: {"entropy": 0.75, "clip_fraction": 0.1}
+        for name in ("op", "slot", "blueprint", "blend")
+    },
 }
-PANELS = [value for name, value in vars(drawing).items() if name.startswith("draw_") and name != "draw_curves"]
+PANELS = [
+    value
+    for name, value in vars(drawing).items()
+    if name.startswith("draw_") and name != "draw_curves"
+]
 
 
 def stage(host, epoch, slot, before, after, alpha=0.0, blueprint="conv_small"):
@@ -110,11 +117,19 @@ def moment_of(happened, host=0, kind="ppo", **changes):
         view.fold(events.to_record(event))
     assert view.unknown == 0
     done = view.rounds.rows if kind == "ppo" else 3
-    summary = RunSummary("first", Path("first"), kind, "digits", kind, "running", done, 4, 0.8, 500, 1.0, view.events)
+    summary = RunSummary(
+        "first", Path("first"), kind, "digits", kind, "running", done, 4, 0.8, 500, 1.0, view.events
+    )
     return Moment(view, summary, view.episodes.get(host), **changes)
 
 
-WHOLE = [*round_events(0), round_end(0), *round_events(1), round_end(1, seconds=20.0), *round_events(2)]
+WHOLE = [
+    *round_events(0),
+    round_end(0),
+    *round_events(1),
+    round_end(1, seconds=20.0),
+    *round_events(2),
+]
 
 
 def drawn(picture, width):
@@ -150,7 +165,9 @@ def test_a_bar_is_as_long_as_its_share():
 
 
 def test_a_host_whose_clock_is_compute_shows_the_share_it_has_used():
-    told = [replace(host_epoch(0, 0, epoch), steps=10 - epoch, share=0.2 * epoch) for epoch in (1, 2)]
+    told = [
+        replace(host_epoch(0, 0, epoch), steps=10 - epoch, share=0.2 * epoch) for epoch in (1, 2)
+    ]
     moment = moment_of([events.RoundBegan(0), *told])
     assert "compute" not in drawing.draw_chain(moment, 78, 24)[0]
     moment.view.config = {**CONFIG, "task": {**CONFIG["task"], "clock": "compute"}}
@@ -159,7 +176,15 @@ def test_a_host_whose_clock_is_compute_shows_the_share_it_has_used():
 
 def chain_of(moment, width=78):
     heads, *rows = text_of(drawing.draw_chain, moment, width).splitlines()
-    assert heads.split() == ["slot", "stage", "blueprint", "alpha", "contribution", "age", "fossils"]
+    assert heads.split() == [
+        "slot",
+        "stage",
+        "blueprint",
+        "alpha",
+        "contribution",
+        "age",
+        "fossils",
+    ]
     return rows
 
 
@@ -248,7 +273,13 @@ def test_the_health_of_an_update_fits_both_sizes(width, height):
     lines = text_of(drawing.draw_health, moment_of(WHOLE), width, height).splitlines()
     assert len(lines) <= height
     text = " ".join(" ".join(lines).split())
-    for fact in ("KL 0.0123", "clip 0.25", "explained variance 0.50", "first ratio gap 2.0e-07", "entropy op 0.75"):
+    for fact in (
+        "KL 0.0123",
+        "clip 0.25",
+        "explained variance 0.50",
+        "first ratio gap 2.0e-07",
+        "entropy op 0.75",
+    ):
         assert fact in text
     for head in ("slot", "blueprint", "blend"):
         assert f"{head} 0.75" in text
@@ -267,7 +298,9 @@ def test_an_anomaly_is_named():
 def test_a_filter_wants_all_its_words_in_kind_text_or_place():
     log = moment_of(WHOLE).view.log
     assert {line.kind for line in choose_lines(log, "ACTION")} == {"ActionTaken"}
-    assert [(line.round, line.host) for line in choose_lines(log, "actiontaken CULL r2")] == [(2, 1)]
+    assert [(line.round, line.host) for line in choose_lines(log, "actiontaken CULL r2")] == [
+        (2, 1)
+    ]
     assert choose_lines(log, "") == list(log)
     assert choose_lines(log, "nowhere") == []
 
@@ -281,7 +314,12 @@ def test_text_from_events_is_neither_markup_nor_a_command_to_the_terminal():
 
 # -- all panels --------------------------------------------------------------------------------------------------------
 
-MOMENTS = [moment_of([]), moment_of(WHOLE), moment_of(WHOLE, host=1, wanted="cull"), moment_of([events.RoundBegan(0)])]
+MOMENTS = [
+    moment_of([]),
+    moment_of(WHOLE),
+    moment_of(WHOLE, host=1, wanted="cull"),
+    moment_of([events.RoundBegan(0)]),
+]
 MOMENTS += [moment_of(grown_epochs(3), kind="run"), moment_of([], kind="run", note="reading")]
 
 

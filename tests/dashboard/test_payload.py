@@ -8,7 +8,17 @@ import pytest
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run, seed_events
 from esper.dashboard import payload
-from esper.dashboard.payload import Sent, arms_of, curves, encode, episode_data, header, news, plain, standings
+from esper.dashboard.payload import (
+    Sent,
+    arms_of,
+    curves,
+    encode,
+    episode_data,
+    header,
+    news,
+    plain,
+    standings,
+)
 from esper.dashboard.reader import RunReader
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
@@ -24,7 +34,12 @@ def standings_of(*folders):
 
 
 def test_plain_data_holds_nothing_that_json_does_not_know():
-    value = {"a": [math.nan, math.inf, 1 / 3], 1: (True, None, 2), "text": "x" * 9000, "path": object}
+    value = {
+        "a": [math.nan, math.inf, 1 / 3],
+        1: (True, None, 2),
+        "text": "x" * 9000,
+        "path": object,
+    }
     found = json.loads(encode(value), parse_constant=pytest.fail)
     assert found["a"] == [None, None, 0.3333333]
     assert found["1"] == [True, None, 2]
@@ -88,7 +103,9 @@ def test_the_episode_that_is_told_is_the_one_that_was_asked_for(tmp_path):
 def test_an_episode_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_path, monkeypatch):
     folder = grow_run(tmp_path / "run")
     episode = read(folder).view.episodes[0]
-    assert [(span["slot"], span["fate"], span["end"]) for span in episode_data(episode)["spans"]] == [
+    assert [
+        (span["slot"], span["fate"], span["end"]) for span in episode_data(episode)["spans"]
+    ] == [
         ("r0c0", "FOSSILIZED", 3),
         ("r0c1", "CULLED", 4),
     ]
@@ -101,7 +118,9 @@ def test_an_episode_keeps_spans_and_evidence_and_says_what_it_leaves_out(tmp_pat
 def test_a_long_episode_is_thinned(tmp_path):
     folder = grow_run(tmp_path / "run", epochs=0)
     append(folder, *(batch for batches in seed_events(0, 0, "r0c0", "CULLED") for batch in batches))
-    append(folder, *(grown_epoch(0, epoch, 0.99 if epoch == 1234 else 0.5) for epoch in range(3000)))
+    append(
+        folder, *(grown_epoch(0, epoch, 0.99 if epoch == 1234 else 0.5) for epoch in range(3000))
+    )
     epochs = episode_data(read(folder).view.episodes[0])["epochs"]
     assert len(epochs["epoch"]) <= payload.POINTS
     assert (epochs["epoch"][0], epochs["epoch"][-1]) == (1, 3000)
@@ -137,7 +156,10 @@ def test_a_lead_is_the_one_that_a_comparison_finds(tmp_path):
     never = grow_run(tmp_path / "never", "never", seeds=range(6))
     grown = grow_run(tmp_path / "grown", "heuristic", seeds=range(6))
     scores = {}
-    for folder, own in ((never, (0.81, 0.7, 0.76, 0.8, 0.93, 0.72)), (grown, (0.9, 0.852, 0.757, 0.79, 0.951, 0.98))):
+    for folder, own in (
+        (never, (0.81, 0.7, 0.76, 0.8, 0.93, 0.72)),
+        (grown, (0.9, 0.852, 0.757, 0.79, 0.951, 0.98)),
+    ):
         lines = (folder / "events-0.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         for record in records:
@@ -153,23 +175,33 @@ def test_a_lead_is_the_one_that_a_comparison_finds(tmp_path):
 def test_runs_of_one_policy_join_and_runs_with_other_settings_do_not(tmp_path):
     first = grow_run(tmp_path / "first", seeds=(0,))
     second = grow_run(tmp_path / "second", seeds=(7,))
-    larger = grow_run(tmp_path / "larger", seeds=(9,), task={"name": "digits", "epochs": 6, "budget": 3.0})
+    larger = grow_run(
+        tmp_path / "larger", seeds=(9,), task={"name": "digits", "epochs": 6, "budget": 3.0}
+    )
     assert [row["accuracy"]["count"] for row in standings_of(first, second, larger)] == [2, 1]
 
 
 @pytest.mark.parametrize("name", ["amp", "compile", "imports", "files"])
 def test_runs_that_were_played_in_another_way_do_not_join(tmp_path, name):
     never = grow_run(tmp_path / "never", "never", seeds=(0,), **{name: "other"})
-    first, second = grow_run(tmp_path / "a", seeds=(0,)), grow_run(tmp_path / "b", seeds=(0,), **{name: "other"})
+    first, second = (
+        grow_run(tmp_path / "a", seeds=(0,)),
+        grow_run(tmp_path / "b", seeds=(0,), **{name: "other"}),
+    )
     _, one, other = standings_of(never, first, second)
-    is_own_code = name in ("imports", "files")  # a rule's file says nothing about a host that never grows
+    is_own_code = name in (
+        "imports",
+        "files",
+    )  # a rule's file says nothing about a host that never grows
     assert (one["gain"] is not None, other["gain"] is not None) == (is_own_code, True)
 
 
 def test_a_score_that_is_no_number_counts_nowhere(tmp_path):
     folder = grow_run(tmp_path / "run", seeds=(0, 1))
     events = folder / "events-0.jsonl"
-    events.write_text(events.read_text().replace('"test_accuracy": 0.9,', '"test_accuracy": 1e999,'))
+    events.write_text(
+        events.read_text().replace('"test_accuracy": 0.9,', '"test_accuracy": 1e999,')
+    )
     (row,) = standings_of(folder)
     assert row["accuracy"] == asdict(estimate_mean([0.91]))
 

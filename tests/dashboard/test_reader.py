@@ -85,7 +85,9 @@ def test_a_line_that_is_too_long_counts_once_and_is_never_read_whole(tmp_path, m
         file.write(b"x" * length)
         assert found.refresh() == 0
         assert found.places[0, 0].offset >= len(as_lines(records)) + LONGEST  # it is not read again
-        file.write(as_lines([to_record(RoundBegan(7)), *records]))  # the end of the long line, whatever it looks like
+        file.write(
+            as_lines([to_record(RoundBegan(7)), *records])
+        )  # the end of the long line, whatever it looks like
         assert found.refresh() == 1 + len(records)
         assert found.view.round == 0
     assert found.view.unknown == 1
@@ -117,7 +119,9 @@ def test_a_line_that_is_no_record_only_counts(tmp_path, line):
 
 def test_numbers_that_json_does_not_have_are_not_measured(tmp_path):
     folder = write_run(tmp_path / "run", "ppo", {0: many_rounds(1)})
-    line = as_lines([lived(0, 0, 5)]).replace(b'"held_out_accuracy": 0.75', b'"held_out_accuracy": NaN')
+    line = as_lines([lived(0, 0, 5)]).replace(
+        b'"held_out_accuracy": 0.75', b'"held_out_accuracy": NaN'
+    )
     with open(folder / "events-0.jsonl", "ab") as file:
         file.write(line)
     found = opened(folder)
@@ -163,7 +167,11 @@ def test_an_older_episode_is_the_one_that_was_lived_then(run):
         view = RunView(kind, config_of(kind))
         for record in records:
             view.fold(record, rank)
-            seen |= {(episode.round, host): episode for host, episode in view.episodes.items() if episode.has_begun}
+            seen |= {
+                (episode.round, host): episode
+                for host, episode in view.episodes.items()
+                if episode.has_begun
+            }
     with TemporaryDirectory() as name:
         found = opened(write_run(Path(name, "run"), kind, files))
         for (number, host), episode in seen.items():
@@ -188,7 +196,9 @@ def test_reading_changes_nothing_in_the_run(tmp_path):
     (folder / "lock").touch()
 
     def state():
-        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+        return {
+            path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()
+        }
 
     before = state()
     found = opened(folder)
@@ -254,8 +264,22 @@ OLDER = {
     "grown": (
         {"command": "grow", "task": {"name": "digits"}},
         [
-            {"type": "StageChanged", "host": 0, "epoch": 0, "slot": "r0c0", "before": "DORMANT", "after": "GERMINATED"},
-            {"type": "GrownEpoch", "host": 0, "epoch": 0, "train_loss": 2.0, "held_out_loss": 1.5, "params": 438},
+            {
+                "type": "StageChanged",
+                "host": 0,
+                "epoch": 0,
+                "slot": "r0c0",
+                "before": "DORMANT",
+                "after": "GERMINATED",
+            },
+            {
+                "type": "GrownEpoch",
+                "host": 0,
+                "epoch": 0,
+                "train_loss": 2.0,
+                "held_out_loss": 1.5,
+                "params": 438,
+            },
             {"type": "ContributionMeasured", "host": 0, "epoch": 0, "slot": "r0c0", "mean": 0.1},
         ],
     ),
@@ -312,7 +336,9 @@ def test_a_run_is_finished_when_its_last_round_is(tmp_path):
     from dashboard.test_view import finished
 
     records = [
-        record for number in range(3) for record in (to_record(RoundBegan(number)), to_record(finished(number, {})))
+        record
+        for number in range(3)
+        for record in (to_record(RoundBegan(number)), to_record(finished(number, {})))
     ]
     folder = write_run(tmp_path / "run", "ppo", {0: records[:-1]}, rounds=3)
     found = opened(folder)
@@ -326,7 +352,11 @@ def test_a_run_is_finished_when_its_last_round_is(tmp_path):
 
 
 def test_progress_of_a_grow_run_is_epochs_that_all_hosts_have_lived(tmp_path):
-    records = [to_record(grown_epoch(host, epoch, 0.5, 0.5, 0.5, 438, 1)) for epoch in range(1, 5) for host in range(2)]
+    records = [
+        to_record(grown_epoch(host, epoch, 0.5, 0.5, 0.5, 438, 1))
+        for epoch in range(1, 5)
+        for host in range(2)
+    ]
     folder = write_run(tmp_path / "run", "run", {0: records[:-1]}, hosts=2)
     assert opened(folder).progress() == (3, 0)
     write_config(folder, "run", hosts=2, task={"name": "digits", "epochs": 40})

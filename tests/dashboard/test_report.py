@@ -31,7 +31,9 @@ class Parts(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "srcset")]
+        self.addresses += [
+            value for name, value in attrs if name in ("src", "href", "action", "srcset")
+        ]
         self._open = {"script": self.scripts, "style": self.styles}.get(tag)
 
     def handle_data(self, data):
@@ -73,9 +75,14 @@ def test_it_asks_nobody_for_anything(tmp_path):
 def test_only_the_scripts_and_styles_it_was_built_with_may_run(tmp_path):
     text, parts, _ = report_of(tmp_path, grow_run(tmp_path / "run"))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text).group(1)
-    hashes = ["'sha256-" + b64encode(sha256(part.encode()).digest()).decode() + "'" for part in parts.scripts]
+    hashes = [
+        "'sha256-" + b64encode(sha256(part.encode()).digest()).decode() + "'"
+        for part in parts.scripts
+    ]
     assert f"script-src {hashes[0]} {hashes[2]};" in policy
-    assert "'sha256-" + b64encode(sha256(parts.styles[0].encode()).digest()).decode() + "'" in policy
+    assert (
+        "'sha256-" + b64encode(sha256(parts.styles[0].encode()).digest()).decode() + "'" in policy
+    )
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
 
@@ -98,7 +105,9 @@ def test_the_licence_of_what_it_draws_with_comes_along(tmp_path):
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
-    _, _, data = report_of(tmp_path, grow_run(tmp_path / "a" / "run"), grow_run(tmp_path / "b" / "run", seeds=(5,)))
+    _, _, data = report_of(
+        tmp_path, grow_run(tmp_path / "a" / "run"), grow_run(tmp_path / "b" / "run", seeds=(5,))
+    )
     assert len({run["header"]["name"] for run in data["runs"]}) == 2
 
 
@@ -133,7 +142,9 @@ def test_a_running_run_can_be_reported_on(tmp_path):
 
 
 def test_the_command_of_a_run_and_the_settings_that_it_shows_do_it_again(tmp_path, monkeypatch):
-    config = RunConfig.of({"task": {"name": "digits", "batch": 8, "slots": ["r0c0"]}, "policy": "heuristic:share=0.5"})
+    config = RunConfig.of(
+        {"task": {"name": "digits", "batch": 8, "slots": ["r0c0"]}, "policy": "heuristic:share=0.5"}
+    )
     text, _ = reproduce({"command": "run", **config.model_dump(mode="json")}, "run")
     command, _, settings = text.partition("\n\nconfig.json:\n")
     (tmp_path / "config.json").write_text(settings)
@@ -154,7 +165,10 @@ def test_the_configuration_of_a_taught_policy_is_there_to_be_saved():
 
 
 def test_a_long_configuration_is_told_whole(tmp_path):
-    config = {"task": {"name": "digits"}, "ppo": {f"setting {number}": number for number in range(500)}}
+    config = {
+        "task": {"name": "digits"},
+        "ppo": {f"setting {number}": number for number in range(500)},
+    }
     folder = ppo_run(tmp_path / "run")
     (folder / "config.json").write_text(json.dumps(config))
     _, _, data = report_of(tmp_path, folder)

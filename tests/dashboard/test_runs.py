@@ -52,12 +52,18 @@ def test_a_run_folder_is_the_one_run_in_itself(tmp_path):
     assert find_runs(make_run(tmp_path / "a")) == [tmp_path / "a"]
 
 
-def test_a_file_far_larger_than_events_are_is_not_read_and_the_others_are_listed(tmp_path, monkeypatch, capsys):
+def test_a_file_far_larger_than_events_are_is_not_read_and_the_others_are_listed(
+    tmp_path, monkeypatch, capsys
+):
     huge = make_run(tmp_path / "a", events=[RoundBegan(0)]) / "events-0.jsonl"
     make_run(tmp_path / "b", events=[RoundBegan(0)])
     os.truncate(huge, 2**37)
     read = []
-    monkeypatch.setattr(reader, "_follow", lambda file, *rest, real=reader._follow: (read.append(1), real(file, *rest)))
+    monkeypatch.setattr(
+        reader,
+        "_follow",
+        lambda file, *rest, real=reader._follow: (read.append(1), real(file, *rest)),
+    )
     with pytest.raises(SystemExit) as leaving:
         main(["runs", str(tmp_path), "--json"])
     rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
@@ -87,7 +93,13 @@ def test_a_ppo_run_has_its_best_rounds_accuracy_and_its_hosts_mean_size(tmp_path
     (folder / "events-0.jsonl").write_bytes(as_lines(records))
     os.utime(folder / "events-0.jsonl", (time.time() - 500, time.time() - 500))
     found = summary_of(folder)
-    assert (found.name, found.path, found.kind, found.task, found.policy) == ("first", folder, "ppo", "digits", "ppo")
+    assert (found.name, found.path, found.kind, found.task, found.policy) == (
+        "first",
+        folder,
+        "ppo",
+        "digits",
+        "ppo",
+    )
     assert (found.status, found.done, found.total, found.events) == ("stopped", 3, 40, 12)
     assert (found.best_accuracy, found.params) == (0.875, 439)
     assert 499 < found.age_seconds < 600
@@ -102,11 +114,20 @@ def scored(seed, validation, params):
 
 
 def test_a_grow_run_has_the_best_hosts_newest_accuracy_and_its_size(tmp_path):
-    episodes = [grown(0, 0, 0.9, 500), grown(1, 0, 0.1, 500), grown(0, 1, 0.5, 600), grown(1, 1, 0.75, 700)]
+    episodes = [
+        grown(0, 0, 0.9, 500),
+        grown(1, 0, 0.1, 500),
+        grown(0, 1, 0.5, 600),
+        grown(1, 1, 0.75, 700),
+    ]
     found = summary_of(make_run(tmp_path / "a", "run", episodes, hosts=2))
     assert (found.best_accuracy, found.params, found.policy) == (0.75, 700, "heuristic")
     assert (found.status, found.done, found.total) == ("stopped", 2, 0)
-    done = summary_of(make_run(tmp_path / "b", "run", [*episodes, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2))
+    done = summary_of(
+        make_run(
+            tmp_path / "b", "run", [*episodes, scored(0, 0.8, 610), scored(1, 0.7, 710)], hosts=2
+        )
+    )
     assert (done.best_accuracy, done.params) == (0.8, 610)
     assert (done.status, done.done, done.total) == ("finished", 2, 2)
 
@@ -114,10 +135,17 @@ def test_a_grow_run_has_the_best_hosts_newest_accuracy_and_its_size(tmp_path):
 def test_a_run_that_has_told_nothing_yet_is_listed(tmp_path):
     for kind in ("ppo", "run"):
         found = summary_of(make_run(tmp_path / kind, kind))
-        assert (found.best_accuracy, found.params, found.done, found.status) == (None, None, 0, "stopped")
+        assert (found.best_accuracy, found.params, found.done, found.status) == (
+            None,
+            None,
+            0,
+            "stopped",
+        )
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"rounds": 4}', '{"task": "digits"}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"rounds": 4}', '{"task": "digits"}', "\x00"]
+)
 def test_a_run_whose_configuration_is_damaged_is_listed_as_such(tmp_path, content):
     folder = make_run(tmp_path / "a")
     (folder / "config.json").write_text(content)
@@ -125,7 +153,9 @@ def test_a_run_whose_configuration_is_damaged_is_listed_as_such(tmp_path, conten
     assert summary_of(folder).status == "damaged"
 
 
-@pytest.mark.parametrize("values", [{"rounds": "many"}, {"rounds": -3}, {"task": {"name": ["x"]}}, {"hosts": None}])
+@pytest.mark.parametrize(
+    "values", [{"rounds": "many"}, {"rounds": -3}, {"task": {"name": ["x"]}}, {"hosts": None}]
+)
 def test_odd_settings_do_not_break_the_list(tmp_path, values):
     for kind in ("ppo", "run"):
         assert summary_of(make_run(tmp_path / kind, kind, **values)).status == "stopped"
@@ -138,15 +168,43 @@ def rendered(*summaries):
 
 
 def row(**values):
-    known = {"name": "first", "path": None, "kind": "ppo", "task": "digits", "policy": "ppo", "status": "running"}
-    numbers = {"done": 12, "total": 40, "best_accuracy": 0.93372, "params": 1234567, "age_seconds": 7300.0, "events": 9}
+    known = {
+        "name": "first",
+        "path": None,
+        "kind": "ppo",
+        "task": "digits",
+        "policy": "ppo",
+        "status": "running",
+    }
+    numbers = {
+        "done": 12,
+        "total": 40,
+        "best_accuracy": 0.93372,
+        "params": 1234567,
+        "age_seconds": 7300.0,
+        "events": 9,
+    }
     return RunSummary(**{**known, **numbers, **values})
 
 
 def test_the_table_shows_every_run():
-    text = rendered(row(), row(name="second", total=0, best_accuracy=None, params=None, age_seconds=None))
-    first, second = (next(line for line in text.splitlines() if name in line) for name in ("first", "second"))
-    assert first.split() == ["first", "digits", "ppo", "running", "12/40", "93.37%", "1,234,567", "2", "h"]
+    text = rendered(
+        row(), row(name="second", total=0, best_accuracy=None, params=None, age_seconds=None)
+    )
+    first, second = (
+        next(line for line in text.splitlines() if name in line) for name in ("first", "second")
+    )
+    assert first.split() == [
+        "first",
+        "digits",
+        "ppo",
+        "running",
+        "12/40",
+        "93.37%",
+        "1,234,567",
+        "2",
+        "h",
+    ]
     assert second.split()[4:] == ["12/?", "-", "-", "-"]
 
 

@@ -44,7 +44,11 @@ def locked(runs):
 def test_the_list_tells_every_run(client):
     rows = {row["name"]: row for row in client.get("/api/runs").json()["runs"]}
     assert rows.keys() == {"grow", "ppo"}
-    assert (rows["grow"]["kind"], rows["grow"]["status"], rows["grow"]["done"]) == ("run", "finished", 6)
+    assert (rows["grow"]["kind"], rows["grow"]["status"], rows["grow"]["done"]) == (
+        "run",
+        "finished",
+        6,
+    )
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(client, runs):
@@ -56,7 +60,9 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(client, runs):
 
 
 def test_an_episode_of_an_older_round_is_read_from_disk(client):
-    old, new = (client.get(f"/api/runs/ppo/episode?host=1&round={number}").json() for number in (0, 1))
+    old, new = (
+        client.get(f"/api/runs/ppo/episode?host=1&round={number}").json() for number in (0, 1)
+    )
     assert [episode["spans"][0]["slot"] for episode in (old, new)] == ["r0c0", "r0c1"]
     assert client.get("/api/runs/ppo/episode?host=1&round=7").status_code == 404
 
@@ -92,14 +98,17 @@ def test_there_is_nothing_to_change(client, method, path):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "localhost@evil.example", ""]
+    "host",
+    ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "localhost@evil.example", ""],
 )
 @pytest.mark.parametrize("path", EVERYWHERE)
 def test_a_name_that_somebody_made_point_here_gets_no_answer(client, host, path):
     assert client.get(path, headers={"host": host}).status_code == 421
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8765", "127.0.0.1", "127.0.0.1:1", "[::1]:8765"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8765", "127.0.0.1", "127.0.0.1:1", "[::1]:8765"]
+)
 def test_our_own_names_get_one(client, host):
     assert client.get("/api/runs", headers={"host": host}).status_code == 200
 
@@ -126,11 +135,16 @@ def test_without_the_token_nothing_is_told(locked, path):
 def test_the_token_buys_a_cookie_that_opens_the_rest(locked):
     answer = locked.get(f"/?token={TOKEN}")
     assert answer.status_code == 200
-    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(
+        answer.headers["set-cookie"].split("; ")
+    )
     assert locked.get("/api/runs").status_code == 200  # the client keeps cookies
     locked.cookies.clear()
     assert locked.get("/api/runs").status_code == 401
-    assert locked.get("/api/runs", headers={"cookie": f"{cookie_name(locked)}=wrong"}).status_code == 401
+    assert (
+        locked.get("/api/runs", headers={"cookie": f"{cookie_name(locked)}=wrong"}).status_code
+        == 401
+    )
 
 
 def test_the_token_is_taken_at_the_page_only(locked):
@@ -139,7 +153,9 @@ def test_the_token_is_taken_at_the_page_only(locked):
 
 def test_tokens_are_compared_in_constant_time(locked, monkeypatch):
     compared = []
-    monkeypatch.setattr(server.secrets, "compare_digest", lambda one, other: compared.append((one, other)) or False)
+    monkeypatch.setattr(
+        server.secrets, "compare_digest", lambda one, other: compared.append((one, other)) or False
+    )
     locked.get("/?token=guess")
     assert (b"guess", TOKEN.encode()) in compared
 
@@ -148,7 +164,8 @@ def test_tokens_are_compared_in_constant_time(locked, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["..", "%2e%2e", "..%2fruns%2fgrow", "grow%2f..%2fgrow", "grow%00", "%2fetc", "", "Grow"]
+    "name",
+    ["..", "%2e%2e", "..%2fruns%2fgrow", "grow%2f..%2fgrow", "grow%00", "%2fetc", "", "Grow"],
 )
 @pytest.mark.parametrize("rest", ["", "/episode", "/stream"])
 def test_only_names_of_runs_in_the_folder_are_answered(client, name, rest):
@@ -174,7 +191,13 @@ def test_a_link_inside_of_a_run_is_not_followed(client, runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "/static//etc/passwd"]
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/static/..%2fserver.py",
+        "/static//etc/passwd",
+    ],
 )
 def test_only_the_page_s_own_files_are_handed_out(client, path):
     assert client.get(path).status_code == 404
@@ -213,7 +236,14 @@ def test_the_page_asks_no_other_host_for_anything(client):
 
 def test_the_page_never_turns_text_into_html(client):
     script = client.get("/static/app.js").text
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
+    for way in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+    ):
         assert way not in script
 
 
@@ -312,15 +342,23 @@ def test_without_the_extra_the_way_to_get_it_is_told(monkeypatch):
 
 
 def test_serve_prints_its_address_answers_there_and_ends_on_request(runs):
-    code = "from pathlib import Path; from esper.dashboard.server import serve; serve(Path(), port=0)"
+    code = (
+        "from pathlib import Path; from esper.dashboard.server import serve; serve(Path(), port=0)"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=runs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         address = process.stdout.readline().split()[0]
         assert address.startswith("http://127.0.0.1:")
         with urlopen(f"{address}api/runs", timeout=20) as answer:
             assert len(json.load(answer)["runs"]) == 2
-        with urlopen(f"{address}api/runs/grow/stream", timeout=20) as stream:  # an open stream does not hold it up
+        with urlopen(
+            f"{address}api/runs/grow/stream", timeout=20
+        ) as stream:  # an open stream does not hold it up
             assert stream.readline().startswith(b"data: ")
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0, process.stderr.read()

@@ -85,7 +85,11 @@ def test_the_next_seed_of_a_slot_is_a_span_of_its_own():
 
 def test_a_fossil_keeps_its_alpha_when_the_slot_opens_again():
     (span,) = (
-        view_of(*CULLED[:4], moved(3, "PROBATIONARY", "FOSSILIZED"), moved(3, "FOSSILIZED", "DORMANT", 0.0))
+        view_of(
+            *CULLED[:4],
+            moved(3, "PROBATIONARY", "FOSSILIZED"),
+            moved(3, "FOSSILIZED", "DORMANT", 0.0),
+        )
         .episodes[0]
         .spans
     )
@@ -94,7 +98,11 @@ def test_a_fossil_keeps_its_alpha_when_the_slot_opens_again():
 
 
 def test_a_rollback_may_cull_what_had_been_a_fossil():
-    events = [*CULLED[:4], moved(3, "PROBATIONARY", "FOSSILIZED"), moved(3, "FOSSILIZED", "DORMANT", 0.0)]
+    events = [
+        *CULLED[:4],
+        moved(3, "PROBATIONARY", "FOSSILIZED"),
+        moved(3, "FOSSILIZED", "DORMANT", 0.0),
+    ]
     back = [HostRolledBack(0, 4, "loss is NaN"), moved(4, "PROBATIONARY", "CULLED", 0.0)]
     episode = view_of(*events, *back).episodes[0]
     (span,) = episode.spans
@@ -103,7 +111,9 @@ def test_a_rollback_may_cull_what_had_been_a_fossil():
 
 
 def test_what_was_not_measured_is_none_and_never_zero():
-    episode = view_of(*CULLED[:4], measured(2, 0.25, 0.125), measured(3, None, None), lived(3)).episodes[0]
+    episode = view_of(
+        *CULLED[:4], measured(2, 0.25, 0.125), measured(3, None, None), lived(3)
+    ).episodes[0]
     (span,) = episode.spans
     assert (span.contribution, span.standard_error, span.age, span.params) == (None, None, 3, 32)
     assert span.readings.thinned(9)["contribution"] == [0.25, None]
@@ -120,10 +130,17 @@ def test_a_seed_whose_birth_was_not_told_is_shown_from_where_it_is_seen():
 def test_epochs_are_those_of_the_events_in_either_kind_of_run(kind):
     epoch = 4
     birth = moved(4, "DORMANT", "GERMINATED", 0.0)
-    view = view_of(judged(4, "G0"), birth, measured(4, 0.5, 0.5), HostRolledBack(0, 4, "NaN"), kind=kind)
+    view = view_of(
+        judged(4, "G0"), birth, measured(4, 0.5, 0.5), HostRolledBack(0, 4, "NaN"), kind=kind
+    )
     (span,) = view.episodes[0].spans
     assert span.stages == [("GERMINATED", epoch)]
-    assert span.readings.last("epoch") == span.verdicts[0]["epoch"] == view.episodes[0].rollbacks[0]["epoch"] == epoch
+    assert (
+        span.readings.last("epoch")
+        == span.verdicts[0]["epoch"]
+        == view.episodes[0].rollbacks[0]["epoch"]
+        == epoch
+    )
     assert view.log[1].text == f"epoch {epoch}: r0c0 norm DORMANT -> GERMINATED"
 
 
@@ -133,7 +150,9 @@ def test_actions_are_counted_whether_refused_or_not():
 
 
 def test_slots_are_in_the_order_of_execution():
-    view = view_of(*(moved(1, "DORMANT", "GERMINATED", 0.0, slot) for slot in ("r0c10", "r0c2", "r0c10")))
+    view = view_of(
+        *(moved(1, "DORMANT", "GERMINATED", 0.0, slot) for slot in ("r0c10", "r0c2", "r0c10"))
+    )
     assert view.slots == ["r0c2", "r0c10"]
 
 
@@ -163,7 +182,10 @@ def test_in_a_grow_run_an_epoch_without_an_action_is_a_wait():
     reading = (0.5, 0.5, 0.5, 438, 10)
     cull = ActionTaken(0, 2, "CULL", "r0c0", None, None)
     view = view_of(
-        *(grown_epoch(0, epoch, *reading) for epoch in (1, 2)), cull, grown_epoch(0, 3, *reading), kind="run"
+        *(grown_epoch(0, epoch, *reading) for epoch in (1, 2)),
+        cull,
+        grown_epoch(0, 3, *reading),
+        kind="run",
     )
     assert view.ops == {"WAIT": 1, "CULL": 1}
 
@@ -172,36 +194,68 @@ def test_a_round_begins_new_episodes_for_all_who_lived_in_the_one_before():
     first = [RoundBegan(0), *(lived(2, host) for host in range(3))]
     view = view_of(*first, RoundBegan(1))
     assert sorted(view.episodes) == [0, 1, 2]
-    assert all(episode.round == 1 and episode.epochs.rows == 0 for episode in view.episodes.values())
+    assert all(
+        episode.round == 1 and episode.epochs.rows == 0 for episode in view.episodes.values()
+    )
     later = view_of(*first, RoundBegan(1), lived(2, 1, 1), RoundBegan(2))
     assert sorted(later.episodes) == [1]
 
 
 def finished(number, update):
     ops = {"WAIT": 3, "CULL": 0}
-    return RoundFinished(number, 9, 0.5, 0.75, 0.5, 1.5, {"rent": -1.0}, ops, 1, 2, 3, 0, update, 1.5)
+    return RoundFinished(
+        number, 9, 0.5, 0.75, 0.5, 1.5, {"rent": -1.0}, ops, 1, 2, 3, 0, update, 1.5
+    )
 
 
 def test_a_finished_round_is_a_row_with_its_update():
-    heads = {"op": {"entropy": 0.5, "clip_fraction": 0.25}, "slot": {"entropy": None, "clip_fraction": 0.5}}
-    update = {"approx_kl": 0.125, "value_loss": None, "heads": heads, "first_ratio_gap": {"op": None, "joint": 0.25}}
+    heads = {
+        "op": {"entropy": 0.5, "clip_fraction": 0.25},
+        "slot": {"entropy": None, "clip_fraction": 0.5},
+    }
+    update = {
+        "approx_kl": 0.125,
+        "value_loss": None,
+        "heads": heads,
+        "first_ratio_gap": {"op": None, "joint": 0.25},
+    }
     view = view_of(finished(0, {}), finished(1, update), CheckpointSaved(2, "round-2"))
     rows = view.rounds.thinned(9)
     assert rows["round"] == [0, 1]
-    assert (rows["part.rent"], rows["op.WAIT"], rows["accuracy"]) == ([-1, -1], [3, 3], [0.75, 0.75])
-    assert (rows["kl"], rows["value_loss"], rows["first_ratio_gap"]) == ([None, 0.125], [None, None], [None, 0.25])
-    assert (rows["entropy.op"], rows["entropy.slot"], rows["clip.slot"]) == ([None, 0.5], [None, None], [None, 0.5])
+    assert (rows["part.rent"], rows["op.WAIT"], rows["accuracy"]) == (
+        [-1, -1],
+        [3, 3],
+        [0.75, 0.75],
+    )
+    assert (rows["kl"], rows["value_loss"], rows["first_ratio_gap"]) == (
+        [None, 0.125],
+        [None, None],
+        [None, 0.25],
+    )
+    assert (rows["entropy.op"], rows["entropy.slot"], rows["clip.slot"]) == (
+        [None, 0.5],
+        [None, None],
+        [None, 0.5],
+    )
     assert view.round == 1
 
 
 def test_a_run_that_keeps_few_records_shows_its_rounds_and_takes_episodes_as_they_come():
     view = view_of(finished(4, {}), HostRolledBack(0, 3, "NaN"), lived(4))
-    assert (view.round, view.episodes[0].rollbacks[0]["epoch"], view.episodes[0].epochs.rows) == (4, 3, 1)
+    assert (view.round, view.episodes[0].rollbacks[0]["epoch"], view.episodes[0].epochs.rows) == (
+        4,
+        3,
+        1,
+    )
     assert view.ops == {"WAIT": 3, "CULL": 0}
 
 
 def size_of(view):
-    return len(plain(view)) - len(json.dumps(view.rounds.columns, default=list)) - len(json.dumps(view.anomalies))
+    return (
+        len(plain(view))
+        - len(json.dumps(view.rounds.columns, default=list))
+        - len(json.dumps(view.anomalies))
+    )
 
 
 def test_what_a_view_holds_does_not_grow_with_events():
@@ -287,7 +341,9 @@ def test_looking_changes_nothing(run):
 
 
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-ROWS = st.lists(st.dictionaries(st.sampled_from("abc"), NUMBERS, min_size=1), min_size=1, max_size=40)
+ROWS = st.lists(
+    st.dictionaries(st.sampled_from("abc"), NUMBERS, min_size=1), min_size=1, max_size=40
+)
 
 
 @given(ROWS)
@@ -319,7 +375,9 @@ def test_thinned_rows_are_few_and_have_both_ends(rows, points):
 def test_a_thinned_curve_keeps_its_peaks():
     series = Series()
     for row in range(1000):
-        series.append(a={333: 9.0, 334: -9.0}.get(row, 0.5), b=None if row % 2 else float(row == 500), c=None)
+        series.append(
+            a={333: 9.0, 334: -9.0}.get(row, 0.5), b=None if row % 2 else float(row == 500), c=None
+        )
     thin = series.thinned(12)
     assert len(thin["a"]) == 12
     assert {9.0, -9.0} <= set(thin["a"])

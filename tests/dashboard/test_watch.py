@@ -59,7 +59,12 @@ def play(folder, script, size=SMALL):
         app = WatchApp(RunReader(folder))
         async with app.run_test(size=size) as pilot:
             seen = [""]
-            await until(pilot, lambda text: seen.append(text) or (re.search(r"\d events", text) and seen[-2] == text))
+            await until(
+                pilot,
+                lambda text: (
+                    seen.append(text) or (re.search(r"\d events", text) and seen[-2] == text)
+                ),
+            )
             await script(pilot)
 
     asyncio.run(run())
@@ -83,13 +88,44 @@ def assert_in_place(app):
 def test_everything_is_on_the_screen_at_both_sizes_and_nothing_overlaps(folder, size):
     async def script(pilot):
         text = screen_of(pilot.app)
-        for fact in ("first", "task digits", "policy ppo", "stopped", "2 of 4 rounds", "slot", "alpha"):
+        for fact in (
+            "first",
+            "task digits",
+            "policy ppo",
+            "stopped",
+            "2 of 4 rounds",
+            "slot",
+            "alpha",
+        ):
             assert fact in text
-        for fact in ("r0c0", "r0c1", "BLENDING", "inverted_bo", "+0.0456 ± 0.0078", "accuracy grown", "accuracy twin"):
+        for fact in (
+            "r0c0",
+            "r0c1",
+            "BLENDING",
+            "inverted_bo",
+            "+0.0456 ± 0.0078",
+            "accuracy grown",
+            "accuracy twin",
+        ):
             assert fact in text
-        for fact in ("held-out loss", "GERMINATE", "accuracy_beyond_twin", "KL", "clip", "explained variance"):
+        for fact in (
+            "held-out loss",
+            "GERMINATE",
+            "accuracy_beyond_twin",
+            "KL",
+            "clip",
+            "explained variance",
+        ):
             assert fact in text
-        for fact in ("first ratio gap", "entropy op", "blueprint", "blend", "events", "next host", "quit"):
+        for fact in (
+            "first ratio gap",
+            "entropy op",
+            "blueprint",
+            "blend",
+            "events",
+            "next host",
+            "quit",
+        ):
             assert fact in text
         assert_in_place(pilot.app)
 
@@ -101,7 +137,10 @@ OTHERS = [pytest.param(size, marks=pytest.mark.slow) for size in ((80, 60), (200
 
 @pytest.mark.parametrize("size", [SMALL, LARGE, *OTHERS])
 def test_a_host_with_many_slots_leaves_room_for_the_rest_and_can_be_scrolled(folder, size):
-    append(folder, lines_of(stage(0, 4, f"r0c{slot}", "DORMANT", "GERMINATED") for slot in range(2, 30)))
+    append(
+        folder,
+        lines_of(stage(0, 4, f"r0c{slot}", "DORMANT", "GERMINATED") for slot in range(2, 30)),
+    )
 
     async def script(pilot):
         assert_in_place(pilot.app)
@@ -153,7 +192,11 @@ def test_a_run_without_events_is_shown_as_one(tmp_path):
 
 def test_keys_go_round_the_hosts(folder):
     async def script(pilot):
-        for key, host in (("n", "host 1 (2 of 2)"), ("n", "host 0 (1 of 2)"), ("p", "host 1 (2 of 2)")):
+        for key, host in (
+            ("n", "host 1 (2 of 2)"),
+            ("n", "host 0 (1 of 2)"),
+            ("p", "host 1 (2 of 2)"),
+        ):
             await pilot.press(key)
             await until(pilot, lambda text, host=host: host in text)
         assert "EMBARGOED" in screen_of(pilot.app)
@@ -192,13 +235,17 @@ def test_a_filter_is_never_markup(folder):
     play(folder, script)
 
 
-def test_keys_are_answered_while_the_run_is_being_read_and_nothing_is_drawn_half_read(folder, monkeypatch):
+def test_keys_are_answered_while_the_run_is_being_read_and_nothing_is_drawn_half_read(
+    folder, monkeypatch
+):
     reader = RunReader(folder)
     app = WatchApp(reader)
     go_on, refresh, show = threading.Event(), reader.refresh, Panel.show
     reader.refresh = lambda: go_on.wait(30) and refresh()
     drawn = []
-    monkeypatch.setattr(Panel, "show", lambda panel, moment: drawn.append(app.is_reading) or show(panel, moment))
+    monkeypatch.setattr(
+        Panel, "show", lambda panel, moment: drawn.append(app.is_reading) or show(panel, moment)
+    )
 
     async def run():
         async with app.run_test(size=SMALL) as pilot:
@@ -248,7 +295,12 @@ def test_a_torn_last_line_is_read_when_it_is_whole(folder):
 
 def test_text_from_events_is_shown_as_it_is(folder):
     hostile = "[red]x[/red] [/] [@click=app.quit]y[/]"
-    append(folder, lines_of([events.HostRolledBack(0, 3, hostile), stage(0, 3, "r0c1", "X", "[b]", 0.5, "[/b]")]))
+    append(
+        folder,
+        lines_of(
+            [events.HostRolledBack(0, 3, hostile), stage(0, 3, "r0c1", "X", "[b]", 0.5, "[/b]")]
+        ),
+    )
 
     async def script(pilot):
         text = screen_of(pilot.app)

@@ -17,7 +17,14 @@ from esper.telemetry.events import (
     to_record,
 )
 
-TASK = {"name": "digits", "epoch_examples": None, "held_out": None, "batch": None, "epochs": 6, "budget": None}
+TASK = {
+    "name": "digits",
+    "epoch_examples": None,
+    "held_out": None,
+    "batch": None,
+    "epochs": 6,
+    "budget": None,
+}
 
 
 def append(folder, *events):
@@ -29,7 +36,13 @@ def append(folder, *events):
 
 def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
     """A seed that is planted at an epoch and judged three epochs later, as four batches of events."""
-    gate = {"host": host, "slot": slot, "needed": "alpha 1", "verdict": "passed", "reason": "alpha is 1"}
+    gate = {
+        "host": host,
+        "slot": slot,
+        "needed": "alpha 1",
+        "verdict": "passed",
+        "reason": "alpha is 1",
+    }
     verdict = "passed" if fate == "FOSSILIZED" else "failed"
     reading = SeedMeasured(host, epoch, slot, "BLENDING", blueprint, 1.0, 1, 97, 0.25, 0.05)
     end = {"needed": "a paired counterfactual", "reason": "contribution +0.2500 ± 0.0500"}
@@ -48,9 +61,14 @@ def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
             move(epoch + 1, "BLENDING", "PROBATIONARY"),
             to_record(reading) | {"epoch": epoch + 1, "stage": "PROBATIONARY"},
         ],
-        [to_record(reading) | {"epoch": epoch + 2, "stage": "PROBATIONARY", "age": 2, "contribution": None}],
         [
-            GateJudged(epoch=epoch + 3, gate="G5", measured=0.25, **(gate | end | {"verdict": verdict})),
+            to_record(reading)
+            | {"epoch": epoch + 2, "stage": "PROBATIONARY", "age": 2, "contribution": None}
+        ],
+        [
+            GateJudged(
+                epoch=epoch + 3, gate="G5", measured=0.25, **(gate | end | {"verdict": verdict})
+            ),
             move(epoch + 3, "PROBATIONARY", fate),
         ],
     ]
@@ -59,19 +77,38 @@ def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
 def grown_epoch(host, epoch, accuracy=None):
     params = 438 + 97 * (epoch > 0)
     return told_epoch(
-        host, epoch + 1, 2.0 / (epoch + 1), 2.2 / (epoch + 1), accuracy or 0.5 + 0.05 * epoch, params, 10**6 * epoch
+        host,
+        epoch + 1,
+        2.0 / (epoch + 1),
+        2.2 / (epoch + 1),
+        accuracy or 0.5 + 0.05 * epoch,
+        params,
+        10**6 * epoch,
     )
 
 
 def config_of(kind, **changes):
-    config = {"task": TASK, "hosts": 2, "seed": 0, "out": "somewhere", "deterministic": False, **changes}
-    return {"command": "run", "policy": "heuristic", **config} if kind == "run" else {"rounds": 2, **config}
+    config = {
+        "task": TASK,
+        "hosts": 2,
+        "seed": 0,
+        "out": "somewhere",
+        "deterministic": False,
+        **changes,
+    }
+    return (
+        {"command": "run", "policy": "heuristic", **config}
+        if kind == "run"
+        else {"rounds": 2, **config}
+    )
 
 
 def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **changes):
     """A run of `esper run`; host h has test accuracy `test` + h / 100."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config_of("run", policy=policy, hosts=len(seeds), **changes)))
+    (folder / "config.json").write_text(
+        json.dumps(config_of("run", policy=policy, hosts=len(seeds), **changes))
+    )
     append(folder)
     for host in range(len(seeds)):
         planted = {
@@ -87,7 +124,9 @@ def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **cha
         return folder
     for host, seed in enumerate(seeds):
         flops = {"training": 4 * 10**6, "validation": 10**6}
-        ledger = LedgerClosed(host, seed, 535, flops, dict.fromkeys(flops, 100), dict.fromkeys(flops, 0.5))
+        ledger = LedgerClosed(
+            host, seed, 535, flops, dict.fromkeys(flops, 100), dict.fromkeys(flops, 0.5)
+        )
         scores = {"validation_accuracy": 0.75, "test_accuracy": test + host / 100, "test_loss": 0.2}
         counts = {"flops": 5 * 10**6, "seconds": 1.0, "germinated": 2, "fossilized": 1, "culled": 1}
         append(folder, ledger, ArmFinished(policy, seed, 6, 438, 535 + host, **scores, **counts))
@@ -97,7 +136,9 @@ def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **cha
 def host_epoch(round_, host, epoch, accuracy=None):
     reading = 0.4 + 0.05 * epoch + 0.1 * round_ if accuracy is None else accuracy
     parts = {"accuracy_beyond_twin": 0.1, "rent": -0.01}
-    return taught_epoch(round_, host, epoch, 1.0, 1.1, reading, 0.4, 535, 10**6 * epoch, 0.09, parts)
+    return taught_epoch(
+        round_, host, epoch, 1.0, 1.1, reading, 0.4, 535, 10**6 * epoch, 0.09, parts
+    )
 
 
 def ppo_round(round_, hosts=2):
@@ -108,11 +149,25 @@ def ppo_round(round_, hosts=2):
         for epoch in range(1, 6):
             yield from batches[epoch - 1] if epoch <= len(batches) else ()
             yield host_epoch(round_, host, epoch + 1)
-    update = {"approx_kl": 0.01, "clip_fraction": 0.1, "explained_variance": 0.5, "value_loss": 0.3, "policy_loss": 0.1}
-    heads = {"op": {"entropy": 0.9, "clip_fraction": 0.1}, "slot": {"entropy": 0.5, "clip_fraction": 0.1}}
+    update = {
+        "approx_kl": 0.01,
+        "clip_fraction": 0.1,
+        "explained_variance": 0.5,
+        "value_loss": 0.3,
+        "policy_loss": 0.1,
+    }
+    heads = {
+        "op": {"entropy": 0.9, "clip_fraction": 0.1},
+        "slot": {"entropy": 0.5, "clip_fraction": 0.1},
+    }
     update |= {"first_ratio_gap": {"op": 0.0}, "heads": heads}
     ops = {"WAIT": 8, "GERMINATE": 2, "CULL": 0, "FOSSILIZE": 0}
-    numbers = {"mean_return": 0.4 + round_, "accuracy": 0.7 + 0.1 * round_, "twin_accuracy": 0.4, "params_share": 1.2}
+    numbers = {
+        "mean_return": 0.4 + round_,
+        "accuracy": 0.7 + 0.1 * round_,
+        "twin_accuracy": 0.4,
+        "params_share": 1.2,
+    }
     yield RoundFinished(
         round_, 10 * (round_ + 1), **numbers, reward_parts={"accuracy_beyond_twin": 0.5, "rent": -0.1}, ops=ops,
         germinated=2, fossilized=0, culled=2, refused=0, update=update, seconds=2.0,

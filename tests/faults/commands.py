@@ -9,7 +9,17 @@ from simic.tiny_runs import command as ppo_command
 
 RUN = ("run", "--task", "blobs", "--hosts", "2", "--epochs", "4", "--set", "task.epoch_examples=64")
 COMPARE = (
-    *("compare", "--task", "blobs", "--epochs", "3", "--seeds", "2", "--set", "task.epoch_examples=64"),
+    *(
+        "compare",
+        "--task",
+        "blobs",
+        "--epochs",
+        "3",
+        "--seeds",
+        "2",
+        "--set",
+        "task.epoch_examples=64",
+    ),
     *("--policies", "never", "heuristic", "random", "--pretrain", "1"),
 )
 CLEAR, DONE = "clear error", "done"
@@ -41,7 +51,11 @@ def run(place, arguments, seconds=60, prepare=no_waiting):
             os.waitpid(process.pid, 0)
             raise Bad(f"{arguments[0]} hangs")
         time.sleep(0.01)
-    code, out, err = os.waitstatus_to_exitcode(done[1]), process.out.read_text(), process.err.read_text()
+    code, out, err = (
+        os.waitstatus_to_exitcode(done[1]),
+        process.out.read_text(),
+        process.err.read_text(),
+    )
     if code == 0:
         return DONE, out + err
     lines = [line for line in err.splitlines() if line.startswith("esper: ")]

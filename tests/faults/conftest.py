@@ -17,7 +17,9 @@ def finished(tmp_path_factory):
     def make(kind):
         if kind not in made:
             made[kind] = place / kind
-            with pytest.raises(SystemExit) as leaving:  # in this process, so that what is forked later has all imports
+            with pytest.raises(
+                SystemExit
+            ) as leaving:  # in this process, so that what is forked later has all imports
                 main(command(kind, made[kind]))
             assert not leaving.value.code
         return made[kind]

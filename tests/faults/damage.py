@@ -30,7 +30,9 @@ def flip(path, place=0.5):
 def change_digit(path):
     """One digit of a number becomes another one; the file is as good JSON as before."""
     text = path.read_text()
-    place = next(at for at, letter in enumerate(text) if letter in "12345678" and text[at - 1] == ".")
+    place = next(
+        at for at, letter in enumerate(text) if letter in "12345678" and text[at - 1] == "."
+    )
     path.write_text(f"{text[:place]}{int(text[place]) + 1}{text[place + 1 :]}")
 
 
@@ -84,7 +86,13 @@ WRONG = (None, True, -1, 0.5, 1e308, "text", "\ud800", "\x1b[2J\n", [], {}, [[No
 def leaves(value, path=()):
     """Where every value inside a JSON value is, itself included."""
     yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in inner:
         yield from leaves(part, (*path, key))
 
@@ -103,4 +111,7 @@ def replaced(value, path, new):
 
 def tree(folder):
     """Everything below a folder, to see whether something was touched."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }

@@ -51,7 +51,10 @@ class Disk:
     @contextmanager
     def recording(self):
         """Everything that the package asks of the disk goes through these."""
-        real = {name: getattr(os, name) for name in ("open", "fsync", "replace", "unlink", "mkdir", "rmdir")}
+        real = {
+            name: getattr(os, name)
+            for name in ("open", "fsync", "replace", "unlink", "mkdir", "rmdir")
+        }
         self._real = real
         try:
             for name in real:
@@ -63,7 +66,13 @@ class Disk:
 
     def begin_save(self, kill_at=None):
         """Another save begins; it is killed before its `kill_at`-th call, or before its first fsync of that kind."""
-        self.save, self._calls, self.kill_at, self._renamed, self._last = self.save + 1, 0, kill_at, [], None
+        self.save, self._calls, self.kill_at, self._renamed, self._last = (
+            self.save + 1,
+            0,
+            kill_at,
+            [],
+            None,
+        )
         self._mark()
 
     def end_save(self):
@@ -72,7 +81,11 @@ class Disk:
         self._mark()
 
     def _call(self, path):
-        path = os.path.realpath(os.path.dirname(os.fspath(path))) + "/" + os.path.basename(os.fspath(path))
+        path = (
+            os.path.realpath(os.path.dirname(os.fspath(path)))
+            + "/"
+            + os.path.basename(os.fspath(path))
+        )
         if not path.startswith(str(self.root.resolve()) + "/"):
             return None
         self._count()
@@ -81,14 +94,21 @@ class Disk:
     def _count(self, kind=None):
         """Count a call; the dead make none."""
         self._calls += 1
-        is_due = kind == self.kill_at if isinstance(self.kill_at, str) else self._calls >= (self.kill_at or 10**9)
+        is_due = (
+            kind == self.kill_at
+            if isinstance(self.kill_at, str)
+            else self._calls >= (self.kill_at or 10**9)
+        )
         if is_due:
             self.kill_at = 1
             raise Killed
 
     def _mark(self):
         self.moments.append(
-            (self.save, (dict(self._named), list(self._pending), dict(self._synced), dict(self._content)))
+            (
+                self.save,
+                (dict(self._named), list(self._pending), dict(self._synced), dict(self._content)),
+            )
         )
 
     def _open(self, path, flags, mode=0o777, **options):
@@ -127,7 +147,13 @@ class Disk:
         is_folder = os.path.isdir(path)
         if not is_folder:
             self._look(name)
-        kind = self._kind_of_folder() if is_folder else "manifest" if name.endswith(self.manifest) else "file"
+        kind = (
+            self._kind_of_folder()
+            if is_folder
+            else "manifest"
+            if name.endswith(self.manifest)
+            else "file"
+        )
         self._count(kind)
         self._last = "fsync"
         self.kinds.append(kind)
@@ -139,7 +165,9 @@ class Disk:
             for folder, entries in self._pending:
                 if folder == name:
                     _apply(self._named, entries)
-            self._pending = [(folder, entries) for folder, entries in self._pending if folder != name]
+            self._pending = [
+                (folder, entries) for folder, entries in self._pending if folder != name
+            ]
         self._mark()
 
     def _kind_of_folder(self):
@@ -169,7 +197,9 @@ class Disk:
 
     def _move_folder(self, source, target, old, new):
         """With all that is in it, of which the names must be durable: else it could be empty under the new name."""
-        assert not [folder for folder, _ in self._pending if folder == old], f"{old} is moved too early"
+        assert not [folder for folder, _ in self._pending if folder == old], (
+            f"{old} is moved too early"
+        )
         self._real["replace"](source, target)
         entries = {old: None, new: FOLDER}
         for name in [name for name in self._now if name.startswith(f"{old}/")]:
@@ -204,7 +234,10 @@ class Disk:
 
     def written(self):
         """What the recorder saw, to be compared with what is there: nobody may go around it."""
-        return {name: None if node is FOLDER else self._content[node] for name, node in self._now.items()}
+        return {
+            name: None if node is FOLDER else self._content[node]
+            for name, node in self._now.items()
+        }
 
 
 def legal_folders(state, most=MOST, seed=0):
@@ -253,7 +286,9 @@ def _contents(node, synced, content):
     now, before = content[node], synced.get(node)
     if before == now:
         return (now,)
-    return tuple(dict.fromkeys([*([] if before is None else [before]), b"", now[: len(now) // 2], now]))
+    return tuple(
+        dict.fromkeys([*([] if before is None else [before]), b"", now[: len(now) // 2], now])
+    )
 
 
 def rebuild(folder, files):
@@ -300,7 +335,8 @@ def record(root, subject, saves, kills=(), without=None):
             disk.end_save()
             allowed[disk.save] = known
     there = {
-        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in sorted(root.rglob("*"))
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(root.rglob("*"))
     }
     assert disk.written() == there, "something was written that the recorder did not see"
     return disk, allowed
@@ -331,9 +367,13 @@ def _check_one(subject, folder, allowed, following):
         raise Violation(f"{found} instead of {allowed}")
     if following is not None:
         subject.save(folder, following)
-        left = {path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".")}
+        left = {
+            path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".")
+        }
         if subject.load(folder) != following or left != subject.names(folder):
-            raise Violation(f"after the next save the folder holds {left}, not {subject.names(folder)}")
+            raise Violation(
+                f"after the next save the folder holds {left}, not {subject.names(folder)}"
+            )
 
 
 def play(subject, saves, kills=(), without=None, following=None, most=4096):

@@ -25,11 +25,17 @@ from faults.commands import CLEAR, run
 HUGE = (10**50, -(10**50), 1e300, -1e300)
 MODELS = (TrainingConfig, RunConfig, CompareConfig)
 KINDS = ("int", "float")
-FIELDS = [(model, key, str(field.annotation)) for model in MODELS for key, field in leaves(model).items()]
-NUMBERS = [(model, key) for model, key, annotation in FIELDS if any(kind in annotation for kind in KINDS)]
+FIELDS = [
+    (model, key, str(field.annotation)) for model in MODELS for key, field in leaves(model).items()
+]
+NUMBERS = [
+    (model, key) for model, key, annotation in FIELDS if any(kind in annotation for kind in KINDS)
+]
 
 
-@pytest.mark.parametrize(("model", "key"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("model", "key"), NUMBERS, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_every_number_has_an_upper_and_a_lower_bound(model, key):
     for huge in HUGE:
         for value in (huge, [huge], {"rent": huge}):
@@ -58,12 +64,19 @@ def test_what_once_took_all_memory_or_broke_is_refused(key, value):
 
 def test_what_a_run_settles_for_itself_can_be_read_again():
     """The largest settings give the longest line of annealing."""
-    largest = [("rounds", 10**9), ("hosts", 10_000), ("host_pool", 100_000), ("task.epochs", 100_000)]
+    largest = [
+        ("rounds", 10**9),
+        ("hosts", 10_000),
+        ("host_pool", 100_000),
+        ("task.epochs", 100_000),
+    ]
     settled = TrainingConfig.start().with_changes(largest, "the test").settled()
     assert TrainingConfig.of(settled.model_dump(mode="json")) == settled
 
 
-@pytest.mark.parametrize("text", ["episodes=1000000000000", "hosts=100000", "plans=1000000000", f"seed={10**50}"])
+@pytest.mark.parametrize(
+    "text", ["episodes=1000000000000", "hosts=100000", "plans=1000000000", f"seed={10**50}"]
+)
 def test_a_search_has_bounds_too(text):
     with pytest.raises(EsperError, match=text.partition("=")[0]):
         read_search(f"search:{text}")
@@ -110,7 +123,10 @@ def test_a_control_character_is_refused_however_it_is_written(text):
 def test_a_path_of_3000_letters_is_one_line(tmp_path, option):
     more = ["--task", "cifar10"] if option == "--data-root" else []
     where = [] if option == "--out" else ["--out", tmp_path / "run"]
-    assert run(tmp_path / "process", ["run", option, tmp_path / ("a" * 3000), *more, *where])[0] == CLEAR
+    assert (
+        run(tmp_path / "process", ["run", option, tmp_path / ("a" * 3000), *more, *where])[0]
+        == CLEAR
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -118,7 +134,9 @@ def test_a_path_of_3000_letters_is_one_line(tmp_path, option):
 def test_what_a_user_named_is_printed_as_it_is_and_never_obeyed(name):
     result = ArmFinished(name, 0, 3, 1, 2, 0.5, 0.5, 1.0, 10, 1.0, 0, 0, 0)
     text = io.StringIO()
-    Console(file=text, width=200, color_system="truecolor", force_terminal=True).print(arms_table([result], name))
+    Console(file=text, width=200, color_system="truecolor", force_terminal=True).print(
+        arms_table([result], name)
+    )
     shown = name.replace("\x1b", r"\x1b")
     assert text.getvalue().count(shown) == 2
 
@@ -167,7 +185,14 @@ def tell_of_a_report(folder, monkeypatch):
         main(["report", "run", "--out", str(folder)])
 
 
-TELLS = (tell_of_a_save, tell_of_events, tell_of_a_tracker, tell_of_a_rollback, tell_of_an_error, tell_of_a_report)
+TELLS = (
+    tell_of_a_save,
+    tell_of_events,
+    tell_of_a_tracker,
+    tell_of_a_rollback,
+    tell_of_an_error,
+    tell_of_a_report,
+)
 
 
 @pytest.mark.parametrize("tell", TELLS)

@@ -56,7 +56,10 @@ def test_a_sweep_ends_where_nothing_fails_any_more_and_one_without_an_end_fails(
 
         return case
 
-    groups = [Group("disk", "ends", until(5), 50, sweep=True), Group("disk", "does not", until(99), 8, sweep=True)]
+    groups = [
+        Group("disk", "ends", until(5), 50, sweep=True),
+        Group("disk", "does not", until(99), 8, sweep=True),
+    ]
     told = play(groups, say=lambda line: None)
     assert (told["disk/ends"].verdicts, told["disk/ends"].bad) == ({CLEAR: 5}, [])
     assert told["disk/does not"].verdicts == {CLEAR: 8}
@@ -74,7 +77,9 @@ def test_a_case_can_be_played_again_and_draws_the_same(tmp_path):
     all_of_them = (tmp_path / "drawn").read_text().splitlines()
     (tmp_path / "drawn").unlink()
     play(groups, seed=5, only="power/drawn/2")
-    assert (tmp_path / "drawn").read_text().splitlines() == [line for line in all_of_them if line.startswith("2 ")]
+    assert (tmp_path / "drawn").read_text().splitlines() == [
+        line for line in all_of_them if line.startswith("2 ")
+    ]
     assert len(set(all_of_them)) == 4
     assert str(random.Random("5/power/drawn/2").random()) in "".join(all_of_them)
 
@@ -87,7 +92,9 @@ def test_what_cannot_be_tried_is_said_and_what_is_too_little_fails():
 
 
 def test_a_traceback_is_told_by_its_last_place_in_the_package():
-    frames = 'File "/a/src/esper/cli/app.py", line 3, in main\n  File "/lib/json.py", line 9, in loads'
+    frames = (
+        'File "/a/src/esper/cli/app.py", line 3, in main\n  File "/lib/json.py", line 9, in loads'
+    )
     text = f"Bad: x\n  {frames}\nValueError: y"
     assert brief(text).endswith("esper/cli/app.py:3:main: ValueError: y")
 
@@ -97,7 +104,11 @@ def test_what_grows_without_end_is_seen(column):
     flat = [[number, 100 << 20, 12, 1] for number in range(100)]
     require_flat(flat, "rounds")
     growing = [
-        [*row[:column], row[column] + (row[0] << 18 if column == 1 else row[0] // 30), *row[column + 1 :]]
+        [
+            *row[:column],
+            row[column] + (row[0] << 18 if column == 1 else row[0] // 30),
+            *row[column + 1 :],
+        ]
         for row in flat
     ]
     with pytest.raises(Bad, match="rounds"):

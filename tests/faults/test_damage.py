@@ -13,7 +13,18 @@ from esper.telemetry import runfolder
 from esper.telemetry.store import Store
 from esper.trials.running import EpochSaves, build
 from faults.commands import CLEAR, DONE, command, run
-from faults.damage import WRONG, change_digit, discard, flip, forge, leaves, replaced, swap, truncate, zero
+from faults.damage import (
+    WRONG,
+    change_digit,
+    discard,
+    flip,
+    forge,
+    leaves,
+    replaced,
+    swap,
+    truncate,
+    zero,
+)
 from null_sink import NullSink
 from simic.tiny_runs import events_of
 from trials import grown_runs
@@ -50,8 +61,13 @@ def swap_two(folder, name):
     if name == "pretrained":
         tensors = files_in(folder, name, ".safetensors")
         swap(*tensors)
-        for manifest, own in zip((first, second), tensors, strict=True):  # a forger would see to it that these agree
-            forge(manifest, lambda body, own=own: body["generations"][0]["files"]["host"].update(name=own.name))
+        for manifest, own in zip(
+            (first, second), tensors, strict=True
+        ):  # a forger would see to it that these agree
+            forge(
+                manifest,
+                lambda body, own=own: body["generations"][0]["files"]["host"].update(name=own.name),
+            )
 
 
 def change_first(damage, ending=".json"):
@@ -81,19 +97,26 @@ def test_damage_is_told_or_what_is_damaged_is_made_again(finished, copy_of, tmp_
 
 def test_an_arm_of_a_comparison_with_other_settings_is_not_taken(copy_of, tmp_path):
     folder, other = copy_of("compare"), tmp_path / "other"
-    assert run(tmp_path / "process", command("compare", other, "--set", "task.budget=1.5"))[0] == DONE
+    assert (
+        run(tmp_path / "process", command("compare", other, "--set", "task.budget=1.5"))[0] == DONE
+    )
     for name in ("never-1.json", "heuristic-1.json"):
         (folder / "arms" / name).write_bytes((other / "arms" / name).read_bytes())
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 
 
-def test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one(finished, copy_of, tmp_path):
+def test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one(
+    finished, copy_of, tmp_path
+):
     folder = copy_of("compare")
     for name in ("never-1.json", "heuristic-1.json"):
         (folder / "arms" / name).unlink()
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == DONE
     assert results_of("compare", folder) == results_of("compare", finished("compare"))
-    arms = [list(json.loads((place / "results.json").read_text())["arms"]) for place in (folder, finished("compare"))]
+    arms = [
+        list(json.loads((place / "results.json").read_text())["arms"])
+        for place in (folder, finished("compare"))
+    ]
     assert arms[0] == arms[1]
 
 
@@ -115,7 +138,9 @@ def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
         manifest.write_text(whole)
         forge(manifest, lambda body, changed=changed: body.update(generations=changed))
         try:
-            EpochSaves(config.out, episodes.population, deciders, NullSink(), config.digest()).restore()
+            EpochSaves(
+                config.out, episodes.population, deciders, NullSink(), config.digest()
+            ).restore()
         except EsperError:
             refused += 1
     assert refused > 10
@@ -124,7 +149,9 @@ def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
 PLAN = "schedule:epochs=0+2:places=r0c0.lora+r0c1.lora"
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "schedule:epochs=2+3", PLAN, "random:epochs=2+3", "sham"])
+@pytest.mark.parametrize(
+    "policy", ["heuristic", "schedule:epochs=2+3", PLAN, "random:epochs=2+3", "sham"]
+)
 def test_a_forged_memory_of_a_rule_is_one_error(tmp_path, policy):
     """Some of what is wrong shows only decisions later, when the rule has a use for it."""
     config = grown_runs.configured(tmp_path / "run", policy=policy, hosts=1, task__epochs=3)
@@ -150,10 +177,18 @@ def test_a_forged_memory_of_a_network_is_one_error(finished, tmp_path):
     manifest = config.out / runfolder.MANIFEST
     (path,) = (config.out / runfolder.CHECKPOINTS).glob("epoch-000001-memory*")
     h, c = load_file(path).values()
-    for forged in ({"0.0": h}, {"0.0": h[:, :, :1], "0.1": c}, {"0.0": h.double(), "0.1": c}, {"0.0": h[0], "0.1": c}):
+    for forged in (
+        {"0.0": h},
+        {"0.0": h[:, :, :1], "0.1": c},
+        {"0.0": h.double(), "0.1": c},
+        {"0.0": h[0], "0.1": c},
+    ):
         save_file({name: value.contiguous() for name, value in forged.items()}, path)
         listed = {"name": path.name, "sha256": files.digest(path)}
-        forge(manifest, lambda body, listed=listed: body["generations"][-1]["files"].update(memory=listed))
+        forge(
+            manifest,
+            lambda body, listed=listed: body["generations"][-1]["files"].update(memory=listed),
+        )
         with pytest.raises(SaveError, match=str(manifest)):
             grown_runs.grow(config, resume=True)
 
@@ -161,17 +196,30 @@ def test_a_forged_memory_of_a_network_is_one_error(finished, tmp_path):
 def test_values_of_another_type_in_a_comparison_are_one_error(copy_of, tmp_path):
     folder = copy_of("compare")
     for arm, rows in (("never", {"arm": 1}), ("random", [])):
-        forge(folder / f"arms/{arm}-1.json", lambda body, rows=rows: body["generations"][0]["facts"].update(rows=rows))
+        forge(
+            folder / f"arms/{arm}-1.json",
+            lambda body, rows=rows: body["generations"][0]["facts"].update(rows=rows),
+        )
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 
 
 @pytest.mark.parametrize(
-    "row", [{"test_loss": 1e308}, {"test_loss": True}, {"test_loss": "1"}, {"seed": 1e308}, {"arm": "\ud800"}]
+    "row",
+    [
+        {"test_loss": 1e308},
+        {"test_loss": True},
+        {"test_loss": "1"},
+        {"seed": 1e308},
+        {"arm": "\ud800"},
+    ],
 )
 def test_a_number_of_a_comparison_that_nobody_measured_is_one_error(copy_of, tmp_path, row):
     folder = copy_of("compare")
     for manifest in files_in(folder, "arms"):
-        forge(manifest, lambda body: [own.update(row) for own in body["generations"][0]["facts"]["rows"]])
+        forge(
+            manifest,
+            lambda body: [own.update(row) for own in body["generations"][0]["facts"]["rows"]],
+        )
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 
 
@@ -197,7 +245,10 @@ def test_a_trained_host_of_another_shape_is_one_error(copy_of, tmp_path):
     path = folder / "pretrained/seed-0.safetensors"
     save_file({name: value.flatten()[:1].clone() for name, value in load_file(path).items()}, path)
     digest = files.digest(path)
-    forge(path.with_suffix(".json"), lambda body: body["generations"][0]["files"]["host"].update(sha256=digest))
+    forge(
+        path.with_suffix(".json"),
+        lambda body: body["generations"][0]["files"]["host"].update(sha256=digest),
+    )
     discard(folder / "arms")
     assert run(tmp_path / "process", command("compare", folder, "--resume"))[0] == CLEAR
 

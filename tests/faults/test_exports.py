@@ -148,11 +148,15 @@ def put_folder(path):
 
 
 @pytest.mark.parametrize("damage", [pipe, put_folder, delete, blow_up, truncate])
-def test_of_a_network_that_is_not_the_one_written_nothing_is_copied(copy_of, tmp_path, monkeypatch, damage):
+def test_of_a_network_that_is_not_the_one_written_nothing_is_copied(
+    copy_of, tmp_path, monkeypatch, damage
+):
     folder = copy_of("run")
     for path in folder.glob(f"networks/*/{SOURCE}"):
         damage(path)
-    monkeypatch.setattr("esper.leyline.files.write_files", lambda *given: pytest.fail("a copy was begun"))
+    monkeypatch.setattr(
+        "esper.leyline.files.write_files", lambda *given: pytest.fail("a copy was begun")
+    )
     with pytest.raises(SaveError, match=SOURCE) as refused:
         export_run(folder, tmp_path / "out")
     assert "disk space" not in str(refused.value)

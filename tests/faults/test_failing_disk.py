@@ -23,7 +23,10 @@ def test_a_garden_whose_save_fails_anywhere_is_the_old_one_and_says_so(tmp_path,
     seen = set()
     for call, problem in every_failure(lambda: garden.save(tmp_path), number=number):
         seen.add(call)
-        assert isinstance(problem, SaveError) or (problem is None and call in OPTIONAL), (call, problem)
+        assert isinstance(problem, SaveError) or (problem is None and call in OPTIONAL), (
+            call,
+            problem,
+        )
         assert esper.load(tmp_path, CNN(), policy=script({})).epoch == garden.epoch
     garden.save(tmp_path)
     assert {"open", "fsync", "replace", "mkdir"} <= seen
@@ -34,7 +37,9 @@ def test_a_garden_whose_save_fails_anywhere_is_the_old_one_and_says_so(tmp_path,
 def test_a_report_that_does_not_fit_on_the_disk_is_the_old_one(tmp_path):
     run, out = grow_run(tmp_path / "run"), tmp_path / "report.html"
     out.write_text("old")
-    for call, problem in every_failure(lambda: write_report([run], out), calls=("fsync", "replace", "fchmod")):
+    for call, problem in every_failure(
+        lambda: write_report([run], out), calls=("fsync", "replace", "fchmod")
+    ):
         assert isinstance(problem, SaveError), call
         assert out.read_text() == "old" or call == "fsync"  # the folder's comes after the move
         out.write_text("old")

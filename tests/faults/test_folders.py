@@ -8,13 +8,20 @@ from faults.commands import CLEAR, DONE, command, run
 from faults.damage import discard, link_away, link_hard, pipe, tree
 from user_models import PLANT_FIRST, grow_cnn
 
-FOLDERS = [("run", "checkpoints"), ("run", "networks/host-0"), ("ppo", "twins"), ("compare", "arms")]
+FOLDERS = [
+    ("run", "checkpoints"),
+    ("run", "networks/host-0"),
+    ("ppo", "twins"),
+    ("compare", "arms"),
+]
 MORE = [("run", "networks"), ("ppo", "checkpoints"), ("compare", "pretrained")]
 FOLDERS += [pytest.param(*more, marks=pytest.mark.slow) for more in MORE]
 
 
 @pytest.mark.parametrize(("kind", "name"), FOLDERS)
-def test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched(copy_of, tmp_path, kind, name):
+def test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched(
+    copy_of, tmp_path, kind, name
+):
     folder, outside = copy_of(kind), copy_of(kind, "outside")
     link_away(folder / name, outside / name)
     discard(folder / "manifest.json")  # what no manifest lists would be deleted
@@ -25,7 +32,9 @@ def test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched
 
 @pytest.mark.parametrize("damage", [link_away, link_hard], ids=["symbolic", "hard"])
 @pytest.mark.parametrize("name", ["events-0.jsonl", "lock"])
-def test_a_link_in_place_of_a_file_that_is_written_in_place_is_refused(copy_of, tmp_path, name, damage):
+def test_a_link_in_place_of_a_file_that_is_written_in_place_is_refused(
+    copy_of, tmp_path, name, damage
+):
     folder, outside = copy_of("run"), tmp_path / "precious"
     outside.write_text("mine\n")
     damage(folder / name, outside)
@@ -44,7 +53,12 @@ def test_a_link_in_place_of_another_file_is_replaced_or_refused(copy_of, tmp_pat
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("run", "events-0.jsonl"), ("run", "manifest.json"), ("run", "lock"), ("compare", "arms/never-1.json")],
+    [
+        ("run", "events-0.jsonl"),
+        ("run", "manifest.json"),
+        ("run", "lock"),
+        ("compare", "arms/never-1.json"),
+    ],
 )
 def test_a_pipe_in_place_of_a_file_does_not_hang(copy_of, tmp_path, kind, name):
     folder = copy_of(kind)

@@ -61,7 +61,9 @@ def test_long_runs_are_read_behind_short_ones(client, runs, monkeypatch):
     append(runs / "run-00", *[grown_epoch(0, 6)] * 99)
     asked = []
     monkeypatch.setattr(
-        server, "header", lambda found, real=server.header: (asked.append(found.folder), real(found))[1]
+        server,
+        "header",
+        lambda found, real=server.header: (asked.append(found.folder), real(found))[1],
     )
     listed(client)
     assert asked[-1].name == "run-00"
@@ -85,7 +87,9 @@ def test_a_row_never_falls_back_while_its_run_is_read_again(client, runs, monkey
 
 def test_a_run_that_somebody_looks_at_stays_in_memory_for_a_while(client, monkeypatch):
     listed(client)
-    assert client.get("/api/runs/run-03/episode").status_code == 200  # read again, however short ago the list did
+    assert (
+        client.get("/api/runs/run-03/episode").status_code == 200
+    )  # read again, however short ago the list did
     listed(client)
     feed = next(feed for path, feed in client.app.state.site.feeds.items() if path.name == "run-03")
     assert feed.reader is not None
@@ -102,7 +106,9 @@ def port(runs, monkeypatch):
     """A server that is as impatient as a test."""
     monkeypatch.setattr(server, "PATIENCE", 0.4)
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(build_app(runs, "a-token-of-more-than-16-letters"), http=Connection, ws="none")
+    config = uvicorn.Config(
+        build_app(runs, "a-token-of-more-than-16-letters"), http=Connection, ws="none"
+    )
     running = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve([listener])))
     thread.start()

@@ -11,7 +11,14 @@ from safetensors.torch import save_file
 
 from esper.leyline.errors import EsperError, SaveError
 from esper.runtime.tasks import get_task
-from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes, read_agent, read_checkpoint, seal
+from esper.simic.checkpoints import (
+    episodes_of,
+    load_fitting,
+    other_episodes,
+    read_agent,
+    read_checkpoint,
+    seal,
+)
 from esper.trials.running import build
 from faults.commands import CLEAR, DONE, command, run
 from faults.damage import WRONG
@@ -30,12 +37,19 @@ def parts(finished):
 @pytest.fixture(scope="module")
 def space(tmp_path_factory):
     """Slots and blueprints that the policy was trained for."""
-    return build(grown_runs.configured(tmp_path_factory.mktemp("run")))[0].population.runs[0].model.space
+    return (
+        build(grown_runs.configured(tmp_path_factory.mktemp("run")))[0]
+        .population.runs[0]
+        .model.space
+    )
 
 
 def test_a_sound_file_is_a_policy_and_a_learner(parts, space, tmp_path):
     path = written(tmp_path / "p", *parts)
-    own, learner = load_fitting(path, space).network.state_dict(), read_agent(path).network.state_dict()
+    own, learner = (
+        load_fitting(path, space).network.state_dict(),
+        read_agent(path).network.state_dict(),
+    )
     for name, value in parts[0].items():
         if name.startswith("network."):
             assert torch.equal(own[name.removeprefix("network.")], value)
@@ -47,7 +61,9 @@ def test_one_changed_bit_anywhere_is_refused_or_changes_nothing(parts, tmp_path)
     path = written(tmp_path / "p", tensors, plain)
     whole, draw, refused = path.read_bytes(), random.Random(0), 0
     begin = 8 + int.from_bytes(whole[:8], "little")  # of the tensors, behind the header
-    places = [draw.randrange(len(whole)) for _ in range(60)] + [draw.randrange(begin) for _ in range(60)]
+    places = [draw.randrange(len(whole)) for _ in range(60)] + [
+        draw.randrange(begin) for _ in range(60)
+    ]
     for place in places:
         content = bytearray(whole)
         content[place] ^= 1 << draw.randrange(8)
@@ -87,7 +103,9 @@ def test_brackets_without_end_are_one_error(parts, tmp_path):
         read_checkpoint(tmp_path / "p")
 
 
-@pytest.mark.parametrize("learner", [7, "text", [], {}, *({"config": it} for it in (None, 7, "text", [], {"x": 1}))])
+@pytest.mark.parametrize(
+    "learner", [7, "text", [], {}, *({"config": it} for it in (None, 7, "text", [], {"x": 1}))]
+)
 def test_a_learner_that_is_none_is_one_error(parts, tmp_path, learner):
     tensors, plain = parts
     path = written(tmp_path / "p", tensors, {**plain, "learner": learner})
@@ -107,14 +125,18 @@ def few_gigabytes():
 @pytest.mark.parametrize("width", [16000, 20000, 10**12, -1, 0, 1.5, "128", None, [8]])
 def test_a_small_file_that_names_great_widths_takes_no_memory(parts, space, tmp_path, width):
     tensors, plain = parts
-    path = written(tmp_path / "p", tensors, {**plain, "layout": {**plain["layout"], "hidden_dim": width}})
+    path = written(
+        tmp_path / "p", tensors, {**plain, "layout": {**plain["layout"], "hidden_dim": width}}
+    )
     with pytest.raises(EsperError, match=str(path)):
         load_fitting(path, space)
 
 
 def test_the_command_says_so_in_one_line(parts, tmp_path):
     tensors, plain = parts
-    path = written(tmp_path / "p", tensors, {**plain, "layout": {**plain["layout"], "hidden_dim": 16000}})
+    path = written(
+        tmp_path / "p", tensors, {**plain, "layout": {**plain["layout"], "hidden_dim": 16000}}
+    )
     asked = command("run", tmp_path / "out", "--policy", path)
     assert run(tmp_path / "process", asked, prepare=few_gigabytes)[0] == CLEAR
 
@@ -163,7 +185,9 @@ def test_a_run_goes_on_with_its_own_copy_of_a_policy_that_was_damaged_since(part
     assert (tmp_path / "out" / "networks" / "host-0" / "weights.safetensors").read_bytes() == before
 
 
-def test_tensors_that_are_missing_of_another_shape_or_no_numbers_are_one_error(parts, space, tmp_path):
+def test_tensors_that_are_missing_of_another_shape_or_no_numbers_are_one_error(
+    parts, space, tmp_path
+):
     tensors, plain = parts
     for name in [name for name in tensors if name.startswith("network.")][:6]:
         rest = {other: value for other, value in tensors.items() if other != name}

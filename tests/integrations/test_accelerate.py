@@ -23,12 +23,16 @@ class Loop:
     def __init__(self, seed):
         torch.manual_seed(seed)
         self.accelerator = accelerate.Accelerator(cpu=True)
-        self.garden = grow_cnn(PLAN, host=CNN(), attach=False, scale=0.5, max_seeds=4, lengths=StageLengths(ramp=2))
+        self.garden = grow_cnn(
+            PLAN, host=CNN(), attach=False, scale=0.5, max_seeds=4, lengths=StageLengths(ramp=2)
+        )
         optimizer = torch.optim.AdamW(self.garden.parameters(), lr=1e-2)
         self.garden.attach(optimizer)
         self.average = self.garden.ema(0.9)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-        self.model, self.optimizer, self.schedule = self.accelerator.prepare(self.garden.model, optimizer, schedule)
+        self.model, self.optimizer, self.schedule = self.accelerator.prepare(
+            self.garden.model, optimizer, schedule
+        )
         join(self.accelerator, self.garden)
 
     def train(self, epochs, folder=None):
@@ -46,7 +50,10 @@ class Loop:
 
     def state(self):
         with self.average.applied():
-            averaged = {f"average {name}": value.clone() for name, value in self.garden.model.state_dict().items()}
+            averaged = {
+                f"average {name}": value.clone()
+                for name, value in self.garden.model.state_dict().items()
+            }
         rates = torch.tensor([group["lr"] for group in self.optimizer.param_groups])
         return {**self.garden.model.state_dict(), **averaged, "rates": rates}
 

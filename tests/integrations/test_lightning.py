@@ -47,13 +47,25 @@ def make_garden(seed=0, plan=PLAN, **options):
     return garden
 
 
-def fit(folder, garden, *, every=None, is_validated=False, ckpt_path=None, epochs=6, held_out=HELD_OUT, **options):
+def fit(
+    folder,
+    garden,
+    *,
+    every=None,
+    is_validated=False,
+    ckpt_path=None,
+    epochs=6,
+    held_out=HELD_OUT,
+    **options,
+):
     from esper.integrations.lightning import GrowthCallback
 
     saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
     growth = GrowthCallback(garden, lambda: losses_of(garden.model, held_out), every)
     callbacks = [saving, growth, *options.pop("callbacks", ())]
-    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **QUIET, **options)
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **QUIET, **options
+    )
     loaders = DataLoader(IMAGES, 8), DataLoader(HELD_OUT, 16) if is_validated else None
     trainer.fit(Module(garden), *loaders, ckpt_path=ckpt_path)
     return garden
@@ -61,7 +73,9 @@ def fit(folder, garden, *, every=None, is_validated=False, ckpt_path=None, epoch
 
 def state_of(garden):
     averages = {f"average of {name}": value for name, value in garden.average.tensors().items()}
-    return {name: value.clone() for name, value in {**garden.model.state_dict(), **averages}.items()}
+    return {
+        name: value.clone() for name, value in {**garden.model.state_dict(), **averages}.items()
+    }
 
 
 def history_of(garden):
@@ -107,11 +121,22 @@ def test_a_rate_that_a_finder_chose_is_trained_with(tmp_path):
             return optimizer
 
         def on_train_epoch_end(self):
-            seen.append((self.lr, self.trainer.optimizers[0].param_groups[0]["lr"], self.garden.model.link.peak_rate))
+            seen.append(
+                (
+                    self.lr,
+                    self.trainer.optimizers[0].param_groups[0]["lr"],
+                    self.garden.model.link.peak_rate,
+                )
+            )
 
     growth = GrowthCallback(garden, lambda: losses_of(garden.model, HELD_OUT))
     finder = lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=30, attr_name="lr")
-    options = {"accelerator": "cpu", "default_root_dir": tmp_path, "callbacks": [growth, finder], **QUIET}
+    options = {
+        "accelerator": "cpu",
+        "default_root_dir": tmp_path,
+        "callbacks": [growth, finder],
+        **QUIET,
+    }
     trainer = lightning.Trainer(max_epochs=1, **options)
     trainer.fit(Rated(garden), DataLoader(random_images(320), 8))
     (rate, used, peak) = seen[-1]
@@ -125,7 +150,9 @@ def test_testing_a_checkpoint_leaves_the_record_of_the_run_whole(tmp_path):
     garden.record(tmp_path / "run")
     fit(tmp_path, garden, epochs=4)
     events = (tmp_path / "run" / "events-0.jsonl").read_bytes()
-    trainer = lightning.Trainer(accelerator="cpu", callbacks=[GrowthCallback(garden, lambda: None)], **QUIET)
+    trainer = lightning.Trainer(
+        accelerator="cpu", callbacks=[GrowthCallback(garden, lambda: None)], **QUIET
+    )
     trainer.test(Module(garden), DataLoader(HELD_OUT, 16), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert garden.epoch == 2
     assert (tmp_path / "run" / "events-0.jsonl").read_bytes() == events
@@ -151,9 +178,19 @@ def test_two_processes_stay_equal_and_resume(tmp_path):
     found = []
 
     def live(rank):
-        how = {"devices": 2, "strategy": "ddp", "callbacks": [Note()], "held_out": HELD_OUT[rank::2]}
+        how = {
+            "devices": 2,
+            "strategy": "ddp",
+            "callbacks": [Note()],
+            "held_out": HELD_OUT[rank::2],
+        }
         grown = fit(tmp_path / "whole", make_garden(seed=rank), **how)
-        resumed = fit(tmp_path / "again", make_garden(seed=9), ckpt_path=tmp_path / "whole" / "epoch=2.ckpt", **how)
+        resumed = fit(
+            tmp_path / "again",
+            make_garden(seed=9),
+            ckpt_path=tmp_path / "whole" / "epoch=2.ckpt",
+            **how,
+        )
         assert grown.model.fossilized_seeds
         assert history_of(resumed) == history_of(grown)
         return list(found)
@@ -174,7 +211,12 @@ def test_testing_a_checkpoint_has_the_structure_of_that_checkpoint(tmp_path):
     growth = GrowthCallback(garden, lambda: losses_of(garden.model, HELD_OUT))
     trainer = lightning.Trainer(accelerator="cpu", callbacks=[growth], **QUIET)
     losses = [
-        trainer.test(Module(garden), DataLoader(HELD_OUT, 16), tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        trainer.test(
+            Module(garden),
+            DataLoader(HELD_OUT, 16),
+            tmp_path / f"epoch={epoch}.ckpt",
+            verbose=False,
+        )
         for epoch in (5, 0)
     ]
     assert (garden.epoch, garden.model.total_params < grown) == (1, True)
@@ -183,7 +225,9 @@ def test_testing_a_checkpoint_has_the_structure_of_that_checkpoint(tmp_path):
 
 def test_a_checkpoint_without_a_garden_is_refused(tmp_path):
     garden = make_garden()
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", enable_checkpointing=False, **QUIET)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", enable_checkpointing=False, **QUIET
+    )
     trainer.fit(Module(garden), DataLoader(IMAGES, 8))
     trainer.save_checkpoint(tmp_path / "bare.ckpt")
     with pytest.raises(SaveError, match="state_dict"):

@@ -19,7 +19,12 @@ accelerate = pytest.importorskip("accelerate")
 TEXTS = torch.randint(16, (24, 8), generator=torch.Generator().manual_seed(1))
 ROWS = [{"input_ids": row, "labels": row} for row in TEXTS]
 PLAN = {0: (1, 0, 1, 0), 1: (1, 1, 2, 0)}
-SIZES = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 class Kill(transformers.TrainerCallback):
@@ -39,8 +44,15 @@ def tiny_llama(**options):
     return transformers.LlamaForCausalLM(config)
 
 
-def make_trainer(folder, *, plan=PLAN, epochs=5, every=None, rows=ROWS, callbacks=(), model=None, **options):
-    settings = {"save_strategy": "epoch", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
+def make_trainer(
+    folder, *, plan=PLAN, epochs=5, every=None, rows=ROWS, callbacks=(), model=None, **options
+):
+    settings = {
+        "save_strategy": "epoch",
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
     arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=epochs,
@@ -57,7 +69,11 @@ def make_trainer(folder, *, plan=PLAN, epochs=5, every=None, rows=ROWS, callback
         settings=esper.GrowthSettings(prunes=False),
     )
     trainer = transformers.Trainer(
-        garden.model, arguments, train_dataset=rows, eval_dataset=ROWS[:8], callbacks=list(callbacks)
+        garden.model,
+        arguments,
+        train_dataset=rows,
+        eval_dataset=ROWS[:8],
+        callbacks=list(callbacks),
     )
 
     def evaluate():
@@ -85,12 +101,21 @@ def train_and_kill(folder, step, **options):
 
 def state_of(garden):
     """All that two gardens must have in common to be the same one."""
-    optimizer, names = garden.model.link.optimizer, {id(p): name for name, p in garden.model.named_parameters()}
-    moments = {f"{names[id(p)]} {key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+    optimizer, names = (
+        garden.model.link.optimizer,
+        {id(p): name for name, p in garden.model.named_parameters()},
+    )
+    moments = {
+        f"{names[id(p)]} {key}": value
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+    }
     costs = {name: (cost.examples, cost.flops) for name, cost in garden.ledger.phases.items()}
     groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     averages = {f"average of {name}": value for name, value in garden.average.tensors().items()}
-    history = [event for event in garden.history if not isinstance(event, GrowthReported)]  # which tells seconds
+    history = [
+        event for event in garden.history if not isinstance(event, GrowthReported)
+    ]  # which tells seconds
     return {**weights_of(garden), **moments, **averages}, (garden.epoch, history, costs, groups)
 
 
@@ -106,7 +131,9 @@ AT_ENDS = {"save_strategy": "steps", "save_steps": 3}
 """saved after the last step of an epoch, before the Trainer says that it has ended"""
 
 
-@pytest.mark.parametrize("options", [{}, BY_STEP, AT_ENDS], ids=["by epoch", "by step", "at ends of epochs"])
+@pytest.mark.parametrize(
+    "options", [{}, BY_STEP, AT_ENDS], ids=["by epoch", "by step", "at ends of epochs"]
+)
 def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsys):
     whole, garden = make_trainer(tmp_path / "whole", **options)
     whole.train()
@@ -170,10 +197,15 @@ def test_columns_and_losses_are_those_of_the_bare_model(tmp_path):
     options = {"label_smoothing_factor": 0.1, "epochs": 1}
     rows = [{**row, "text": "a column that forward does not take"} for row in ROWS]
     trainer, garden = make_trainer(tmp_path / "grown", rows=rows, plan={}, **options)
-    bare = transformers.Trainer(tiny_llama(), trainer.args, train_dataset=rows, eval_dataset=ROWS[:8])
+    bare = transformers.Trainer(
+        tiny_llama(), trainer.args, train_dataset=rows, eval_dataset=ROWS[:8]
+    )
     assert trainer.evaluate()["eval_loss"] == pytest.approx(bare.evaluate()["eval_loss"], rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(bare.train().training_loss, rel=1e-6)
-    assert all(torch.equal(p, q) for p, q in zip(garden.model.host.parameters(), bare.model.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(garden.model.host.parameters(), bare.model.parameters(), strict=True)
+    )
 
 
 def test_a_model_of_ones_own_is_only_given_what_its_forward_takes(tmp_path):
@@ -184,10 +216,16 @@ def test_a_model_of_ones_own_is_only_given_what_its_forward_takes(tmp_path):
 
         def forward(self, input_ids, labels=None):
             logits = self.head(self.embed(input_ids))
-            loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss = (
+                None
+                if labels is None
+                else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            )
             return {"loss": loss, "logits": logits}
 
-    garden = esper.grow(Own(), slots="embed", example={"input_ids": TEXTS[:2]}, policy=script({0: PLAN[0]}))
+    garden = esper.grow(
+        Own(), slots="embed", example={"input_ids": TEXTS[:2]}, policy=script({0: PLAN[0]})
+    )
     args = make_trainer(tmp_path, epochs=2)[0].args
     trainer = transformers.Trainer(garden.model, args, train_dataset=ROWS, eval_dataset=ROWS[:8])
     growing.join(trainer, garden, lambda: garden.model(TEXTS[:8])["logits"].square().mean((1, 2)))
@@ -206,7 +244,9 @@ def test_tied_weights_are_saved_and_resumed(tmp_path):
 
 
 def test_a_checkpoint_without_a_garden_is_refused(tmp_path):
-    plain = transformers.Trainer(tiny_llama(), make_trainer(tmp_path, epochs=1)[0].args, train_dataset=ROWS)
+    plain = transformers.Trainer(
+        tiny_llama(), make_trainer(tmp_path, epochs=1)[0].args, train_dataset=ROWS
+    )
     plain.train()
     with pytest.raises(SaveError, match=r"checkpoint-3.garden"):
         make_trainer(tmp_path)[0].train(resume_from_checkpoint=True)
@@ -216,7 +256,9 @@ def test_generation_is_configured_as_the_trainer_was_told(tmp_path):
     """Seq2SeqTrainer writes it onto the model that it is given, and the host generates."""
     garden = esper.grow(tiny_llama(), slots="model.layers.*", example={"input_ids": TEXTS[:2]})
     told = transformers.GenerationConfig(max_length=6)
-    arguments = transformers.Seq2SeqTrainingArguments(str(tmp_path), generation_config=told, use_cpu=True, report_to=[])
+    arguments = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), generation_config=told, use_cpu=True, report_to=[]
+    )
     growing.join(transformers.Seq2SeqTrainer(garden.model, arguments), garden, lambda: None)
     assert garden.model.generation_config is garden.model.host.generation_config
     assert garden.model.generate(input_ids=TEXTS[:2, :3]).shape == (2, 6)

@@ -24,7 +24,12 @@ def mlp_host():
 def noisy_host():
     """Batch norm and dropout: what a careless shadow pass would disturb."""
     blocks = [
-        nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.Dropout(0.3))
+        nn.Sequential(
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+        )
         for before, after in ((1, 4), (4, 8))
     ]
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
@@ -75,7 +80,9 @@ def train(model, inputs, steps=3):
 def measure(model, slot_id, gain=1.0):
     """Record made-up evidence: a clear gain or, below zero, a clear harm."""
     without = torch.tensor([1.0, 2.0, 3.0]) + gain
-    model.record_counterfactual(slot_id, with_slot=torch.tensor([1.0, 2.0, 3.1]), without_slot=without)
+    model.record_counterfactual(
+        slot_id, with_slot=torch.tensor([1.0, 2.0, 3.1]), without_slot=without
+    )
 
 
 def put_on_probation(model, slot_id, blueprint, blend, inputs):

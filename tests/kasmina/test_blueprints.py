@@ -11,12 +11,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, blueprint
 from esper.kasmina.checks import TYPICAL_SHAPES, check_blueprint
-from esper.leyline.errors import BlueprintError, BlueprintMismatchError, NameTakenError, UnknownNameError
+from esper.leyline.errors import (
+    BlueprintError,
+    BlueprintMismatchError,
+    NameTakenError,
+    UnknownNameError,
+)
 from kasmina.gardens import grow_cnn, images, output, train
 
-ALL = [key for key, known in REGISTRY._known.items() if not known.inherits]  # copies are tested in their networks
+ALL = [
+    key for key, known in REGISTRY._known.items() if not known.inherits
+]  # copies are tested in their networks
 CAPACITY = [(kind, name) for kind, name in ALL if name != SHAM]
-SHAPES = {"image": [(8, 6, 6), (6, 5, 7), (3, 2, 2)], "sequence": [(5, 16), (1, 8)], "vector": [(16,), (3,)]}
+SHAPES = {
+    "image": [(8, 6, 6), (6, 5, 7), (3, 2, 2)],
+    "sequence": [(5, 16), (1, 8)],
+    "vector": [(16,), (3,)],
+}
 SIZED = [(kind, name, shape) for kind, name in CAPACITY for shape in SHAPES[kind]]
 
 every = pytest.mark.parametrize(("kind", "name"), CAPACITY)
@@ -32,7 +43,9 @@ def registry(monkeypatch):
 
 def build(kind, name, *, scale=0.0, gated=False):
     shape = TYPICAL_SHAPES[kind]
-    return REGISTRY.get(kind, name).build_seed(shape, scale=scale, gated=gated), torch.randn(4, *shape)
+    return REGISTRY.get(kind, name).build_seed(shape, scale=scale, gated=gated), torch.randn(
+        4, *shape
+    )
 
 
 def test_the_registry_holds_what_the_specification_lists():
@@ -93,7 +106,11 @@ def test_every_parameter_gets_a_gradient_within_three_steps(kind, name, gated):
     for _ in range(3):
         optimizer.zero_grad()
         (seed(features) - target).square().sum().backward()
-        woken |= {name for name, p in seed.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+        woken |= {
+            name
+            for name, p in seed.named_parameters()
+            if p.grad is not None and p.grad.abs().sum() > 0
+        }
         optimizer.step()
     assert woken == {name for name, _ in seed.named_parameters()}
 
@@ -125,7 +142,8 @@ def test_asking_for_a_price_leaves_the_random_state_alone(kind, name):
 
 def test_a_heavier_blueprint_costs_more():
     prices = [
-        REGISTRY.get("image", name).cost((16, 4, 4)).params for name in ("conv_small", "conv_light", "conv_heavy")
+        REGISTRY.get("image", name).cost((16, 4, 4)).params
+        for name in ("conv_small", "conv_light", "conv_heavy")
     ]
     assert prices == sorted(set(prices))
 
@@ -262,14 +280,26 @@ SIZES = itertools.count(1)
 BROKEN = {
     "batch norm": ("image", lambda c: nn.BatchNorm2d(c), "BatchNorm"),
     "batch norm of vectors": ("vector", lambda c: nn.BatchNorm1d(c), "BatchNorm"),
-    "dropout": ("vector", lambda c: nn.Sequential(nn.Linear(c, c), nn.Dropout(0.5)), "random.*dropout"),
-    "later tokens": ("sequence", lambda c: nn.TransformerEncoderLayer(c, 2, 8, 0.0, batch_first=True), "token 0"),
+    "dropout": (
+        "vector",
+        lambda c: nn.Sequential(nn.Linear(c, c), nn.Dropout(0.5)),
+        "random.*dropout",
+    ),
+    "later tokens": (
+        "sequence",
+        lambda c: nn.TransformerEncoderLayer(c, 2, 8, 0.0, batch_first=True),
+        "token 0",
+    ),
     "later tokens, once it learns": ("sequence", Peeking, "token 0 .* token 1.* causal=False"),
     "smaller images": ("image", lambda c: nn.Conv2d(c, c, 3), "shape"),
     "larger images": ("image", lambda c: nn.Upsample(scale_factor=2), "shape"),
     "another width": ("vector", lambda c: nn.Linear(c, c + 1), "shape"),
     "an extra axis": ("vector", lambda c: nn.Unflatten(1, (1, c)), "shape"),
-    "zeros": ("image", lambda c: nn.Sequential(nn.Conv2d(c, c, 1), Constant(0.0)), "optimiser step"),
+    "zeros": (
+        "image",
+        lambda c: nn.Sequential(nn.Conv2d(c, c, 1), Constant(0.0)),
+        "optimiser step",
+    ),
     "zero weights before a ReLU": ("image", dead, "optimiser step"),
     "not finite": ("image", lambda c: Constant(float("nan")), "identity"),
     "an unused parameter": ("image", Unused, "gradient after"),

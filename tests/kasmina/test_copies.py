@@ -56,7 +56,9 @@ class Net(nn.Module):
 def grow(net=None, slots=("blocks.0", "blocks.1"), **options):
     options.setdefault("settings", GrowthSettings(lengths=StageLengths(ramp=2)))
     options.setdefault("blueprints", ["copy", "copy_zero"])
-    model = MorphogeneticModel(net or Net(), SlotConfig.for_modules(slots), example=TOKENS, **options)
+    model = MorphogeneticModel(
+        net or Net(), SlotConfig.for_modules(slots), example=TOKENS, **options
+    )
     model.attach(torch.optim.AdamW(model.parameters(), lr=0.01))
     return model
 
@@ -129,7 +131,9 @@ def test_a_zeroed_copy_is_the_identity_and_learns():
     assert torch.equal(logits(model), before)
     weights = [p.clone() for p in fossil.parameters()]
     learn(model, 2)
-    assert any(not torch.equal(old, new) for old, new in zip(weights, fossil.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(weights, fossil.parameters(), strict=True)
+    )
 
 
 def test_what_the_original_shares_stays_shared_and_is_not_the_copys_own():
@@ -138,7 +142,9 @@ def test_what_the_original_shares_stays_shared_and_is_not_the_copys_own():
     fossil = keep(model, "r0c0")
     assert fossil.body.table is model.host.table
     own = WIDTH * WIDTH + 3 * WIDTH
-    assert sum(p.numel() for p in fossil.parameters()) == own == model.costs["r0c0", "copy", "linear"]
+    assert (
+        sum(p.numel() for p in fossil.parameters()) == own == model.costs["r0c0", "copy", "linear"]
+    )
     assert model.total_params == before + own == sum(p.numel() for p in model.parameters())
 
 
@@ -162,18 +168,27 @@ def test_a_later_copy_copies_the_last_block_that_is_there():
 
 def test_a_copy_takes_over_the_optimiser_settings_of_its_originals():
     model = MorphogeneticModel(
-        Net(), SlotConfig.for_modules(["blocks.0"]), example=TOKENS, blueprints=["copy"], settings=GrowthSettings()
+        Net(),
+        SlotConfig.for_modules(["blocks.0"]),
+        example=TOKENS,
+        blueprints=["copy"],
+        settings=GrowthSettings(),
     )
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": 0.3, "lr": 0.02}, {"params": plain, "weight_decay": 0.0, "lr": 0.05}]
+    groups = [
+        {"params": decayed, "weight_decay": 0.3, "lr": 0.02},
+        {"params": plain, "weight_decay": 0.0, "lr": 0.05},
+    ]
     model.attach(torch.optim.AdamW(groups))
     fossil = keep(model, "r0c0")
     owner = {id(p): group for group in model.link.optimizer.param_groups for p in group["params"]}
     for name, parameter in fossil.body.named_parameters():
         if "table" not in name:
             expected = (0.3, 0.02) if parameter.dim() > 1 else (0.0, 0.05)
-            assert (owner[id(parameter)]["weight_decay"], owner[id(parameter)]["lr"]) == expected, name
+            assert (owner[id(parameter)]["weight_decay"], owner[id(parameter)]["lr"]) == expected, (
+                name
+            )
 
 
 def test_a_live_copy_is_saved_and_goes_on_to_the_bit(tmp_path):
@@ -182,7 +197,9 @@ def test_a_live_copy_is_saved_and_goes_on_to_the_bit(tmp_path):
             garden.model.train()
             torch.manual_seed(garden.epoch)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(garden.model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+            nn.functional.cross_entropy(
+                garden.model(TOKENS).flatten(0, 1), TOKENS.flatten()
+            ).backward()
             optimizer.step()
             garden.step(
                 lambda: nn.functional.cross_entropy(
@@ -197,7 +214,12 @@ def test_a_live_copy_is_saved_and_goes_on_to_the_bit(tmp_path):
 
     plan = "schedule:epochs=0+0+1:places=r0c0.copy+r0c0.copy+r0c1.copy_zero"
     garden = esper.grow(
-        Net(), slots="blocks.*", example=TOKENS, blueprints=["copy", "copy_zero"], max_seeds=9, policy=plan
+        Net(),
+        slots="blocks.*",
+        example=TOKENS,
+        blueprints=["copy", "copy_zero"],
+        max_seeds=9,
+        policy=plan,
     )
     optimizer = begin(garden)
     run(garden, optimizer, 3)
@@ -220,10 +242,14 @@ def test_without_a_ramp_all_copies_of_a_decision_are_kept_at_once():
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=0.01))
     for _ in range(2):
         events = garden.step(
-            lambda: nn.functional.cross_entropy(garden.model(TOKENS).transpose(1, 2), TOKENS, reduction="none").mean(1)
+            lambda: nn.functional.cross_entropy(
+                garden.model(TOKENS).transpose(1, 2), TOKENS, reduction="none"
+            ).mean(1)
         )
     assert [len(garden.model.slot(slot).fossils) for slot in ("r0c0", "r0c1")] == [2, 1]
-    assert [event.after for event in events if type(event).__name__ == "StageChanged"].count("FOSSILIZED") == 3
+    assert [event.after for event in events if type(event).__name__ == "StageChanged"].count(
+        "FOSSILIZED"
+    ) == 3
 
 
 def test_a_copy_that_exceeds_the_budget_is_refused():
@@ -264,7 +290,10 @@ def test_modules_that_somebody_changed_are_not_copied(spoil):
 
 
 def test_a_block_that_normalises_last_has_no_identity():
-    layer, features = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(), torch.randn(2, 3, 8)
+    layer, features = (
+        nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(),
+        torch.randn(2, 3, 8),
+    )
     with torch.no_grad(), pytest.raises(ValueError, match="zeros"):
         find_zeroed(layer, lambda module: module(features), features)
 
@@ -283,7 +312,12 @@ def test_pricing_leaves_what_a_copy_shares_with_the_network_as_it_is(monkeypatch
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)).double()
     net[0][0].weight = net[1].weight
     with pytest.raises(BlueprintMismatchError, match="shares"):
-        MorphogeneticModel(net, SlotConfig.for_modules(["0"]), example=torch.zeros(2, 4).double(), blueprints=("tied",))
+        MorphogeneticModel(
+            net,
+            SlotConfig.for_modules(["0"]),
+            example=torch.zeros(2, 4).double(),
+            blueprints=("tied",),
+        )
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float64}
 
 
@@ -312,7 +346,9 @@ def test_the_built_in_gpt_grows_deeper_by_its_own_blocks():
     before = logits(model)
     keep(model, "r0c1", "copy_zero")
     assert torch.equal(logits(model), before)
-    assert isinstance(keep(model, "r0c0" if ("r0c0", "copy", "linear") in model.costs else "r0c1"), Copy)
+    assert isinstance(
+        keep(model, "r0c0" if ("r0c0", "copy", "linear") in model.costs else "r0c1"), Copy
+    )
 
 
 def test_a_gated_copy_starts_half_in():

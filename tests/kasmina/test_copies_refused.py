@@ -62,18 +62,28 @@ def test_an_optimiser_of_two_groups_is_resumed_beside_kept_copies(tmp_path, is_f
 
     def optimizer_of(garden):
         own = [p for p in garden.parameters() if p.requires_grad]
-        groups = [{"params": [p for p in own if (p.dim() > 1) == flag], "weight_decay": 0.1 * flag} for flag in (1, 0)]
+        groups = [
+            {"params": [p for p in own if (p.dim() > 1) == flag], "weight_decay": 0.1 * flag}
+            for flag in (1, 0)
+        ]
         return torch.optim.AdamW(groups, lr=0.01)
 
     settings = GrowthSettings(lengths=StageLengths(ramp=0))
-    options = {"blueprints": ["copy"], "max_seeds": 9, "policy": "schedule:epochs=0:places=r0c0.copy"}
+    options = {
+        "blueprints": ["copy"],
+        "max_seeds": 9,
+        "policy": "schedule:epochs=0:places=r0c0.copy",
+    }
     garden = esper.grow(build(), slots="blocks.*", example=TOKENS, settings=settings, **options)
     garden.attach(optimizer_of(garden))
     garden.step(lambda: torch.rand(4))
     garden.save(tmp_path)
     again = esper.load(tmp_path, build())
     again.attach(optimizer_of(again))
-    names = [[len(group["params"]) for group in g.model.link.optimizer.param_groups] for g in (garden, again)]
+    names = [
+        [len(group["params"]) for group in g.model.link.optimizer.param_groups]
+        for g in (garden, again)
+    ]
     assert names[0] == names[1]
 
 
@@ -94,7 +104,9 @@ def test_what_a_forward_pass_left_in_an_attribute_does_not_keep_a_module_from_be
 
 def test_a_blueprint_that_shares_weights_with_the_host_is_refused(monkeypatch):
     monkeypatch.setattr(REGISTRY, "_known", dict(REGISTRY._known))
-    blueprint("sequence", "thief")(lambda channels, site: nn.Sequential(nn.LayerNorm(channels), site.module.linear))
+    blueprint("sequence", "thief")(
+        lambda channels, site: nn.Sequential(nn.LayerNorm(channels), site.module.linear)
+    )
     with pytest.raises(BlueprintMismatchError, match="shares"):
         grow(blueprints=["thief"])
 

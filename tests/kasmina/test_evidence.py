@@ -59,5 +59,7 @@ def test_a_ratio_is_of_norms_per_root_parameter():
 def test_a_gradient_norm_counts_sparse_gradients_too():
     table, dense = nn.Embedding(5, 2, sparse=True), nn.Linear(1, 1, bias=False)
     (table(torch.tensor([1, 1, 3])).sum() + dense(torch.ones(1)).sum()).backward()
-    assert float(gradient_norm([*table.parameters(), *dense.parameters()])) == pytest.approx(math.sqrt(11.0))
+    assert float(gradient_norm([*table.parameters(), *dense.parameters()])) == pytest.approx(
+        math.sqrt(11.0)
+    )
     assert gradient_norm(nn.Linear(2, 2).parameters()) is None

@@ -81,7 +81,9 @@ def register():
 
 
 def own_garden(blueprints):
-    return grown(CNN(), ["layer1", "layer2"], IMAGES, [LINEAR], blueprints=blueprints, unfinished=False)
+    return grown(
+        CNN(), ["layer1", "layer2"], IMAGES, [LINEAR], blueprints=blueprints, unfinished=False
+    )
 
 
 def rounds_otherwise(garden):
@@ -96,7 +98,9 @@ def lies_otherwise(garden):
 
 @pytest.mark.parametrize("change", [rounds_otherwise, lies_otherwise])
 def test_fossils_that_run_compiled_or_channels_last_are_exported(change, tmp_path):
-    garden = grown(CNN(width=16), ["layer1"], IMAGES, [LINEAR], blueprints=["conv_heavy"], unfinished=False)
+    garden = grown(
+        CNN(width=16), ["layer1"], IMAGES, [LINEAR], blueprints=["conv_heavy"], unfinished=False
+    )
     change(garden)
     (folder := tmp_path / "grown").mkdir()
     garden.export(folder)
@@ -104,7 +108,9 @@ def test_fossils_that_run_compiled_or_channels_last_are_exported(change, tmp_pat
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     expected = output(garden.model, IMAGES)
-    assert torch.allclose(output(module.graft(CNN(width=16)), IMAGES), expected, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(
+        output(module.graft(CNN(width=16)), IMAGES), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------
@@ -154,9 +160,14 @@ def rebuilt_elsewhere(folder, host, inputs):
     """What the exported network says in a process in which esper cannot be imported."""
     save_file({"inputs": inputs}, folder / "inputs.st")
     program = textwrap.dedent(REBUILD).format(
-        here=str(folder), host=host, inputs=str(folder / "inputs.st"), outputs=str(folder / "outputs.st")
+        here=str(folder),
+        host=host,
+        inputs=str(folder / "inputs.st"),
+        outputs=str(folder / "outputs.st"),
     )
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return load_file(folder / "outputs.st")["outputs"]
 
@@ -164,13 +175,23 @@ def rebuilt_elsewhere(folder, host, inputs):
 def test_a_cnn_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
     garden = grown(CNN(), ["layer1", "layer2"], IMAGES, [LINEAR, GATED])
     garden.export(tmp_path)
-    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES))
+    assert torch.equal(
+        rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES)
+    )
 
 
 def test_a_transformer_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
-    garden = grown(Encoder(True), ["encoder.layers.0", "encoder.layers.1"], TOKENS, [GATED], blueprints=["attention"])
+    garden = grown(
+        Encoder(True),
+        ["encoder.layers.0", "encoder.layers.1"],
+        TOKENS,
+        [GATED],
+        blueprints=["attention"],
+    )
     garden.export(tmp_path)
-    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_ENCODER, TOKENS), output(garden.harvest(), TOKENS))
+    assert torch.equal(
+        rebuilt_elsewhere(tmp_path, PLAIN_ENCODER, TOKENS), output(garden.harvest(), TOKENS)
+    )
 
 
 def test_the_exported_source_does_not_mention_esper_in_its_imports(tmp_path):
@@ -189,7 +210,9 @@ def graft_here(folder, host):
 def test_every_image_blueprint_can_be_exported(tmp_path, name):
     garden = own_garden([name])
     garden.export(tmp_path)
-    assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES))
+    assert torch.equal(
+        output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES)
+    )
 
 
 def test_a_network_without_fossils_is_exported_as_its_host(tmp_path):
@@ -209,7 +232,9 @@ def test_weights_that_are_parts_of_one_tensor_are_exported(tmp_path):
 def test_a_sham_fossil_is_exported_as_nothing(tmp_path):
     garden = own_garden(["sham"])
     garden.export(tmp_path)
-    assert torch.equal(output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES))
+    assert torch.equal(
+        output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES)
+    )
 
 
 # -- blueprints of one's own -------------------------------------------------------------------------------------------
@@ -218,7 +243,9 @@ def test_a_sham_fossil_is_exported_as_nothing(tmp_path):
 def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, register):
     garden = own_garden(register(self_contained))
     garden.export(tmp_path)
-    assert torch.equal(rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES))
+    assert torch.equal(
+        rebuilt_elsewhere(tmp_path, PLAIN_CNN, IMAGES), output(garden.harvest(), IMAGES)
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +260,9 @@ def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, regist
     ],
     ids=["lambda", "global when built", "global when run", "taken name", "class", "without source"],
 )
-def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(tmp_path, register, build):
+def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(
+    tmp_path, register, build
+):
     garden = own_garden(register(build))
     with pytest.raises(BlueprintError, match=r"my_own|NameError|TypeError|slot r0c0"):
         garden.export(tmp_path / "out")
@@ -241,7 +270,9 @@ def test_a_blueprint_that_cannot_stand_alone_is_refused_and_nothing_is_written(t
 
 
 def test_a_harvest_that_is_refused_writes_nothing(tmp_path):
-    garden = grown(nn.Sequential(Taken(), nn.Linear(6, 3)), ["0", "1"], random_vectors(16), [LINEAR])
+    garden = grown(
+        nn.Sequential(Taken(), nn.Linear(6, 3)), ["0", "1"], random_vectors(16), [LINEAR]
+    )
     with pytest.raises(HostError):
         garden.export(tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
@@ -250,7 +281,9 @@ def test_a_harvest_that_is_refused_writes_nothing(tmp_path):
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["it's", 'say "hi"', '"""', "a\\", "x'];import os;['", "naïve {table}", "new\nline"])
+@pytest.mark.parametrize(
+    "name", ["it's", 'say "hi"', '"""', "a\\", "x'];import os;['", "naïve {table}", "new\nline"]
+)
 def test_a_modules_name_cannot_break_the_generated_code(tmp_path, name):
     class Named(nn.Module):
         def __init__(self):
@@ -273,5 +306,7 @@ def test_a_modules_name_cannot_break_the_generated_code(tmp_path, name):
     for _ in range(4):
         garden.step(made_up(garden))
     garden.export(tmp_path)
-    assert torch.equal(output(graft_here(tmp_path, Named()), inputs), output(garden.harvest(), inputs))
+    assert torch.equal(
+        output(graft_here(tmp_path, Named()), inputs), output(garden.harvest(), inputs)
+    )
     assert not torch.equal(output(garden.harvest(), inputs), output(Named(), inputs))

@@ -48,12 +48,17 @@ def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
     garden.attach(optimizer)
     for epoch in range(4 * len(blends)):
         if unfinished and epoch == 4 * len(blends) - 4:
-            garden.model.germinate_seed(garden.model.slot_config.slot_ids[-1], garden.model.space.blueprint_ids[1])
+            garden.model.germinate_seed(
+                garden.model.slot_config.slot_ids[-1], garden.model.space.blueprint_ids[1]
+            )
         optimizer.zero_grad()
         garden.model.train()(inputs).square().mean().backward()
         optimizer.step()
         garden.step(made_up(garden))
-    assert (garden.model.fossilized_seeds, garden.model.active_seeds) == (len(blends), int(unfinished))
+    assert (garden.model.fossilized_seeds, garden.model.active_seeds) == (
+        len(blends),
+        int(unfinished),
+    )
     return garden
 
 
@@ -80,15 +85,23 @@ HOSTS = {
     "mlp": (MLP, ["enter", "middle"], random_vectors(16)),
     "sequential root": (sequential_net, ["0", "2"], random_vectors(16)),
     "encoder layers": (lambda: Encoder(True), ["encoder.layers.0", "encoder.layers.1"], TOKENS),
-    "inside an encoder": (lambda: Encoder(True), ["encoder.layers.0.linear1", "encoder.layers.1"], TOKENS),
+    "inside an encoder": (
+        lambda: Encoder(True),
+        ["encoder.layers.0.linear1", "encoder.layers.1"],
+        TOKENS,
+    ),
     "tokens first": (lambda: Encoder(False), ["encoder.layers.0", "encoder.layers.1"], TOKENS),
 }
 every_host = pytest.mark.parametrize(("host", "slots", "inputs"), HOSTS.values(), ids=HOSTS.keys())
 
 
-@pytest.mark.parametrize("blends", [[LINEAR], [GATED], [SIGMOID, GATED, LINEAR]], ids=["linear", "gated", "three"])
+@pytest.mark.parametrize(
+    "blends", [[LINEAR], [GATED], [SIGMOID, GATED, LINEAR]], ids=["linear", "gated", "three"]
+)
 @every_host
-def test_a_harvest_equals_the_grown_network_with_unfinished_slots_off_to_the_bit(host, slots, inputs, blends):
+def test_a_harvest_equals_the_grown_network_with_unfinished_slots_off_to_the_bit(
+    host, slots, inputs, blends
+):
     garden = grown(host(), slots, inputs, blends)
     plain = garden.harvest()
     assert torch.equal(output(plain, inputs), with_unfinished_off(garden, inputs))
@@ -130,7 +143,9 @@ def test_a_harvest_shares_nothing_with_the_garden():
     before = {name: value.clone() for name, value in garden.model.state_dict().items()}
     plain = garden.harvest()
     train_epoch(plain, torch.optim.SGD(plain.parameters(), lr=0.5), 0, IMAGES)
-    assert all(torch.equal(value, before[name]) for name, value in garden.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in garden.model.state_dict().items()
+    )
 
 
 def test_a_harvest_without_fossils_is_the_bare_host_without_hooks():

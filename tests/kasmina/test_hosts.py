@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from esper.kasmina.checks import check_host
-from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host, build_resnet_host, build_transformer_host
+from esper.kasmina.hosts import (
+    ChainHost,
+    build_cnn_host,
+    build_mlp_host,
+    build_resnet_host,
+    build_transformer_host,
+)
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
@@ -104,7 +110,9 @@ def test_a_segments_features_are_those_before_its_slot(build):
 def test_a_pass_does_not_go_backwards(build):
     host, inputs = build()
     with pytest.raises(SettingError, match="comes after r0c0"):
-        host.forward_to_segment("r0c0", host.forward_to_segment("r0c1", inputs), from_segment="r0c1")
+        host.forward_to_segment(
+            "r0c0", host.forward_to_segment("r0c1", inputs), from_segment="r0c1"
+        )
 
 
 @every_host
@@ -140,13 +148,17 @@ def test_a_cnn_has_any_number_of_blocks_with_a_slot_after_each(blocks):
     host = build_cnn_host(blocks=blocks, base_channels=2, image_size=8, classes=4)
     model = MorphogeneticModel(host)
     assert model.slot_config.num_slots == blocks
-    assert [slot.channels for slot in model.slots.values()] == [2 * 2**index for index in range(blocks)]
+    assert [slot.channels for slot in model.slots.values()] == [
+        2 * 2**index for index in range(blocks)
+    ]
     assert model(host.example()).shape == (2, 4)
 
 
 @pytest.mark.parametrize(("layers", "slots"), [(4, 2), (5, 3), (3, 3), (7, 1)])
 def test_a_transformer_deals_all_its_layers_into_its_slots(layers, slots):
-    host = build_transformer_host(vocabulary=7, width=8, layers=layers, heads=2, slots=slots, context=4)
+    host = build_transformer_host(
+        vocabulary=7, width=8, layers=layers, heads=2, slots=slots, context=4
+    )
     assert sum(type(module).__name__ == "DecoderLayer" for module in host.modules()) == layers
     assert host.slot_config().num_slots == slots
     assert host(torch.zeros(2, 4, dtype=torch.long)).shape == (2, 4, 7)
@@ -180,9 +192,13 @@ def test_a_resnet_halves_the_image_and_doubles_the_width_at_each_later_stage():
 
 
 def test_copies_fit_behind_the_blocks_of_a_resnet_that_keep_their_shape():
-    model = MorphogeneticModel(build_resnet_host(width=4, blocks=3, stages=2), blueprints=("copy", "copy_zero"))
+    model = MorphogeneticModel(
+        build_resnet_host(width=4, blocks=3, stages=2), blueprints=("copy", "copy_zero")
+    )
     for name in ("copy", "copy_zero"):
-        assert [slot for slot, *of in model.costs if of == [name, "linear"]] == [f"r0c{n}" for n in (0, 1, 2, 4, 5)]
+        assert [slot for slot, *of in model.costs if of == [name, "linear"]] == [
+            f"r0c{n}" for n in (0, 1, 2, 4, 5)
+        ]
 
 
 BAD = {

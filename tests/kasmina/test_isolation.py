@@ -73,7 +73,11 @@ def alone():
     return train_alone(noisy_host())
 
 
-@pytest.fixture(scope="module", params=[("conv_light", "linear"), ("attention", "gated")], ids=lambda each: each[0])
+@pytest.fixture(
+    scope="module",
+    params=[("conv_light", "linear"), ("attention", "gated")],
+    ids=lambda each: each[0],
+)
 def grown(request):
     torch.manual_seed(3)
     return train_with_seeds(noisy_host(), *request.param)
@@ -117,7 +121,9 @@ def test_the_seed_learns_all_the_same(grown):
     _, model, born = grown
     for slot_id, before in born.items():
         after = dict(model.slot(slot_id).seed.named_parameters())
-        assert all(not torch.equal(value, after[name]) for name, value in before.seed.named_parameters())
+        assert all(
+            not torch.equal(value, after[name]) for name, value in before.seed.named_parameters()
+        )
 
 
 # -- one shadow pass ---------------------------------------------------------------------------------------------------
@@ -175,7 +181,9 @@ def test_the_host_is_trainable_again_after_a_shadow_pass(model):
 def test_what_the_user_froze_stays_frozen_after_a_shadow_pass(model):
     model.host.head[-1].weight.requires_grad_(False)
     shadow_step(model)
-    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["host.head.2.weight"]
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
+        "host.head.2.weight"
+    ]
 
 
 def test_a_failing_shadow_pass_leaves_the_model_as_before(model):

@@ -179,7 +179,9 @@ def test_culled_parameters_leave_the_optimiser_with_their_state():
     gone = list(model.slot("r0c0").seed.parameters())
     model.cull_seed("r0c0")
     assert not {id(parameter) for parameter in gone} & optimised(model)
-    assert not {id(parameter) for parameter in gone} & {id(key) for key in model.link.optimizer.state}
+    assert not {id(parameter) for parameter in gone} & {
+        id(key) for key in model.link.optimizer.state
+    }
 
 
 def test_a_culled_slot_is_embargoed_and_opens_again():
@@ -214,7 +216,10 @@ def test_fossilizing_changes_no_gradient(blend):
     for each in (model, twin):
         each.zero_grad()
         each.eval()(INPUTS).square().sum().backward()
-    gradients = [[p.grad for p in (*each.host.parameters(), *each.slots.parameters())] for each in (model, twin)]
+    gradients = [
+        [p.grad for p in (*each.host.parameters(), *each.slots.parameters())]
+        for each in (model, twin)
+    ]
     torch.testing.assert_close(*gradients)
 
 

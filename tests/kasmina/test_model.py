@@ -92,11 +92,23 @@ REFUSALS = {
     "an occupied slot": (used, lambda m: m.germinate_seed("r0c0", "norm"), SlotOccupiedError),
     "an unknown slot": (used, lambda m: m.germinate_seed("r0c9", "norm"), UnknownNameError),
     "a slot called early": (used, lambda m: m.cull_seed("early"), UnknownNameError),
-    "an unknown blueprint": (used, lambda m: m.germinate_seed("r0c1", "conv_ligth"), UnknownNameError),
-    "an unknown blend": (used, lambda m: m.germinate_seed("r0c1", "norm", "linaer"), UnknownNameError),
+    "an unknown blueprint": (
+        used,
+        lambda m: m.germinate_seed("r0c1", "conv_ligth"),
+        UnknownNameError,
+    ),
+    "an unknown blend": (
+        used,
+        lambda m: m.germinate_seed("r0c1", "norm", "linaer"),
+        UnknownNameError,
+    ),
     "no blueprint": (used, lambda m: m.germinate_seed("r0c1", None), IllegalActionError),
     "one seed too many": (full, lambda m: m.germinate_seed("r0c1", "norm"), IllegalActionError),
-    "more than the budget": (tight, lambda m: m.germinate_seed("r0c1", "conv_heavy"), BudgetExceededError),
+    "more than the budget": (
+        tight,
+        lambda m: m.germinate_seed("r0c1", "conv_heavy"),
+        BudgetExceededError,
+    ),
     "fossilizing unmeasured": (on_probation, lambda m: m.fossilize_seed("r0c0"), NotMeasuredError),
     "fossilizing while blending": (used, lambda m: m.fossilize_seed("r0c0"), NotMeasuredError),
     "fossilizing nothing": (used, lambda m: m.fossilize_seed("r0c1"), NoLiveSeedError),
@@ -162,9 +174,13 @@ def test_a_seed_that_was_culled_no_longer_counts():
 
 def test_a_blueprint_that_does_not_fit_the_slot_is_refused_with_those_that_do():
     host = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8))
-    model = MorphogeneticModel(host, SlotConfig.for_modules(["0", "1"]), example=torch.zeros(2, 5, 4))
+    model = MorphogeneticModel(
+        host, SlotConfig.for_modules(["0", "1"]), example=torch.zeros(2, 5, 4)
+    )
     model.germinate_seed("r0c1", "attention")
-    with pytest.raises(BlueprintMismatchError, match=r"'attention' .*r0c0.*\(5, 6\).*lora, mlp, mlp_small"):
+    with pytest.raises(
+        BlueprintMismatchError, match=r"'attention' .*r0c0.*\(5, 6\).*lora, mlp, mlp_small"
+    ):
         model.germinate_seed("r0c0", "attention")
     assert model.active_seeds == 1
 
@@ -202,7 +218,9 @@ def test_a_host_of_one_channel_can_be_wrapped(image_size):
 
 BLUEPRINTS, SLOTS = ("mlp", "lora"), ("r0c0", "r0c1")
 moves = st.lists(
-    st.tuples(st.sampled_from(SLOTS), st.sampled_from(BLUEPRINTS), st.sampled_from(["linear", "gated"]))
+    st.tuples(
+        st.sampled_from(SLOTS), st.sampled_from(BLUEPRINTS), st.sampled_from(["linear", "gated"])
+    )
     | st.sampled_from(["tick", "cull r0c0", "cull r0c1", "keep r0c0", "keep r0c1"]),
     max_size=25,
 )
@@ -242,7 +260,9 @@ def test_no_sequence_of_moves_exceeds_the_budget(walk, room):
 
 def test_a_blueprint_larger_than_its_price_cannot_exceed_the_budget(registry):
     widths = [1]
-    blueprint("vector", "mine")(lambda c: nn.Sequential(nn.Linear(c, widths[0]), nn.Linear(widths[0], c)))
+    blueprint("vector", "mine")(
+        lambda c: nn.Sequential(nn.Linear(c, widths[0]), nn.Linear(widths[0], c))
+    )
     model = grow_mlp(blueprints=["mine"], budget=400)
     widths[0] = 500
     before = snapshot(model)
@@ -261,7 +281,9 @@ def test_a_budget_smaller_than_any_seed_is_refused_with_the_least_that_works():
 def test_the_least_budget_that_works_does_work():
     host = mlp_host()
     params = sum(parameter.numel() for parameter in host.parameters())
-    model = MorphogeneticModel(host, budget=params + REGISTRY.get("vector", "lora").cost((8,)).params)
+    model = MorphogeneticModel(
+        host, budget=params + REGISTRY.get("vector", "lora").cost((8,)).params
+    )
     model.germinate_seed("r0c0", "lora")
     assert model.total_params == model.budget
 
@@ -322,7 +344,9 @@ def test_the_hosts_keys_are_unchanged_under_their_prefix():
     put_on_probation(model, "r0c0", "conv_light", "gated", images())
     model.fossilize_seed("r0c0")
     assert set(host.state_dict()) == keys
-    assert {key for key in model.state_dict() if key.startswith("host.")} == {f"host.{key}" for key in keys}
+    assert {key for key in model.state_dict() if key.startswith("host.")} == {
+        f"host.{key}" for key in keys
+    }
 
 
 def test_attributes_fall_through_to_the_host():
@@ -372,7 +396,9 @@ def test_a_host_without_an_example_is_refused_with_what_to_write():
 @pytest.mark.parametrize("training", [0, 2])
 def test_what_is_built_in_starts_as_seeds_do_and_is_never_incubated(training):
     lengths = StageLengths(training=training)
-    model = MorphogeneticModel(build_cnn_host(), settings=GrowthSettings(lengths=lengths, scale_at_birth=0.3))
+    model = MorphogeneticModel(
+        build_cnn_host(), settings=GrowthSettings(lengths=lengths, scale_at_birth=0.3)
+    )
     model.build_in("r0c1", "conv_light")
     assert torch.equal(model.slot("r0c1").fossils[0].scale, torch.full((16, 1, 1), 0.3))
     model.germinate_seed("r0c1", "norm")

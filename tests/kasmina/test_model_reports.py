@@ -147,8 +147,14 @@ def test_evidence_of_birth_and_ownership_is_on_record():
 def test_a_counterfactual_is_positive_when_the_seed_lowers_the_loss():
     model = grow_cnn()
     put_on_probation(model, "r0c0", "norm", "linear", INPUTS)
-    measurement = model.record_counterfactual("r0c0", torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]))
-    assert (measurement.mean, measurement.standard_error, measurement.examples) == (2.0, pytest.approx(1.0), 2)
+    measurement = model.record_counterfactual(
+        "r0c0", torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0])
+    )
+    assert (measurement.mean, measurement.standard_error, measurement.examples) == (
+        2.0,
+        pytest.approx(1.0),
+        2,
+    )
     assert model.get_slot_reports()["r0c0"].metrics.counterfactual_contribution == 2.0
 
 
@@ -192,7 +198,10 @@ def test_cull_and_fossilize_are_decisions_too():
         put_on_probation(model, slot_id, "norm", "linear", INPUTS)
     model.act((2, 0, 0, 0))
     model.act((3, 1, 0, 0))
-    assert [report.stage.name for report in model.get_slot_reports().values()] == ["CULLED", "FOSSILIZED"]
+    assert [report.stage.name for report in model.get_slot_reports().values()] == [
+        "CULLED",
+        "FOSSILIZED",
+    ]
 
 
 @pytest.mark.parametrize("op", [1, 2, 3])

@@ -144,8 +144,14 @@ class Counting(GPT):
 
 
 def test_layers_that_run_one_after_the_other_are_found():
-    assert runs_in_order(GPT(), TOKENS, ["blocks.0", "blocks.1"]) == {"blocks.0": None, "blocks.1": None}
-    assert runs_in_order(chain(), TOKENS, ["sites.0", "sites.1"]) == {"sites.0": None, "sites.1": None}
+    assert runs_in_order(GPT(), TOKENS, ["blocks.0", "blocks.1"]) == {
+        "blocks.0": None,
+        "blocks.1": None,
+    }
+    assert runs_in_order(chain(), TOKENS, ["sites.0", "sites.1"]) == {
+        "sites.0": None,
+        "sites.1": None,
+    }
 
 
 @pytest.mark.parametrize("build", [Summed, Fixed, Counting])
@@ -171,7 +177,12 @@ def test_the_proof_leaves_nothing_behind(build):
 
 # -- harvest and export ------------------------------------------------------------------------------------------------
 
-MIX = [("r0c0", "mlp", "linear"), ("r0c0", "copy", "linear"), ("r0c0", "mlp", "gated"), ("r0c0", "copy", "linear")]
+MIX = [
+    ("r0c0", "mlp", "linear"),
+    ("r0c0", "copy", "linear"),
+    ("r0c0", "mlp", "gated"),
+    ("r0c0", "copy", "linear"),
+]
 MIX += [("r0c0", "copy", "gated"), ("r0c1", "copy", "linear")]
 
 
@@ -182,7 +193,9 @@ def grown(host, slots, plan, example=TOKENS):
     reasons = runs_in_order(model.host, example, list(model.slot_config.modules.values()))
     for slot_id, name in model.slot_config.modules.items():
         handed = model.slot(slot_id).inheritance
-        model.slot(slot_id).inheritance = dataclasses.replace(handed, is_native=reasons[name] is None)
+        model.slot(slot_id).inheritance = dataclasses.replace(
+            handed, is_native=reasons[name] is None
+        )
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     torch.manual_seed(3)
     for choice in plan:
@@ -230,7 +243,9 @@ def test_an_export_rebuilds_copies_on_a_fresh_host(build, slots, tmp_path):
     garden = grown(build(), slots, MIX)
     fresh = rebuilt(garden.export(tmp_path), build())
     assert torch.equal(fresh(TOKENS), garden.model(TOKENS))
-    assert "esper" not in {line.split()[1].split(".")[0] for line in imports_of(tmp_path / "grown.py")}
+    assert "esper" not in {
+        line.split()[1].split(".")[0] for line in imports_of(tmp_path / "grown.py")
+    }
 
 
 def imports_of(path):
@@ -279,7 +294,11 @@ def test_a_family_that_nobody_knows_is_refused_with_the_host_as_before():
     before, blocks = list(host.state_dict()), list(host.blocks)
     with pytest.raises(ValueError, match=r"dict .*\b2\b.*\b3"):
         insert_copies(host, "blocks.0", [copy_of(host, "blocks.0")])
-    assert (list(host.state_dict()), list(host.blocks), host.config) == (before, blocks, {"how_many": 2})
+    assert (list(host.state_dict()), list(host.blocks), host.config) == (
+        before,
+        blocks,
+        {"how_many": 2},
+    )
     assert [block.layer_idx for block in host.blocks] == [0, 1]
     assert "dict" in runs_in_order(host, TOKENS, ["blocks.0"])["blocks.0"]
 

@@ -49,7 +49,9 @@ def by_name(model, example, **options):
 
 
 def test_inspect_shows_kind_and_shape_of_every_fitting_place():
-    found = {place.name: (place.kind, place.shape) for place in esper.inspect(CNN(), random_images(2))}
+    found = {
+        place.name: (place.kind, place.shape) for place in esper.inspect(CNN(), random_images(2))
+    }
     assert found["layer1"] == ("image", (4, 6, 6))
     assert found["head"] == ("vector", (3,))
 
@@ -141,7 +143,8 @@ def test_an_example_is_spread_as_the_model_takes_it(example):
 
 
 @pytest.mark.parametrize(
-    "example", [torch.zeros(2, 5), {"pictures": torch.zeros(2, 6)}, (), torch.zeros(2, 6, dtype=torch.long)]
+    "example",
+    [torch.zeros(2, 5), {"pictures": torch.zeros(2, 6)}, (), torch.zeros(2, 6, dtype=torch.long)],
 )
 def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
     model = MLP()
@@ -154,7 +157,10 @@ def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
 
 
 def test_a_kind_can_be_said_for_a_pattern():
-    kinds = {place.name: place.kind for place in find_places(Encoder(True), TOKENS, {"encoder.layers.*": "vector"})}
+    kinds = {
+        place.name: place.kind
+        for place in find_places(Encoder(True), TOKENS, {"encoder.layers.*": "vector"})
+    }
     assert (kinds["encoder.layers.0"], kinds["encoder"]) == ("vector", "sequence")
 
 
@@ -215,4 +221,8 @@ def test_a_name_wins_over_its_reading_as_a_regex():
 def test_patterns_choose_places_in_the_order_of_execution():
     model = CNN()
     places = find_places(model, random_images(2))
-    assert [place.name for place in choose_places(model, places, ["head", "layer*"])] == ["layer1", "layer2", "head"]
+    assert [place.name for place in choose_places(model, places, ["head", "layer*"])] == [
+        "layer1",
+        "layer2",
+        "head",
+    ]

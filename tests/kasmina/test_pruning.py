@@ -61,7 +61,10 @@ def test_what_helps_stays_and_what_does_not_leaves():
     (first, _second, _third), (fourth,) = fossils_of(model)
     verdicts, left, _ = judge(model, 1.0, -1.0, 0.0, 0.5)
     assert fossils_of(model) == [[first], [fourth]]
-    assert [model.slot(slot_id).fossil_names for slot_id in ("r0c0", "r0c1")] == [["norm"], ["conv_light"]]
+    assert [model.slot(slot_id).fossil_names for slot_id in ("r0c0", "r0c1")] == [
+        ["norm"],
+        ["conv_light"],
+    ]
     assert [(v.slot_id, v.blueprint_id, v.is_kept) for v in verdicts] == [
         ("r0c0", "norm", False),
         ("r0c0", "conv_small", False),
@@ -98,10 +101,15 @@ def test_a_removed_fossil_leaves_the_optimiser_and_the_state_of_all_others_is_un
     model = grown()
     optimizer = model.link.optimizer
     gone = list(model.slot("r0c0").fossils[1].parameters())
-    before = {p: {key: torch.clone(value) for key, value in state.items()} for p, state in optimizer.state.items()}
+    before = {
+        p: {key: torch.clone(value) for key, value in state.items()}
+        for p, state in optimizer.state.items()
+    }
     judge(model, 1.0, -1.0, 1.0, 1.0)
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    assert not {id(p) for p in gone} & {id(p) for p in (*owned, *optimizer.state, *model.parameters())}
+    assert not {id(p) for p in gone} & {
+        id(p) for p in (*owned, *optimizer.state, *model.parameters())
+    }
     assert {id(p) for p in owned} == {id(p) for p in model.parameters()}
     assert len(optimizer.state) == len(before) - len(gone)
     for parameter, state in optimizer.state.items():

@@ -20,10 +20,14 @@ SCHEDULERS = {
     schedulers.ExponentialLR: lambda o: schedulers.ExponentialLR(o, 0.8),
     schedulers.PolynomialLR: lambda o: schedulers.PolynomialLR(o, total_iters=20, power=2.0),
     schedulers.CosineAnnealingLR: lambda o: schedulers.CosineAnnealingLR(o, T_max=20),
-    schedulers.CosineAnnealingWarmRestarts: lambda o: schedulers.CosineAnnealingWarmRestarts(o, T_0=5),
+    schedulers.CosineAnnealingWarmRestarts: lambda o: schedulers.CosineAnnealingWarmRestarts(
+        o, T_0=5
+    ),
     schedulers.OneCycleLR: lambda o: schedulers.OneCycleLR(o, max_lr=0.4, total_steps=30),
 }
-every_scheduler = pytest.mark.parametrize("build", SCHEDULERS.values(), ids=[cls.__name__ for cls in SCHEDULERS])
+every_scheduler = pytest.mark.parametrize(
+    "build", SCHEDULERS.values(), ids=[cls.__name__ for cls in SCHEDULERS]
+)
 
 
 def seed_rate(model):
@@ -58,7 +62,9 @@ def attach(build=None, *, before=0, lr=0.2, **options):
 def watch(model):
     """Rates of (host, seed) as the optimiser uses them, step by step."""
     used = []
-    model.link.optimizer.register_step_pre_hook(lambda *_: used.append((host_rate(model), seed_rate(model))))
+    model.link.optimizer.register_step_pre_hook(
+        lambda *_: used.append((host_rate(model), seed_rate(model)))
+    )
     return used
 
 
@@ -131,7 +137,9 @@ def test_a_scheduler_made_after_attaching_needs_nothing():
     [
         lambda o: schedulers.ReduceLROnPlateau(o),
         lambda o: schedulers.CyclicLR(o, 0.01, 0.1),
-        lambda o: schedulers.SequentialLR(o, [schedulers.ConstantLR(o), schedulers.StepLR(o, 2)], [3]),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.ConstantLR(o), schedulers.StepLR(o, 2)], [3]
+        ),
     ],
     ids=["ReduceLROnPlateau", "CyclicLR", "SequentialLR"],
 )
@@ -149,7 +157,9 @@ def test_a_scheduler_of_another_optimiser_is_refused():
     model = grow_mlp(attach=False)
     other = optim.SGD(model.host.parameters(), lr=0.1)
     with pytest.raises(OptimizerError, match=r"scheduler .*optimiser"):
-        model.attach(optim.SGD(model.host.parameters(), lr=0.1), scheduler=schedulers.StepLR(other, 2))
+        model.attach(
+            optim.SGD(model.host.parameters(), lr=0.1), scheduler=schedulers.StepLR(other, 2)
+        )
 
 
 # -- low rates ---------------------------------------------------------------------------------------------------------

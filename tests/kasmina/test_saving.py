@@ -130,7 +130,9 @@ def saved_runs(tmp_path_factory):
     def run(setup):
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("saves")
-        garden = grow_cnn(CHOICES, lengths=LENGTHS, host=CNN(dropout=0.2), attach=False, max_seeds=4)
+        garden = grow_cnn(
+            CHOICES, lengths=LENGTHS, host=CNN(dropout=0.2), attach=False, max_seeds=4
+        )
         optimizer, scheduler = attach(garden, setup)
         stages = {}
         for epoch in live(garden, optimizer, scheduler, range(EPOCHS)):
@@ -171,10 +173,16 @@ def test_a_loaded_network_computes_what_the_saved_one_did(tmp_path):
 
 
 def test_a_loaded_garden_has_the_same_reports_history_clock_and_limits(tmp_path):
-    garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0, max_seeds=3, higher_is_better=False), "PROBATIONARY")
+    garden = walk_to(
+        grow_cnn({0: PLANT_FIRST}, budget=3.0, max_seeds=3, higher_is_better=False), "PROBATIONARY"
+    )
     loaded = esper.load(garden.save(tmp_path), CNN(), policy=script({}))
     assert loaded.model.get_slot_reports() == garden.model.get_slot_reports()
-    assert (loaded.epoch, loaded.memory, loaded.history) == (garden.epoch, garden.memory, garden.history)
+    assert (loaded.epoch, loaded.memory, loaded.history) == (
+        garden.epoch,
+        garden.memory,
+        garden.history,
+    )
     assert (loaded.model.budget, loaded.model.max_seeds) == (garden.model.budget, 3)
     assert loaded.higher_is_better is False
     assert loaded.model.settings == garden.model.settings
@@ -217,13 +225,17 @@ def test_a_loaded_garden_that_is_saved_before_an_optimizer_is_attached_keeps_its
     again = esper.load(tmp_path, CNN(), policy="never")
     own = torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.9)
     again.attach(own)
-    momenta = [[state["momentum_buffer"] for state in each.state.values()] for each in (optimizer, own)]
+    momenta = [
+        [state["momentum_buffer"] for state in each.state.values()] for each in (optimizer, own)
+    ]
     assert len(momenta[1]) == len(list(again.parameters()))
     assert all(torch.equal(*pair) for pair in zip(*momenta, strict=True))
     assert own.param_groups[0]["lr"] == 0.05
 
 
-@pytest.mark.parametrize(("rate", "kind"), [(torch.tensor(0.25), torch.Tensor), (np.float32(0.25), float)])
+@pytest.mark.parametrize(
+    ("rate", "kind"), [(torch.tensor(0.25), torch.Tensor), (np.float32(0.25), float)]
+)
 def test_a_rate_that_is_no_float_is_saved_and_a_tensor_stays_the_same_one(rate, kind, tmp_path):
     garden = grow_cnn(attach=False)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=rate))
@@ -243,10 +255,15 @@ def test_the_count_of_steps_is_where_the_optimizer_counts(option):
     """Like torch's own load_state_dict; the device `meta` stands for a GPU."""
     network = torch.nn.Linear(2, 2, device="meta", bias=False)
     optimizer = torch.optim.AdamW(network.parameters())
-    facts = {"scalars": {"weight": {}}, "groups": [{"names": ["weight"], "options": {option: True} if option else {}}]}
+    facts = {
+        "scalars": {"weight": {}},
+        "groups": [{"names": ["weight"], "options": {option: True} if option else {}}],
+    }
     facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
     tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}
-    saving._restore_one(network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors)
+    saving._restore_one(
+        network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors
+    )
     places = {key: value.device.type for key, value in optimizer.state[network.weight].items()}
     assert places == {"step": "meta" if option else "cpu", "exp_avg": "meta"}
 
@@ -317,7 +334,11 @@ def test_tied_weights_are_tied_and_the_same_after_loading(tmp_path):
 
 def test_weights_that_are_parts_of_one_tensor_are_saved_and_stay_so(tmp_path):
     vectors = random_vectors(8, seed=1)
-    options = {"blueprints": ["mlp"], "policy": script({0: PLANT_FIRST}), "settings": GrowthSettings(scale_at_birth=1)}
+    options = {
+        "blueprints": ["mlp"],
+        "policy": script({0: PLANT_FIRST}),
+        "settings": GrowthSettings(scale_at_birth=1),
+    }
     garden = esper.grow(OneBuffer(), slots="enter", example=vectors, **options)
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     garden.step(lambda: losses_of(garden.model, vectors))

@@ -14,7 +14,18 @@ from torch import nn
 import esper
 from esper.kasmina.blueprints import REGISTRY, blueprint
 from esper.leyline.errors import OptimizerError, SaveError, UnknownNameError
-from user_models import CNN, MLP, PLANT_FIRST, grow_cnn, losses_of, made_up, random_images, script, stage_of, walk_to
+from user_models import (
+    CNN,
+    MLP,
+    PLANT_FIRST,
+    grow_cnn,
+    losses_of,
+    made_up,
+    random_images,
+    script,
+    stage_of,
+    walk_to,
+)
 
 IMAGES = random_images(8)
 
@@ -110,7 +121,12 @@ def test_a_folder_without_a_save_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["../{}", "/{}", ".{}", "", "a/{}"])
 def test_a_name_in_the_manifest_that_is_no_plain_file_name_is_refused(save, name):
-    edit(save, lambda body: body["generations"][-1]["files"]["model"].update(name=name.format("model.safetensors")))
+    edit(
+        save,
+        lambda body: body["generations"][-1]["files"]["model"].update(
+            name=name.format("model.safetensors")
+        ),
+    )
     refuse(save, SaveError, "not a plain file name")
 
 
@@ -129,7 +145,13 @@ def test_a_newer_format_is_refused_by_its_number(save):
 
 def test_a_garden_of_the_first_format_is_refused_in_one_line_and_not_written_over(tmp_path):
     """As the first version of Esper wrote it."""
-    body = {"format": 1, "host": {}, "network": {}, "optimizer": None, "files": {"model": "model-0.safetensors"}}
+    body = {
+        "format": 1,
+        "host": {},
+        "network": {},
+        "optimizer": None,
+        "files": {"model": "model-0.safetensors"},
+    }
     text = json.dumps(body, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     (tmp_path / "manifest.json").write_text(json.dumps({"sha256": digest, "body": body}, indent=1))
@@ -179,7 +201,9 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in FORGED.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in FORGED.items() for value in values]
+)
 def test_a_value_of_another_type_is_refused(save, key, value):
     edit(save, lambda body: facts_of(body)["extra"].update({key: value}))
     refuse(save, SaveError, "does not fit together")
@@ -187,8 +211,19 @@ def test_a_value_of_another_type_is_refused(save, key, value):
     refuse(save, SaveError, "does not fit together")
 
 
-NO_GROUPS = [[3, 3, 3], [{"names": 5, "options": {}}] * 3, [{"names": [], "options": None}] * 3, [{"names": []}] * 3]
-OPTIMISER = [("peak_rate", "x"), ("was_high", 3), ("steps", 0.5), ("scheduler", 3), ("scalars", [1])]
+NO_GROUPS = [
+    [3, 3, 3],
+    [{"names": 5, "options": {}}] * 3,
+    [{"names": [], "options": None}] * 3,
+    [{"names": []}] * 3,
+]
+OPTIMISER = [
+    ("peak_rate", "x"),
+    ("was_high", 3),
+    ("steps", 0.5),
+    ("scheduler", 3),
+    ("scalars", [1]),
+]
 OPTIMISER += [("scalars", {"head.weight": 3}), *(("groups", groups) for groups in NO_GROUPS)]
 
 
@@ -198,7 +233,9 @@ def test_an_optimisers_value_of_another_type_is_refused(save, key, value):
     refuse(save, SaveError, "does not fit together")
 
 
-@pytest.mark.parametrize("change", [{"names": ["nothing"]}, {"options": {"lr": "x"}}, {"options": {"momentum": None}}])
+@pytest.mark.parametrize(
+    "change", [{"names": ["nothing"]}, {"options": {"lr": "x"}}, {"options": {"momentum": None}}]
+)
 def test_an_optimisers_group_that_does_not_fit_is_refused_when_it_is_attached(save, change):
     edit(save, lambda body: facts_of(body)["optimizer"]["groups"][0].update(change))
     garden = esper.load(save, CNN(), policy=script({}))
@@ -241,7 +278,9 @@ def test_a_save_with_a_blueprint_that_is_not_registered_is_refused_by_name(tmp_p
 def test_a_blueprint_that_has_changed_since_is_refused(tmp_path, own_blueprint):
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, blueprints=[own_blueprint]), "BLENDING")
     garden.save(tmp_path)
-    blueprint("image", own_blueprint, replace=True)(lambda channels: nn.Conv2d(channels, channels, 3, padding=1))
+    blueprint("image", own_blueprint, replace=True)(
+        lambda channels: nn.Conv2d(channels, channels, 3, padding=1)
+    )
     refuse(tmp_path, esper.EsperError, "my_conv|another")
 
 
@@ -269,7 +308,9 @@ def test_after_a_refused_optimizer_the_right_one_gets_its_state(save):
         garden.attach(torch.optim.AdamW(garden.parameters()))
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9)
     garden.attach(optimizer)
-    assert all("momentum_buffer" in optimizer.state[p] for p in garden.parameters() if p.requires_grad)
+    assert all(
+        "momentum_buffer" in optimizer.state[p] for p in garden.parameters() if p.requires_grad
+    )
 
 
 def test_a_save_after_an_optimizer_was_refused_holds_the_state_that_waits(save, tmp_path):
@@ -277,7 +318,10 @@ def test_a_save_after_an_optimizer_was_refused_holds_the_state_that_waits(save, 
     with pytest.raises(OptimizerError):
         garden.attach(torch.optim.AdamW(garden.parameters(), lr=0.1))
     garden.save(tmp_path / "again")
-    kept = [json.loads((place / "manifest.json").read_text())["body"] for place in (save, tmp_path / "again")]
+    kept = [
+        json.loads((place / "manifest.json").read_text())["body"]
+        for place in (save, tmp_path / "again")
+    ]
     assert facts_of(kept[0])["optimizer"] == facts_of(kept[1])["optimizer"]
 
 
@@ -288,11 +332,16 @@ def test_an_optimizer_with_other_groups_is_refused(save):
         garden.attach(torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1))
 
 
-SUBCLASSES = [{"kind": StageKind.LATE}, Counter(a=1), {"seen": OrderedDict()}]  # equal to what comes back, and not it
+SUBCLASSES = [
+    {"kind": StageKind.LATE},
+    Counter(a=1),
+    {"seen": OrderedDict()},
+]  # equal to what comes back, and not it
 
 
 @pytest.mark.parametrize(
-    "memory", [{"tensor": torch.ones(2)}, {"counts": {0: 1}}, [{"last": (1, 2)}], float("nan"), *SUBCLASSES]
+    "memory",
+    [{"tensor": torch.ones(2)}, {"counts": {0: 1}}, [{"last": (1, 2)}], float("nan"), *SUBCLASSES],
 )
 def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(memory, tmp_path):
     garden = grow_cnn()
@@ -333,18 +382,29 @@ def test_a_crash_while_saving_leaves_the_old_save(save, monkeypatch, crash_at):
 def test_saving_again_after_a_crash_works_and_clears_up(save, monkeypatch):
     garden = esper.load(save, CNN(), policy=script({}))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out")))
+        patch.setattr(
+            os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the power went out"))
+        )
         with pytest.raises(SaveError, match="power"):
             garden.save(save)
     garden.save(save)
-    assert set(contents(save)) == {"manifest.json", "garden-model-2.safetensors", "garden-optimizer-2.safetensors"}
+    assert set(contents(save)) == {
+        "manifest.json",
+        "garden-model-2.safetensors",
+        "garden-optimizer-2.safetensors",
+    }
 
 
 def test_nothing_is_ever_unpickled(save, monkeypatch):
     def refuse_to(*_args, **_options):
         raise AssertionError("a save must not be unpickled")
 
-    for module, name in ((pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (torch, "load")):
+    for module, name in (
+        (pickle, "loads"),
+        (pickle, "load"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
         monkeypatch.setattr(module, name, refuse_to)
     loaded = esper.load(save, CNN(), policy=script({}))
     loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))

@@ -7,7 +7,15 @@ from torch import nn
 
 import esper
 from esper.kasmina.evidence import score_sites
-from user_models import CNN, MLP, TiedLanguageModel, losses_of, random_images, random_vectors, train_epoch
+from user_models import (
+    CNN,
+    MLP,
+    TiedLanguageModel,
+    losses_of,
+    random_images,
+    random_vectors,
+    train_epoch,
+)
 
 
 def random_tokens(count=24, seed=1):
@@ -44,14 +52,21 @@ class Scored:
 
     def scores(self, evaluate=None):
         sites = [self.model.site(slot.slot_id) for slot in self.slots]
-        return score_sites(evaluate or self.evaluate, sites, [slot.kind for slot in self.slots]).tolist()
+        return score_sites(
+            evaluate or self.evaluate, sites, [slot.kind for slot in self.slots]
+        ).tolist()
 
     def numeric_slope(self, slot, step=1e-4):
         """The steepest fall of the mean loss along a map of +1 and -1 behind the slot, by differences alone."""
-        width, shape = slot.channels, "oc,bc...->bo..." if slot.kind == "image" else "oc,b...c->b...o"
+        width, shape = (
+            slot.channels,
+            "oc,bc...->bo..." if slot.kind == "image" else "oc,b...c->b...o",
+        )
         extra, slopes = torch.zeros(2, width, width, dtype=torch.double)
         site = self.host.get_submodule(self.model.slot_config.modules[slot.slot_id])
-        handle = site.register_forward_hook(lambda m, i, output: output + torch.einsum(shape, extra, output))
+        handle = site.register_forward_hook(
+            lambda m, i, output: output + torch.einsum(shape, extra, output)
+        )
         with torch.no_grad():
             for place in np.ndindex(width, width):
                 ends = []
@@ -98,7 +113,9 @@ def test_a_score_is_measured_behind_the_seed_that_is_there():
 
 def test_a_module_that_runs_once_per_batch_scores_as_in_a_single_batch():
     scored = Scored("cnn")
-    in_parts = scored.scores(lambda: torch.cat([losses_of(scored.model, part) for part in scored.data.split(10)]))
+    in_parts = scored.scores(
+        lambda: torch.cat([losses_of(scored.model, part) for part in scored.data.split(10)])
+    )
     assert in_parts == pytest.approx(scored.scores(), rel=1e-4)
 
 
@@ -134,7 +151,9 @@ def test_a_slot_that_the_loss_does_not_depend_on_scores_zero():
     class Sidetrack(MLP):
         def forward(self, vectors):
             self.middle(torch.relu(self.enter(vectors)))
-            return self.leave(torch.relu(self.enter.weight.sum() + vectors.mean(1, keepdim=True)).expand(-1, 8))
+            return self.leave(
+                torch.relu(self.enter.weight.sum() + vectors.mean(1, keepdim=True)).expand(-1, 8)
+            )
 
     assert Scored(host=Sidetrack()).scores() == [0.0, 0.0]
 
@@ -146,8 +165,15 @@ def test_scoring_leaves_weights_gradients_and_hooks_alone(case):
 
     def state():
         weights = {name: value.clone() for name, value in scored.model.state_dict().items()}
-        gradients = {f"{n}.grad": p.grad.clone() for n, p in scored.model.named_parameters() if p.grad is not None}
-        hooks = {f"{n}.hooks": torch.tensor(len(m._forward_hooks)) for n, m in scored.model.named_modules()}
+        gradients = {
+            f"{n}.grad": p.grad.clone()
+            for n, p in scored.model.named_parameters()
+            if p.grad is not None
+        }
+        hooks = {
+            f"{n}.hooks": torch.tensor(len(m._forward_hooks))
+            for n, m in scored.model.named_modules()
+        }
         return {**weights, **gradients, **hooks, "random": torch.get_rng_state()}
 
     before = state()

@@ -16,7 +16,9 @@ SHAPE = (4, 5, 5)
 def planted(stage, alpha=0.0, *, blend="linear", scale=1.0):
     """A slot whose seed has an effect, in the given stage."""
     slot = SeedSlot("r0c0", "image", SHAPE, torch.empty(0), Inheritance())
-    seed = REGISTRY.get("image", "conv_light").build_seed(SHAPE, scale=scale, gated=blend == "gated")
+    seed = REGISTRY.get("image", "conv_light").build_seed(
+        SHAPE, scale=scale, gated=blend == "gated"
+    )
     state = germinate("conv_light", blend)
     slot.plant(seed, SeedState(stage, 1, 2, alpha, state.blueprint_id, state.blend_id))
     return slot
@@ -93,7 +95,10 @@ def test_petrifying_keeps_the_output_and_frees_the_place(features):
 def test_uprooting_leaves_the_fossils(features):
     slot = planted(SeedStage.PROBATIONARY, 1.0)
     fossil = slot.petrify()
-    slot.plant(planted(SeedStage.BLENDING).seed, SeedState(SeedStage.BLENDING, 1, 1, 0.5, "conv_light", "linear"))
+    slot.plant(
+        planted(SeedStage.BLENDING).seed,
+        SeedState(SeedStage.BLENDING, 1, 1, 0.5, "conv_light", "linear"),
+    )
     slot.uproot()
     assert torch.equal(slot(features), fossil(features))
 
@@ -113,5 +118,10 @@ def test_a_report_says_what_the_state_knows():
     assert (report.slot_id, report.kind, report.feature_shape) == ("r0c0", "image", SHAPE)
     assert (report.blueprint_id, report.blend_algorithm_id) == ("conv_light", "gated")
     assert (report.epochs_in_stage, report.seed_age_epochs, report.alpha) == (1, 2, 1.0)
-    assert (report.metrics.counterfactual_contribution, report.metrics.counterfactual_standard_error) == (0.5, 0.1)
-    assert report.metrics.seed_param_count == sum(parameter.numel() for parameter in slot.seed.parameters())
+    assert (
+        report.metrics.counterfactual_contribution,
+        report.metrics.counterfactual_standard_error,
+    ) == (0.5, 0.1)
+    assert report.metrics.seed_param_count == sum(
+        parameter.numel() for parameter in slot.seed.parameters()
+    )

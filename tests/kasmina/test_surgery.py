@@ -11,7 +11,9 @@ INPUTS = vectors()
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.05),
     "SGD momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "SGD nesterov foreach": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, foreach=True),
+    "SGD nesterov foreach": lambda p: optim.SGD(
+        p, lr=0.05, momentum=0.9, nesterov=True, foreach=True
+    ),
     "SGD fused": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
     "Adam": lambda p: optim.Adam(p, lr=0.01),
     "Adam amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
@@ -50,7 +52,10 @@ def state_of(model, parameters):
     """A copy of what the optimiser holds for these parameters."""
     state = model.link.optimizer.state
     return [
-        {key: value.clone() if torch.is_tensor(value) else value for key, value in state.get(parameter, {}).items()}
+        {
+            key: value.clone() if torch.is_tensor(value) else value
+            for key, value in state.get(parameter, {}).items()
+        }
         for parameter in parameters
     ]
 
@@ -58,7 +63,10 @@ def state_of(model, parameters):
 def is_same_state(first, second):
     return all(
         a.keys() == b.keys()
-        and all(torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key] for key in a)
+        and all(
+            torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key]
+            for key in a
+        )
         for a, b in zip(first, second, strict=True)
     )
 
@@ -137,7 +145,9 @@ def test_a_seed_learns_and_training_goes_on_after_each_operation(build):
     model.tick()
     before = [parameter.clone() for parameter in model.parameters()]
     step(model)
-    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert all(
+        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
+    )
 
 
 def test_an_empty_slot_does_not_change_how_the_host_trains():
@@ -150,15 +160,24 @@ def test_an_empty_slot_does_not_change_how_the_host_trains():
         loss_of(alone, INPUTS).backward()
         optimizer.step()
     step(wrapped, 3)
-    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), wrapped.host.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(alone.parameters(), wrapped.host.parameters(), strict=True)
+    )
 
 
 def test_a_seed_gets_the_options_of_the_hosts_largest_group():
     model = grow_mlp(attach=False)
     large, small = model.host.blocks, model.host.head
-    groups = [{"params": small.parameters(), "weight_decay": 0.3}, {"params": large.parameters(), "weight_decay": 0.1}]
+    groups = [
+        {"params": small.parameters(), "weight_decay": 0.3},
+        {"params": large.parameters(), "weight_decay": 0.1},
+    ]
     model.attach(optim.AdamW(groups, lr=0.01, betas=(0.8, 0.9)))
-    assert (group_of(model, "r0c0")["weight_decay"], group_of(model, "r0c0")["betas"]) == (0.1, (0.8, 0.9))
+    assert (group_of(model, "r0c0")["weight_decay"], group_of(model, "r0c0")["betas"]) == (
+        0.1,
+        (0.8, 0.9),
+    )
 
 
 def test_fossils_from_before_belong_to_the_host_of_a_new_optimiser():
@@ -184,7 +203,9 @@ def test_a_detached_optimiser_no_longer_follows():
     first = model.link.optimizer
     model.attach(optim.SGD(model.host.parameters(), lr=0.1))
     model.germinate_seed("r0c0", "lora")
-    assert not {id(p) for p in model.slot("r0c0").seed.parameters()} & {id(p) for p in parameters_in(first)}
+    assert not {id(p) for p in model.slot("r0c0").seed.parameters()} & {
+        id(p) for p in parameters_in(first)
+    }
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

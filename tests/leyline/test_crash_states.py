@@ -24,10 +24,15 @@ class Subject:
 
     def store(self, folder):
         files = folder / "files" if self.has_own_folder else folder
-        return Store(folder / runfolder.MANIFEST, self.kind, folder=files, names="part-[a-z]", keep=self.keep)
+        return Store(
+            folder / runfolder.MANIFEST, self.kind, folder=files, names="part-[a-z]", keep=self.keep
+        )
 
     def save(self, folder, number):
-        files = {role: (f"part-{role}.bin", self.given(content)) for role, content in self.contents[number].items()}
+        files = {
+            role: (f"part-{role}.bin", self.given(content))
+            for role, content in self.contents[number].items()
+        }
         store = self.store(folder)
         store.newest()
         store.save({"number": number}, files)
@@ -56,7 +61,9 @@ class Subject:
 
     def names(self, folder):
         """What must be in the folder after a save, and nothing else."""
-        listed = {name for generation in self.store(folder).generations() for name in generation.names}
+        listed = {
+            name for generation in self.store(folder).generations() for name in generation.names
+        }
         return {runfolder.MANIFEST} | listed
 
 
@@ -77,7 +84,10 @@ def test_a_power_cut_at_any_moment_leaves_the_old_save_or_the_new_one(data):
     """Of any sequence of saves, some of them by processes that were killed."""
     contents = data.draw(st.lists(PARTS, min_size=1, max_size=3))
     subject = Subject([*contents, {"a": b"the next"}])
-    subject.keep, subject.has_own_folder = data.draw(st.sampled_from([1, 2])), data.draw(st.booleans())
+    subject.keep, subject.has_own_folder = (
+        data.draw(st.sampled_from([1, 2])),
+        data.draw(st.booleans()),
+    )
     subject.is_given_as_bytes = data.draw(st.booleans())
     kills = {number: data.draw(st.none() | st.integers(1, 20)) for number in range(len(contents))}
     play(subject, len(contents), kills, following=len(contents), most=128)
@@ -89,14 +99,22 @@ def test_a_power_cut_at_any_moment_leaves_the_old_save_or_the_new_one(data):
 def test_a_power_cut_leaves_the_old_save_or_the_new_one_in_long_sequences(data):
     contents = data.draw(st.lists(PARTS, min_size=1, max_size=5))
     subject = Subject([*contents, {"a": b"the next"}])
-    subject.keep, subject.has_own_folder = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.booleans())
+    subject.keep, subject.has_own_folder = (
+        data.draw(st.sampled_from([1, 2, 3])),
+        data.draw(st.booleans()),
+    )
     subject.is_given_as_bytes = data.draw(st.booleans())
     kills = {number: data.draw(st.none() | st.integers(1, 30)) for number in range(len(contents))}
     play(subject, len(contents), kills, following=len(contents), most=1024)
 
 
 def subject_of(*saves):
-    return Subject([{role: f"{role}{number}!".encode() for role in roles} for number, roles in enumerate(saves)])
+    return Subject(
+        [
+            {role: f"{role}{number}!".encode() for role in roles}
+            for number, roles in enumerate(saves)
+        ]
+    )
 
 
 @pytest.mark.parametrize("has_own_folder", [True, False])

@@ -22,11 +22,18 @@ from esper.leyline.slots import SlotConfig
 
 
 def action(space=DEFAULT_SPACE, op=0, slot=0, blueprint=0, blend=0):
-    return FactoredAction.from_indices(slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, op_idx=op, space=space)
+    return FactoredAction.from_indices(
+        slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, op_idx=op, space=space
+    )
 
 
 def test_the_ops_have_their_fixed_numbers():
-    assert {op.name: int(op) for op in LifecycleOp} == {"WAIT": 0, "GERMINATE": 1, "CULL": 2, "FOSSILIZE": 3}
+    assert {op.name: int(op) for op in LifecycleOp} == {
+        "WAIT": 0,
+        "GERMINATE": 1,
+        "CULL": 2,
+        "FOSSILIZE": 3,
+    }
 
 
 def test_the_op_constants_are_the_enum():
@@ -34,7 +41,11 @@ def test_the_op_constants_are_the_enum():
 
 
 def test_the_blends_have_their_fixed_numbers():
-    assert {blend.name: int(blend) for blend in BlendAction} == {"LINEAR": 0, "SIGMOID": 1, "GATED": 2}
+    assert {blend.name: int(blend) for blend in BlendAction} == {
+        "LINEAR": 0,
+        "SIGMOID": 1,
+        "GATED": 2,
+    }
 
 
 def test_noop_is_blueprint_zero_without_an_id():
@@ -114,20 +125,30 @@ def test_every_blend_is_found_by_its_index(blend):
 
 def test_every_slot_of_the_default_space_is_found_by_its_index():
     found = [action(slot=index) for index in range(3)]
-    assert [(each.slot_idx, each.slot_id) for each in found] == [(0, "r0c0"), (1, "r0c1"), (2, "r0c2")]
+    assert [(each.slot_idx, each.slot_id) for each in found] == [
+        (0, "r0c0"),
+        (1, "r0c1"),
+        (2, "r0c2"),
+    ]
 
 
 def test_a_run_has_its_own_slots_blueprints_and_blends():
     space = ActionSpace.of(SlotConfig(("r1c0", "r0c5")), ("mine", "lora"), ("gated",))
     found = action(space, op=1, slot=1, blueprint=1, blend=0)
-    assert (found.slot_id, found.blueprint_id, found.blend_algorithm_id) == ("r1c0", "mine", "gated")
+    assert (found.slot_id, found.blueprint_id, found.blend_algorithm_id) == (
+        "r1c0",
+        "mine",
+        "gated",
+    )
 
 
 def test_sizes_are_in_the_order_op_slot_blueprint_blend():
     assert ActionSpace.of(SlotConfig.for_grid(1, 5), ("a", "b"), ("linear",)).sizes == (4, 5, 3, 1)
 
 
-@pytest.mark.parametrize(("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 12), ("blend", 3)])
+@pytest.mark.parametrize(
+    ("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 12), ("blend", 3)]
+)
 @pytest.mark.parametrize("below", [True, False])
 def test_an_index_outside_the_space_is_refused_by_head(head, size, below):
     with pytest.raises(SettingError, match=rf"{head} index .* 0 to {size - 1}"):
@@ -174,7 +195,9 @@ def test_an_unknown_blueprint_gets_the_nearest_one():
 
 SPACES = {
     "default": DEFAULT_SPACE,
-    "own": ActionSpace.of(SlotConfig(("r0c10", "r0c2", "r1c0")), ("mine", "lora"), ("gated", "linear")),
+    "own": ActionSpace.of(
+        SlotConfig(("r0c10", "r0c2", "r1c0")), ("mine", "lora"), ("gated", "linear")
+    ),
     "least": ActionSpace.of(SlotConfig(("r0c0",)), ("norm",), ("sigmoid",)),
 }
 

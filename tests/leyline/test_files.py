@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import SaveError
-from esper.leyline.files import digest, make_folder, open_plain, read_plain, sweep, write_durably, write_files
+from esper.leyline.files import (
+    digest,
+    make_folder,
+    open_plain,
+    read_plain,
+    sweep,
+    write_durably,
+    write_files,
+)
 
 
 @pytest.fixture
@@ -55,7 +63,9 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_one_line(folder, monkey
 def test_whoever_reads_while_it_is_written_finds_the_old_file(folder, monkeypatch, given):
     path, seen, real = folder / "a", set(), os.fsync
     write_durably(path, b"old")
-    monkeypatch.setattr(os, "replace", lambda *pair, move=os.replace: (seen.add(path.read_bytes()), move(*pair)))
+    monkeypatch.setattr(
+        os, "replace", lambda *pair, move=os.replace: (seen.add(path.read_bytes()), move(*pair))
+    )
     monkeypatch.setattr(os, "fsync", lambda number: (seen.add(path.read_bytes()), real(number)))
     write_durably(path, given(b"new"))
     assert seen == {b"old", b"new"}  # the folder is made durable last
@@ -74,7 +84,11 @@ def test_what_a_killed_write_left_is_removed_by_the_next_and_nothing_else_is(fol
     leave_behind(folder, "a")
     leave_behind(folder, "another-a")
     (folder / ".new-mine-a").touch()
-    others = {path.name for path in folder.iterdir() if not path.name.endswith("-a") or "another" in path.name}
+    others = {
+        path.name
+        for path in folder.iterdir()
+        if not path.name.endswith("-a") or "another" in path.name
+    }
     write_durably(folder / "a", given(b"new"))
     assert {path.name for path in folder.iterdir()} == {"a", ".new-mine-a", *others}
 
@@ -102,13 +116,21 @@ def test_a_link_is_replaced_and_not_written_through(folder, tmp_path, given):
 def test_a_temporary_file_cannot_be_guessed_and_is_new(folder, monkeypatch):
     opened, real = [], os.open
     monkeypatch.setattr(
-        os, "open", lambda path, flags, *mode: (opened.append((str(path), flags)), real(path, flags, *mode))[1]
+        os,
+        "open",
+        lambda path, flags, *mode: (opened.append((str(path), flags)), real(path, flags, *mode))[1],
     )
     for _ in range(2):
         write_durably(folder / "a", b"new")
-    temporary = [(path, flags) for path, flags in opened if ".new-" in path and flags & (os.O_WRONLY | os.O_RDWR)]
+    temporary = [
+        (path, flags)
+        for path, flags in opened
+        if ".new-" in path and flags & (os.O_WRONLY | os.O_RDWR)
+    ]
     assert len({path for path, _ in temporary}) == 2
-    assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW and flags & os.O_CREAT for _, flags in temporary)
+    assert all(
+        flags & os.O_EXCL and flags & os.O_NOFOLLOW and flags & os.O_CREAT for _, flags in temporary
+    )
 
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path):
@@ -130,7 +152,9 @@ def test_a_folder_that_may_not_be_written_is_named(folder):
 
 def test_folders_are_made_durable_in_those_above_them(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}"))
+    )
     (tmp_path / "other").touch()
     make_folder(tmp_path / "a" / "b")
     assert synced == [str(tmp_path), str(tmp_path / "a")]
@@ -155,7 +179,9 @@ def test_files_of_one_write_are_durable_with_one_look_at_the_folder(folder, monk
     (folder / "x").touch()
     kinds, real = [], os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda number: (kinds.append(stat.S_ISDIR(os.fstat(number).st_mode)), real(number))
+        os,
+        "fsync",
+        lambda number: (kinds.append(stat.S_ISDIR(os.fstat(number).st_mode)), real(number)),
     )
     write_files(folder, {"a": b"1", "b": b"2"})
     assert kinds == [False, False, True]

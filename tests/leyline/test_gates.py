@@ -26,7 +26,9 @@ UNMEASURED = {
     "G3": lambda: ramp_gate(math.nan),
     "G5": lambda: counterfactual_gate(None),
     "any, told to pass": lambda: GateEvidence.judge("any", None, "something", True, "because"),
-    "any, NaN told to pass": lambda: GateEvidence.judge("any", math.nan, "something", True, "because"),
+    "any, NaN told to pass": lambda: GateEvidence.judge(
+        "any", math.nan, "something", True, "because"
+    ),
 }
 HELPS, HURTS = Measurement(0.3, 0.1, 50), Measurement(-0.3, 0.1, 50)
 

@@ -21,21 +21,40 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 
 SPACE = ActionSpace.of(SlotConfig.for_grid(1, 2), ("norm", "mlp"), ("linear", "gated"))
-COSTS = {("r0c0", "norm", "linear"): 10, ("r0c0", "norm", "gated"): 15, ("r0c1", "norm", "linear"): 10}
+COSTS = {
+    ("r0c0", "norm", "linear"): 10,
+    ("r0c0", "norm", "gated"): 15,
+    ("r0c1", "norm", "linear"): 10,
+}
 PROBATION = SeedStage.PROBATIONARY
 
 
 def act(op, slot=0, blueprint=1, blend=0):
-    return FactoredAction.from_indices(op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=SPACE)
+    return FactoredAction.from_indices(
+        op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=SPACE
+    )
 
 
 def refusal(action, situation):
-    return refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, situation)
+    return refuse(
+        action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, situation
+    )
 
 
-def view(stage=SeedStage.DORMANT, *, age=0, contribution=None, seeds=0, max_seeds=None, used=100, budget=None):
+def view(
+    stage=SeedStage.DORMANT,
+    *,
+    age=0,
+    contribution=None,
+    seeds=0,
+    max_seeds=None,
+    used=100,
+    budget=None,
+):
     metrics = SeedMetrics(counterfactual_contribution=contribution)
-    first = SeedStateReport("r0c0", stage, seed_age_epochs=age, metrics=metrics, feature_shape=(6, 4, 4))
+    first = SeedStateReport(
+        "r0c0", stage, seed_age_epochs=age, metrics=metrics, feature_shape=(6, 4, 4)
+    )
     reports = {"r0c0": first, "r0c1": SeedStateReport("r0c1", SeedStage.DORMANT)}
     return GrowthView(SPACE, reports, seeds, max_seeds, used, budget, COSTS)
 
@@ -49,16 +68,30 @@ REFUSALS = [
     (act(1), view(budget=109), BudgetExceededError, "needs 10 parameters", "100 of 109"),
     (act(1, blend=1), view(budget=114), BudgetExceededError, "needs 15 parameters", "100 of 114"),
     (act(2), view(), NoLiveSeedError, "r0c0 is DORMANT", "germinate one"),
-    (act(2), view(SeedStage.FOSSILIZED, age=9), NoLiveSeedError, "r0c0 is FOSSILIZED", "germinate one"),
+    (
+        act(2),
+        view(SeedStage.FOSSILIZED, age=9),
+        NoLiveSeedError,
+        "r0c0 is FOSSILIZED",
+        "germinate one",
+    ),
     (act(2), view(SeedStage.GERMINATED), SeedTooYoungError, "0 epochs old", "age 1"),
     (act(3), view(), NoLiveSeedError, "r0c0 is DORMANT", "germinate"),
     (act(3), view(PROBATION, age=4), NotMeasuredError, "contribution", "PROBATIONARY"),
-    (act(3), view(SeedStage.BLENDING, age=2, contribution=1.0), NotMeasuredError, "is BLENDING", "PROBATIONARY"),
+    (
+        act(3),
+        view(SeedStage.BLENDING, age=2, contribution=1.0),
+        NotMeasuredError,
+        "is BLENDING",
+        "PROBATIONARY",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("action", "situation", "error", "rule", "way_out"), REFUSALS)
-def test_each_refusal_has_its_own_error_with_what_rule_and_way_out(action, situation, error, rule, way_out):
+def test_each_refusal_has_its_own_error_with_what_rule_and_way_out(
+    action, situation, error, rule, way_out
+):
     problem = refusal(action, situation)
     assert type(problem) is error
     assert "r0c0" in str(problem) or error is SeedLimitError
@@ -112,7 +145,10 @@ def test_exactly_the_live_stages_can_be_culled(stage):
 @pytest.mark.parametrize("contribution", [None, 0.0, -1.0, 1.0])
 def test_fossilizing_needs_probation_and_a_measurement_and_nothing_else(stage, contribution):
     expected = stage is PROBATION and contribution is not None
-    assert is_legal(act(LifecycleOp.FOSSILIZE), view(stage, age=5, contribution=contribution)) == expected
+    assert (
+        is_legal(act(LifecycleOp.FOSSILIZE), view(stage, age=5, contribution=contribution))
+        == expected
+    )
 
 
 @pytest.mark.parametrize("budget", range(95, 120))

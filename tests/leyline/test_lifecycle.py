@@ -13,7 +13,11 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
-HELPS, HURTS, UNCERTAIN = Measurement(0.3, 0.1, 50), Measurement(-0.3, 0.1, 50), Measurement(0.1, 0.1, 50)
+HELPS, HURTS, UNCERTAIN = (
+    Measurement(0.3, 0.1, 50),
+    Measurement(-0.3, 0.1, 50),
+    Measurement(0.1, 0.1, 50),
+)
 DEFAULTS = StageLengths()
 
 
@@ -45,7 +49,9 @@ def test_every_stage_has_a_row_in_the_table():
     assert set(TRANSITIONS) == set(SeedStage)
 
 
-@pytest.mark.parametrize("stage", LIVE_STAGES | {SeedStage.CULLED, SeedStage.EMBARGOED, SeedStage.RESETTING})
+@pytest.mark.parametrize(
+    "stage", LIVE_STAGES | {SeedStage.CULLED, SeedStage.EMBARGOED, SeedStage.RESETTING}
+)
 def test_every_failed_seed_can_free_its_slot(stage):
     assert SeedStage.DORMANT in reachable(stage, without={SeedStage.FOSSILIZED})
 
@@ -55,7 +61,9 @@ def test_a_fossil_opens_its_slot_again():
 
 
 def test_the_live_stages_are_those_with_a_seed_to_cull():
-    assert {"GERMINATED", "TRAINING", "BLENDING", "PROBATIONARY"} == {stage.name for stage in LIVE_STAGES}
+    assert {"GERMINATED", "TRAINING", "BLENDING", "PROBATIONARY"} == {
+        stage.name for stage in LIVE_STAGES
+    }
 
 
 @pytest.mark.parametrize("start", SeedStage)
@@ -111,13 +119,19 @@ def test_with_default_lengths_a_seed_is_fully_blended_in_after_one_tick():
     assert (state.stage, state.alpha, state.age) == (SeedStage.BLENDING, 1.0, 1)
 
 
-EVERY = pytest.mark.parametrize("contribution", [HELPS, HURTS, UNCERTAIN], ids=["helps", "hurts", "uncertain"])
+EVERY = pytest.mark.parametrize(
+    "contribution", [HELPS, HURTS, UNCERTAIN], ids=["helps", "hurts", "uncertain"]
+)
 
 
 @EVERY
 def test_a_seed_that_was_measured_is_kept_whatever_the_measurement_says(contribution):
     blending = tick(germinate("norm", "linear"), DEFAULTS)
-    assert names(run(blending.measured(contribution), 3)) == ["PROBATIONARY", "FOSSILIZED", "DORMANT"]
+    assert names(run(blending.measured(contribution), 3)) == [
+        "PROBATIONARY",
+        "FOSSILIZED",
+        "DORMANT",
+    ]
 
 
 @EVERY
@@ -154,7 +168,9 @@ def test_a_dormant_slot_forgets_its_last_seed():
 
 
 @pytest.mark.parametrize(
-    ("gain", "end"), [(HELPS, "BLENDING"), (HURTS, "CULLED"), (None, "CULLED")], ids=["passed", "failed", "unmeasured"]
+    ("gain", "end"),
+    [(HELPS, "BLENDING"), (HURTS, "CULLED"), (None, "CULLED")],
+    ids=["passed", "failed", "unmeasured"],
 )
 def test_incubation_ends_as_its_gate_says(gain, end):
     lengths = StageLengths(training=2)
@@ -167,7 +183,9 @@ def test_incubation_ends_as_its_gate_says(gain, end):
 
 
 def test_an_incubating_seed_has_no_share_of_the_output():
-    assert [state.alpha for state in run(germinate("norm", "linear"), 3, StageLengths(training=3))] == [0.0] * 3
+    assert [
+        state.alpha for state in run(germinate("norm", "linear"), 3, StageLengths(training=3))
+    ] == [0.0] * 3
 
 
 def test_a_ramp_of_four_epochs_takes_four_ticks():
@@ -209,7 +227,9 @@ TARGETS = {
     LifecycleOp.FOSSILIZE: SeedStage.FOSSILIZED,
 }
 measurements = st.sampled_from([HELPS, HURTS, UNCERTAIN])
-moves = st.lists(st.sampled_from([*LifecycleOp, "tick", "tick", "tick"]) | measurements, min_size=20, max_size=60)
+moves = st.lists(
+    st.sampled_from([*LifecycleOp, "tick", "tick", "tick"]) | measurements, min_size=20, max_size=60
+)
 lengths = st.builds(
     StageLengths,
     training=st.integers(0, 2),

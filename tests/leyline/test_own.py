@@ -10,7 +10,13 @@ from esper.leyline.own import read_settings, registering, require_imported
 from esper.runtime.tasks import TASKS
 
 
-def build(*, width: int = 1, steps: tuple[int, ...] = (), names: Sequence[str] | None = None, share: float = 0.5):
+def build(
+    *,
+    width: int = 1,
+    steps: tuple[int, ...] = (),
+    names: Sequence[str] | None = None,
+    share: float = 0.5,
+):
     """Something that has settings of every kind."""
 
 
@@ -23,7 +29,9 @@ def test_a_setting_without_a_type_has_that_of_its_default():
     assert read_settings("it", ["share=0.25"], lambda facts, share=0.5: None) == {"share": 0.25}
 
 
-@pytest.mark.parametrize(("part", "said"), [("widht=3", "'widht'.*'width'"), ("width=x", "width of it is 'x'")])
+@pytest.mark.parametrize(
+    ("part", "said"), [("widht=3", "'widht'.*'width'"), ("width=x", "width of it is 'x'")]
+)
 def test_a_setting_that_is_wrong_is_named(part, said):
     with pytest.raises(EsperError, match=said):
         read_settings("it", [part], build)

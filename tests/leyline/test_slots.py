@@ -25,7 +25,23 @@ def test_a_name_such_as_early_is_refused_with_what_to_write(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "r0", "c0", "r0c", "R0C0", "r00c0", "r0c01", "r-1c0", " r0c0", "r0c0 ", "r0c0\n", "r0c0x", 3, None, "r1٣c0"],
+    [
+        "",
+        "r0",
+        "c0",
+        "r0c",
+        "R0C0",
+        "r00c0",
+        "r0c01",
+        "r-1c0",
+        " r0c0",
+        "r0c0 ",
+        "r0c0\n",
+        "r0c0x",
+        3,
+        None,
+        "r1٣c0",
+    ],
 )
 def test_only_canonical_ids_are_taken(name):
     with pytest.raises(SlotIdError):
@@ -68,7 +84,9 @@ def test_order_does_not_depend_on_dict_insertion(shuffled):
 def test_index_and_id_are_each_others_inverse(chosen):
     config = SlotConfig(tuple(f"r{row}c{column}" for row, column in chosen))
     assert config.num_slots == len(chosen)
-    assert all(config.slot_ids[config.index_for_slot_id(slot_id)] == slot_id for slot_id in config.slot_ids)
+    assert all(
+        config.slot_ids[config.index_for_slot_id(slot_id)] == slot_id for slot_id in config.slot_ids
+    )
 
 
 def test_the_default_is_one_row_of_three():
@@ -103,7 +121,9 @@ def test_an_unknown_slot_gets_the_nearest_one():
 
 def test_choosing_slots_keeps_their_modules_and_their_order():
     config = SlotConfig.for_modules(["a", "b", "c"])
-    assert config.choose(["r0c2", "r0c0"]) == SlotConfig(("r0c0", "r0c2"), {"r0c0": "a", "r0c2": "c"})
+    assert config.choose(["r0c2", "r0c0"]) == SlotConfig(
+        ("r0c0", "r0c2"), {"r0c0": "a", "r0c2": "c"}
+    )
     with pytest.raises(UnknownNameError, match="r0c7"):
         config.choose(["r0c7"])
 

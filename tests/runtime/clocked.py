@@ -46,5 +46,12 @@ RESNET = replace(
     epochs=8,
     lengths=StageLengths(ramp=1),
 )
-CNN = replace(IMAGES, clock="compute", compute=3.0, held_out=16, lengths=replace(QUICK, probation=2), epochs=10)
+CNN = replace(
+    IMAGES,
+    clock="compute",
+    compute=3.0,
+    held_out=16,
+    lengths=replace(QUICK, probation=2),
+    epochs=10,
+)
 """`IMAGES`, whose seeds are of all kinds and stay live for a while."""

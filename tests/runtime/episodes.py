@@ -62,7 +62,9 @@ COPIES = {
 def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
     space = population.views()[host].space
     place = space.slots.index_for_slot_id(slot)
-    return population.apply(host, (op, place, space.blueprint_index(blueprint), space.blend_index(blend)))
+    return population.apply(
+        host, (op, place, space.blueprint_index(blueprint), space.blend_index(blend))
+    )
 
 
 def play(population, epochs, script=None, start=0):
@@ -85,7 +87,11 @@ def print_of(population, host=0):
     stream = {f"stream {key}": value for key, value in run.plan.stream.state().items()}
     states = {slot.slot_id: (slot.state, list(slot.fossil_names)) for slot in run.slots}
     reports = {key: report.metrics for key, report in population.reports()[host].items()}
-    return tensors | stream | {"states": states, "reports": reports, "reading": run.reading, "epoch": run.epoch}
+    return (
+        tensors
+        | stream
+        | {"states": states, "reports": reports, "reading": run.reading, "epoch": run.epoch}
+    )
 
 
 def differing(first, second):

@@ -20,7 +20,10 @@ def numbered(count, padded=False):
 
 
 def plans(split, steps, augment, hosts=3):
-    made = [EpochPlan(split, ExampleStream(len(split), seed), steps, augment, CPU) for seed in range(hosts)]
+    made = [
+        EpochPlan(split, ExampleStream(len(split), seed), steps, augment, CPU)
+        for seed in range(hosts)
+    ]
     for plan in made:
         plan.draw()
     return made
@@ -127,7 +130,9 @@ def test_the_shared_gather_serves_texts_too():
     together, alone = plans(split, (1, 7), False), plans(split, (1, 7), False)
     for inputs, targets in shared_batches(together):
         for host, plan in enumerate(alone):
-            assert torch.equal(torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch()))
+            assert torch.equal(
+                torch.stack([inputs[host], targets[host]]), torch.stack(plan.next_batch())
+            )
 
 
 def test_a_new_epoch_starts_at_its_first_example():

@@ -68,7 +68,9 @@ def test_the_ledger_agrees_with_torch_about_a_whole_episode(plan):
         _, events = play_out(population, script)
     run = population.runs[0]
     assert run.ledger.flops == pytest.approx(counter.get_total_flops(), rel=0.02)
-    assert sum(len(slot.fossils) for slot in run.slots) or any(isinstance(event, FossilJudged) for event in events)
+    assert sum(len(slot.fossils) for slot in run.slots) or any(
+        isinstance(event, FossilJudged) for event in events
+    )
 
 
 @pytest.mark.parametrize("task", [TEXT, CNN], ids=["gpt", "cnn"])
@@ -94,7 +96,11 @@ def test_an_episode_uses_its_budget_and_not_more(plan):
     left = clock.budget - run.ledger.flops
     assert left >= 0
     judged = sum(isinstance(event, FossilJudged) for event in events)
-    unused = (judged + 1) * len(run.splits.validation) * network_flops(run.model, population.flops) if judged else 0
+    unused = (
+        (judged + 1) * len(run.splits.validation) * network_flops(run.model, population.flops)
+        if judged
+        else 0
+    )
     assert left < step + unused  # pruning is set aside at its highest price
 
 
@@ -195,7 +201,9 @@ def test_counterfactuals_and_pruning_are_paid_from_the_budget():
     task, script = PLANS["gpt with live copies"]
     population, events = grown(replace(task, held_out=4), script)
     _, thorough = grown(replace(task, held_out=16), script)
-    assert sum(event.steps for event in epochs_of(thorough)) < sum(event.steps for event in epochs_of(events))
+    assert sum(event.steps for event in epochs_of(thorough)) < sum(
+        event.steps for event in epochs_of(events)
+    )
     assert any(isinstance(event, FossilJudged) for event in events)
     assert population.runs[0].ledger.flops <= population.clock.budget
 
@@ -241,7 +249,11 @@ def test_every_step_has_the_rate_of_its_share(monkeypatch):
     task, seen = replace(TEXT, warmup=0.2), []
     population = Population(task, [1])
     run, step = population.runs[0], population.runs[0].optimizer.step
-    monkeypatch.setattr(run.optimizer, "step", lambda *a: (seen.append(run.optimizer.param_groups[0]["lr"]), step(*a)))
+    monkeypatch.setattr(
+        run.optimizer,
+        "step",
+        lambda *a: (seen.append(run.optimizer.param_groups[0]["lr"]), step(*a)),
+    )
     for _ in range(task.epochs):
         population.train_epoch()
         assert run.reading.lr == seen[-1]
@@ -265,7 +277,9 @@ def test_a_warm_up_is_not_a_rate_that_has_fallen():
     task = replace(TEXT, warmup=0.5, epochs=40)
     assert task.rate(0) < 0.1 * task.lr
     low = [epoch for epoch in range(41) if task.is_rate_low(epoch)]
-    assert low == [epoch for epoch in range(20, 41) if epoch == 40 or task.rate(epoch) <= 0.1 * task.lr]
+    assert low == [
+        epoch for epoch in range(20, 41) if epoch == 40 or task.rate(epoch) <= 0.1 * task.lr
+    ]
     assert low[0] < 40
 
 

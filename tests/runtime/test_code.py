@@ -53,8 +53,14 @@ def test_the_corpus_is_the_same_wherever_it_lies(installation, tmp_path, monkeyp
     first = data.load_code(context=16)
     moved = tmp_path / "elsewhere"
     installation.rename(moved)
-    paths = {"stdlib": moved, "purelib": moved / "site-packages", "platlib": moved / "site-packages"}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {name: str(path) for name, path in paths.items()})
+    paths = {
+        "stdlib": moved,
+        "purelib": moved / "site-packages",
+        "platlib": moved / "site-packages",
+    }
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda: {name: str(path) for name, path in paths.items()}
+    )
     second = data.load_code(context=16)
     assert texts_of(first) == texts_of(second)
     assert first.corpus == second.corpus
@@ -84,7 +90,10 @@ def test_too_few_sources_are_refused(installation):
 def test_the_real_corpus_is_there():
     splits = get_task("code_tiny").load(None)
     assert splits.corpus.startswith("1,048,576 bytes")
-    parts = [len(part.tokens) for part in (splits.train, splits.validation, splits.test.open_for_final_report())]
+    parts = [
+        len(part.tokens)
+        for part in (splits.train, splits.validation, splits.test.open_for_final_report())
+    ]
     assert sum(parts) == 2**20
     assert min(parts) > 0
 
@@ -97,13 +106,18 @@ def test_the_heuristic_deepens_it_by_copies(rule, copies):
     assert [name for _, name, _ in run.architecture] == ["copy"] * copies
     sizes = [event.params for event in run.events if isinstance(event, HostEpoch)]
     host, block = sizes[0], sizes[1] - sizes[0]
-    assert sizes[:8] == [host + block * min(copies, epoch) for epoch in range(8)]  # one per decision
+    assert sizes[:8] == [
+        host + block * min(copies, epoch) for epoch in range(8)
+    ]  # one per decision
     assert len(run.network.blocks) == 2 + copies
     assert run.result.flops <= Population(task, [1]).clock.budget
 
 
 def test_code_has_room_for_eight_blocks():
     task = get_task("code")
-    host, eight = (sum(p.numel() for p in build().parameters()) for build in (task.build_host, task.reference[0]))
+    host, eight = (
+        sum(p.numel() for p in build().parameters())
+        for build in (task.build_host, task.reference[0])
+    )
     block = (eight - host) // 6
     assert eight <= int(task.budget * host) < eight + block

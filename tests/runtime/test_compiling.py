@@ -25,7 +25,9 @@ from runtime.stored import restore, store
 TEXT = replace(
     get_task("python_text"),
     load=lambda root: load_python_text(context=16, size=4000),
-    build_host=partial(build_transformer_host, vocabulary=256, width=16, layers=3, heads=2, context=16, slots=3),
+    build_host=partial(
+        build_transformer_host, vocabulary=256, width=16, layers=3, heads=2, context=16, slots=3
+    ),
     epoch_examples=16,
     held_out=8,
     batch=8,
@@ -55,7 +57,9 @@ TOLERANCE = 1e-4
 def _afresh(monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")  # compiles in seconds, without code for the device
+    monkeypatch.setattr(
+        compiling, "BACKEND", "aot_eager"
+    )  # compiles in seconds, without code for the device
     monkeypatch.setattr(compiling, "_compiled", {})
 
 
@@ -84,8 +88,12 @@ def test_every_shape_is_compiled_once_for_all_hosts_copies_and_structures(plain)
     assert population.runs[0].model.slot("r0c1").seed is not None
     assert (compiling.compiled_so_far()[0], graphs()) == (SHAPES, SHAPES)
     found, expected = population.readings(), plain.readings()
-    assert [one.held_out_loss for one in found] == pytest.approx([one.held_out_loss for one in expected], rel=TOLERANCE)
-    assert [one.train_loss for one in found] == pytest.approx([one.train_loss for one in expected], rel=TOLERANCE)
+    assert [one.held_out_loss for one in found] == pytest.approx(
+        [one.held_out_loss for one in expected], rel=TOLERANCE
+    )
+    assert [one.train_loss for one in found] == pytest.approx(
+        [one.train_loss for one in expected], rel=TOLERANCE
+    )
 
 
 def test_another_population_compiles_nothing_again():
@@ -97,7 +105,9 @@ def test_another_population_compiles_nothing_again():
 
 def test_images_lie_with_channels_last_and_batch_norm_learns_the_same():
     script = {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}
-    plain, found = (grown(PHOTOS, script, compile, seeds=[3], epochs=3) for compile in ("off", "on"))
+    plain, found = (
+        grown(PHOTOS, script, compile, seeds=[3], epochs=3) for compile in ("off", "on")
+    )
     run, weights = found.runs[0], [p for p in found.runs[0].model.parameters() if p.dim() == 4]
     assert len(weights) >= 5
     for weight in weights:
@@ -106,7 +116,11 @@ def test_images_lie_with_channels_last_and_batch_norm_learns_the_same():
     (seed,) = run.model.slot("r0c0").fossils
     assert {seed.body, seed.join} <= {*compiled_modules(run.model)}
     left, right = print_of(plain), print_of(found)
-    names = [name for name, value in left.items() if isinstance(value, torch.Tensor) and "running" in name]
+    names = [
+        name
+        for name, value in left.items()
+        if isinstance(value, torch.Tensor) and "running" in name
+    ]
     assert len(names) >= 8
     for name in names:
         assert torch.allclose(left[name], right[name], rtol=1e-3, atol=1e-4), name
@@ -117,7 +131,13 @@ def test_bodies_of_seeds_and_parts_without_slots_are_compiled_and_nothing_that_h
     population = grown(TEXT, {0: COPIES[0]}, seeds=[3], epochs=2)
     model = population.runs[0].model
     host, seed = model.host, model.slot("r0c0").seed
-    assert compiled_modules(model) == [host.stem, *host.blocks, host.head, seed.body, model.slot("r0c1").seed.body]
+    assert compiled_modules(model) == [
+        host.stem,
+        *host.blocks,
+        host.head,
+        seed.body,
+        model.slot("r0c1").seed.body,
+    ]
 
 
 class Scaled(nn.Linear):
@@ -130,7 +150,9 @@ class Scaled(nn.Linear):
 
 
 def run_compiled(module, points):
-    return compiling._compile((type(module), repr(module)), compiling._run, "run_Scaled", module, (points,), {})
+    return compiling._compile(
+        (type(module), repr(module)), compiling._run, "run_Scaled", module, (points,), {}
+    )
 
 
 def test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused():
@@ -140,7 +162,10 @@ def test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refuse
         assert torch.allclose(run_compiled(other, points), other(points))
     other.factor = 3.0  # which only torch's own guard sees
     for given in (points, torch.randn(5, 3)):
-        with pytest.raises(NotCompiledError, match=r"compile off.*executor eager"), compiling.nothing_new():
+        with (
+            pytest.raises(NotCompiledError, match=r"compile off.*executor eager"),
+            compiling.nothing_new(),
+        ):
             run_compiled(other, given)
         assert torch.allclose(run_compiled(other, given), other(given))
         with compiling.nothing_new():
@@ -151,7 +176,11 @@ def test_memory_of_a_capture_that_is_given_up_is_counted(monkeypatch):
     """The pool keeps it, and the next capture takes it without asking for more."""
     stream = SimpleNamespace(wait_stream=lambda other: None)
     graph = SimpleNamespace(capture_begin=lambda **how: None, capture_end=lambda: None)
-    stand_ins = {"CUDAGraph": lambda: graph, "current_stream": lambda: stream, "stream": lambda own: nullcontext()}
+    stand_ins = {
+        "CUDAGraph": lambda: graph,
+        "current_stream": lambda: stream,
+        "stream": lambda own: nullcontext(),
+    }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     sizes = iter([100, 700])
@@ -181,12 +210,21 @@ def test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled():
         def forward(self, points):
             return self.head(self.body(points))
 
-    task = replace(get_task("blobs"), build_host=Plain, slots=("body",), budget=40.0, epoch_examples=64, lengths=QUICK)
+    task = replace(
+        get_task("blobs"),
+        build_host=Plain,
+        slots=("body",),
+        budget=40.0,
+        epoch_examples=64,
+        lengths=QUICK,
+    )
     script = {0: [(GERMINATE, "r0c0", "mlp", "linear")]}
     plain, found = (grown(task, script, compile, seeds=[3], epochs=3) for compile in ("off", "on"))
     host = found.runs[0].model.host
     assert compiled_modules(host) == [host.body[0], host.head]
-    assert found.readings()[0].train_loss == pytest.approx(plain.readings()[0].train_loss, rel=TOLERANCE)
+    assert found.readings()[0].train_loss == pytest.approx(
+        plain.readings()[0].train_loss, rel=TOLERANCE
+    )
 
 
 def test_a_harvested_network_is_not_compiled():
@@ -197,11 +235,16 @@ def test_a_harvested_network_is_not_compiled():
 def test_compiling_is_told_once_and_no_ledger_holds_its_seconds():
     population = Population(TEXT, [3], compile="on")
     episodes = Episodes(population)
-    told = [[event for event in episodes.train()[0] if isinstance(event, BlocksCompiled)] for _ in range(2)]
+    told = [
+        [event for event in episodes.train()[0] if isinstance(event, BlocksCompiled)]
+        for _ in range(2)
+    ]
     assert [len(events) for events in told] == [1, 0]
     assert told[0][0].shapes == SHAPES
     assert told[0][0].seconds > 0.2
-    assert sum(cost.seconds for cost in population.runs[0].ledger.phases.values()) < told[0][0].seconds
+    assert (
+        sum(cost.seconds for cost in population.runs[0].ledger.phases.values()) < told[0][0].seconds
+    )
 
 
 def test_auto_leaves_hosts_on_a_cpu_and_small_ones_alone():
@@ -209,7 +252,9 @@ def test_auto_leaves_hosts_on_a_cpu_and_small_ones_alone():
     assert compiled_modules(population.runs[0].model) == []
     cpu, gpu = [torch.device("cpu")], [torch.device("cuda")]
     large, small = int(1e12), int(1e8)
-    found = [compiling.is_compiled("auto", *case) for case in ((cpu, large), (gpu, small), (gpu, large))]
+    found = [
+        compiling.is_compiled("auto", *case) for case in ((cpu, large), (gpu, small), (gpu, large))
+    ]
     assert found == [False, False, True]
     assert compiling.is_compiled("on", cpu, small)
     assert not compiling.is_compiled("off", gpu, large)
@@ -233,7 +278,9 @@ def test_a_reset_host_stays_compiled_and_compiles_nothing():
 
 
 def test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights(tmp_path):
-    population = grown(PHOTOS, {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}, seeds=[3], epochs=2)
+    population = grown(
+        PHOTOS, {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}, seeds=[3], epochs=2
+    )
     population.train_epoch()
     population.evaluate()
     store(population, tmp_path)
@@ -246,11 +293,15 @@ def test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights(tm
         hosts.tick()
         play(hosts, 1)
     assert compiled_modules(run.model) != []
-    assert again.readings()[0].train_loss == pytest.approx(population.readings()[0].train_loss, rel=TOLERANCE)
+    assert again.readings()[0].train_loss == pytest.approx(
+        population.readings()[0].train_loss, rel=TOLERANCE
+    )
 
 
 @pytest.mark.slow
 def test_code_for_the_device_has_the_losses_of_uncompiled_blocks(plain, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     found, expected = grown(TEXT, COPIES).readings(), plain.readings()
-    assert [one.held_out_loss for one in found] == pytest.approx([one.held_out_loss for one in expected], rel=TOLERANCE)
+    assert [one.held_out_loss for one in found] == pytest.approx(
+        [one.held_out_loss for one in expected], rel=TOLERANCE
+    )

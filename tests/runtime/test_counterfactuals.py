@@ -104,7 +104,9 @@ class KeepsItsMode(nn.Module):
 class DerivesItsMode(nn.Module):
     """Another one, whose mode is no attribute of its own."""
 
-    training = property(lambda self: getattr(self, "mode", True), lambda self, mode: setattr(self, "mode", mode))
+    training = property(
+        lambda self: getattr(self, "mode", True), lambda self, mode: setattr(self, "mode", mode)
+    )
 
 
 class EvaluatesItself(nn.Module):
@@ -122,7 +124,9 @@ def test_a_network_with_an_eval_of_its_own_is_asked():
     assert network.training
 
 
-@pytest.mark.parametrize("odd", [nn.Identity, KeepsItsMode, DerivesItsMode], ids=["plain", "stubborn", "derived"])
+@pytest.mark.parametrize(
+    "odd", [nn.Identity, KeepsItsMode, DerivesItsMode], ids=["plain", "stubborn", "derived"]
+)
 def test_evaluating_leaves_every_module_in_its_own_mode(odd):
     frozen = nn.BatchNorm1d(2)
     network = nn.Sequential(nn.Dropout(), nn.Sequential(frozen), odd())
@@ -146,13 +150,23 @@ def test_only_seeds_on_probation_are_measured():
     population = epochs(IMAGES, [3], epochs=3, script={0: moves})
     population.train_epoch()
     run = population.runs[0]
-    assert [slot.state.alpha for slot in run.slots] == [1.0, 1.0]  # the first one has just ended its ramp
+    assert [slot.state.alpha for slot in run.slots] == [
+        1.0,
+        1.0,
+    ]  # the first one has just ended its ramp
     assert [slot.slot_id for slot in measured_slots(run)] == ["r0c1"]
-    assert [bool(gain) for gain in measure(run, run.splits.validation)[2:]] == [False, False, True, True]
+    assert [bool(gain) for gain in measure(run, run.splits.validation)[2:]] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_seed_on_its_ramp_costs_no_counterfactual_and_has_none():
-    population = epochs(replace(IMAGES, lengths=StageLengths(ramp=3)), [3], epochs=4, script=TWO_SEEDS)
+    population = epochs(
+        replace(IMAGES, lengths=StageLengths(ramp=3)), [3], epochs=4, script=TWO_SEEDS
+    )
     run = population.runs[0]
     assert run.ledger.phases["counterfactual"].examples == 0
     assert [report.is_measured for report in population.reports()[0].values()] == [False, False]
@@ -168,9 +182,14 @@ def test_a_report_carries_the_contribution_that_was_measured():
     run = population.runs[0]
     expected = measure(run, run.splits.validation).tolist()
     population.evaluate()
-    for report, values in zip(population.reports()[0].values(), (expected[2:4], expected[4:6]), strict=True):
+    for report, values in zip(
+        population.reports()[0].values(), (expected[2:4], expected[4:6]), strict=True
+    ):
         metrics = report.metrics
-        assert [metrics.counterfactual_contribution, metrics.counterfactual_standard_error] == values
+        assert [
+            metrics.counterfactual_contribution,
+            metrics.counterfactual_standard_error,
+        ] == values
     assert [run.reading.held_out_loss, run.reading.held_out_accuracy] == expected[:2]
 
 
@@ -187,7 +206,11 @@ def test_after_an_epoch_a_live_seed_has_gradient_readings_and_every_slot_a_score
 
 def test_before_the_first_epoch_nothing_is_measured():
     metrics = Population(BLOBS, [1]).reports()[0]["r0c0"].metrics
-    assert (metrics.greedy_score, metrics.seed_gradient_norm, metrics.counterfactual_contribution) == (None,) * 3
+    assert (
+        metrics.greedy_score,
+        metrics.seed_gradient_norm,
+        metrics.counterfactual_contribution,
+    ) == (None,) * 3
 
 
 def test_gradient_readings_are_means_of_norms_before_clipping():
@@ -223,8 +246,12 @@ def test_an_epochs_reading_is_the_mean_over_its_examples():
     run = population.runs[0]
     inputs, targets = run.splits.train.gather(run.plan.rows)
     outputs = run.model(inputs).detach()
-    assert reading.train_loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, targets)), rel=1e-4)
-    assert reading.train_accuracy == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
+    assert reading.train_loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(outputs, targets)), rel=1e-4
+    )
+    assert reading.train_accuracy == pytest.approx(
+        float((outputs.argmax(1) == targets).float().mean())
+    )
     assert (reading.epoch, reading.held_out_loss) == (0, None)
 
 
@@ -283,7 +310,9 @@ def test_an_incubated_seed_learns():
     seed = population.runs[0].model.slot("r0c0").seed
     before = [parameter.detach().clone() for parameter in seed.parameters()]
     play(population, 1)
-    assert not any(torch.equal(old, new) for old, new in zip(before, seed.parameters(), strict=True))
+    assert not any(
+        torch.equal(old, new) for old, new in zip(before, seed.parameters(), strict=True)
+    )
     assert population.reports()[0]["r0c0"].metrics.seed_gradient_norm > 0
 
 

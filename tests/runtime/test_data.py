@@ -27,7 +27,12 @@ FROM_DISK = {
 def test_a_missing_data_set_says_what_to_put_where(name, tmp_path):
     with pytest.raises(DataError) as caught:
         get_task(name).load(tmp_path)
-    for part in (str(tmp_path / FROM_DISK[name]), f"DATA/{FROM_DISK[name]}", "ESPER_DATA", "esper data fetch"):
+    for part in (
+        str(tmp_path / FROM_DISK[name]),
+        f"DATA/{FROM_DISK[name]}",
+        "ESPER_DATA",
+        "esper data fetch",
+    ):
         assert part in str(caught.value)
 
 
@@ -52,7 +57,11 @@ def batch_of(number, count=8, **changes):
     """One batch as the official files have it: bytes for keys, pixels in rows, labels in a list."""
     data = np.full((count, 3072), number, np.uint8)
     data[:, 0] = np.arange(count)
-    return {b"data": data, b"labels": [i % 10 for i in range(count)], b"batch_label": b"x"} | changes
+    return {
+        b"data": data,
+        b"labels": [i % 10 for i in range(count)],
+        b"batch_label": b"x",
+    } | changes
 
 
 def write_batches(root, *replaced, name="data_batch_2"):
@@ -62,7 +71,9 @@ def write_batches(root, *replaced, name="data_batch_2"):
     for number, own in enumerate(BATCHES):
         (folder / own).write_bytes(pickle.dumps(batch_of(number), protocol=2))
     for whole in replaced:
-        (folder / name).write_bytes(whole if isinstance(whole, bytes) else pickle.dumps(whole, protocol=2))
+        (folder / name).write_bytes(
+            whole if isinstance(whole, bytes) else pickle.dumps(whole, protocol=2)
+        )
     return root
 
 
@@ -110,7 +121,9 @@ class Command:
 
 
 @pytest.mark.parametrize(
-    "function", [__import__("os").system, eval, exec, __import__("subprocess").call], ids=lambda f: f.__name__
+    "function",
+    [__import__("os").system, eval, exec, __import__("subprocess").call],
+    ids=lambda f: f.__name__,
 )
 def test_a_file_that_wants_to_run_something_is_refused_and_runs_nothing(tmp_path, function, capfd):
     evil = batch_of(1) | {b"extra": Command(function, "print('ran')")}
@@ -194,7 +207,9 @@ def fashion(tmp_path_factory):
     folder.mkdir(parents=True)
     for name in FILES:
         write_idx(folder, name)
-    write_idx(folder, "t10k-labels-idx1-ubyte.gz", body=bytes(index % 10 for index in range(10_000)))
+    write_idx(
+        folder, "t10k-labels-idx1-ubyte.gz", body=bytes(index % 10 for index in range(10_000))
+    )
     return root
 
 
@@ -259,7 +274,9 @@ def test_a_file_that_is_not_gzip_is_refused(broken, content):
         load_fashion_mnist(broken)
 
 
-@pytest.mark.parametrize("options", [{"size": 59_999}, {"magic": 2050}, {"size": 0}, {"size": 60_001}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"size": 59_999}, {"magic": 2050}, {"size": 0}, {"size": 60_001}], ids=str
+)
 def test_a_file_that_is_not_the_official_one_is_refused(broken, options):
     replace_idx(broken, LABELS, **options)
     with pytest.raises(DataError, match=f"{LABELS} .*bytes"):
@@ -285,8 +302,16 @@ def test_shakespeare_is_bytes_cut_in_order(tmp_path):
     write_text(tmp_path, "shakespeare/input.txt", 2000)
     splits = load_shakespeare(tmp_path, context=10)
     test = splits.test.open_for_final_report()
-    assert [len(part.tokens) for part in (splits.train, splits.validation, test)] == [1700, 150, 150]
-    assert [int(part.tokens[0]) for part in (splits.train, splits.validation, test)] == [0, 1700 % 250, 1850 % 250]
+    assert [len(part.tokens) for part in (splits.train, splits.validation, test)] == [
+        1700,
+        150,
+        150,
+    ]
+    assert [int(part.tokens[0]) for part in (splits.train, splits.validation, test)] == [
+        0,
+        1700 % 250,
+        1850 % 250,
+    ]
 
 
 def test_tinystories_keeps_its_official_validation_file_for_the_end(tmp_path):

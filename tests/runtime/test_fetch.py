@@ -37,7 +37,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: self.server.breaks_off_at.pop(0) if self.server.breaks_off_at else None])
+        self.wfile.write(
+            body[: self.server.breaks_off_at.pop(0) if self.server.breaks_off_at else None]
+        )
         return None
 
     def log_message(self, *arguments):
@@ -126,7 +128,9 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
 
 
 def test_without_a_published_checksum_the_content_is_called_unverified(server, tmp_path):
-    assert "content is unverified" in fetch("text", tmp_path, sources=one_text(server, known=False))[0]
+    assert (
+        "content is unverified" in fetch("text", tmp_path, sources=one_text(server, known=False))[0]
+    )
 
 
 # -- what already exists -----------------------------------------------------------------------------------------------
@@ -215,7 +219,11 @@ def test_an_archive_that_links_out_of_its_folder_is_refused(server, tmp_path, ki
     link = tarfile.TarInfo("batches/one")
     link.type, link.linkname = kind, goal
     with pytest.raises(DataError, match="refused"):
-        fetch("batches", root, sources=one_archive(server, pack({"batches/two": MEMBERS["batches/two"]}, link)))
+        fetch(
+            "batches",
+            root,
+            sources=one_archive(server, pack({"batches/two": MEMBERS["batches/two"]}, link)),
+        )
     assert files_in(tmp_path) == ["root/batches.tar.gz", "secret"]
 
 
@@ -228,7 +236,9 @@ def test_an_archive_that_links_out_of_its_folder_is_refused(server, tmp_path, ki
         (pack(MEMBERS | {"batches/two": b"another"}), "does not hold the official batches/two"),
     ],
 )
-def test_an_archive_without_the_official_files_puts_none_in_place(server, tmp_path, packed, message):
+def test_an_archive_without_the_official_files_puts_none_in_place(
+    server, tmp_path, packed, message
+):
     with pytest.raises(DataError, match=message):
         fetch("batches", tmp_path, sources=one_archive(server, packed))
     assert files_in(tmp_path) == ["batches.tar.gz"]
@@ -245,7 +255,11 @@ def nobody_listens():
 
 def test_without_a_network_every_missing_file_is_named_with_its_address_and_place(tmp_path):
     gone = nobody_listens()
-    sources = {"pair": tuple(RemoteFile(f"{gone}/{name}", f"pair/{name}") for name in ("one", "two", "three"))}
+    sources = {
+        "pair": tuple(
+            RemoteFile(f"{gone}/{name}", f"pair/{name}") for name in ("one", "two", "three")
+        )
+    }
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair/one").write_bytes(b"1")
     with pytest.raises(DataError, match=r"pair .*refused.*copy") as refusal:
@@ -342,7 +356,9 @@ def test_the_command_says_what_became_of_each_file(server, tmp_path, monkeypatch
         main(["data", "fetch", "shakespeare", "--data-root", str(tmp_path)])
     out = capsys.readouterr().out
     assert not leaving.value.code
-    assert f"{tmp_path / 'texts/text.txt'} fetched: 1,048,576 bytes, its checksum is right.\n" in out
+    assert (
+        f"{tmp_path / 'texts/text.txt'} fetched: 1,048,576 bytes, its checksum is right.\n" in out
+    )
 
 
 # -- the official table ------------------------------------------------------------------------------------------------

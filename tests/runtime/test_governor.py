@@ -41,7 +41,11 @@ def poison(population, host, value=math.nan):
 
 
 def weights(population, host=0):
-    return {name: value for name, value in print_of(population, host).items() if isinstance(value, torch.Tensor)}
+    return {
+        name: value
+        for name, value in print_of(population, host).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def host_only(tensors):
@@ -54,7 +58,11 @@ def host_only(tensors):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     ("field", "words"),
-    [("train_loss", "training loss"), ("host_gradient_norm", "gradient"), ("held_out_loss", "held-out loss")],
+    [
+        ("train_loss", "training loss"),
+        ("host_gradient_norm", "gradient"),
+        ("held_out_loss", "held-out loss"),
+    ],
 )
 def test_a_reading_that_is_not_a_number_is_named(governor, field, words, value):
     assert f"{words} is" in governor.judge(replace(HEALTHY, **{field: value}))
@@ -70,7 +78,9 @@ def test_guessing_is_no_collapse_before_it_was_clearly_better(governor):
         assert governor.judge(replace(HEALTHY, held_out_accuracy=accuracy)) is None
 
 
-@pytest.mark.parametrize(("chance", "best", "collapses"), [(0.5, 0.7, False), (0.5, 0.8, True), (1 / 256, 0.5, True)])
+@pytest.mark.parametrize(
+    ("chance", "best", "collapses"), [(0.5, 0.7, False), (0.5, 0.8, True), (1 / 256, 0.5, True)]
+)
 def test_clearly_better_depends_on_chance(governor, chance, best, collapses):
     governor.run.task = replace(governor.run.task, chance=chance)
     governor.judge(replace(HEALTHY, held_out_accuracy=best))
@@ -78,7 +88,9 @@ def test_clearly_better_depends_on_chance(governor, chance, best, collapses):
 
 
 def test_a_loss_three_times_its_best_is_exploding_at_the_third_check(governor):
-    verdicts = [governor.judge(replace(HEALTHY, held_out_loss=loss)) for loss in (1.0, 3.1, 4.0, 5.0)]
+    verdicts = [
+        governor.judge(replace(HEALTHY, held_out_loss=loss)) for loss in (1.0, 3.1, 4.0, 5.0)
+    ]
     assert verdicts[:3] == [None] * 3
     assert re.search("5 for 3 .* 1", verdicts[3])
 
@@ -90,7 +102,10 @@ def test_a_loss_that_comes_back_in_time_is_not_exploding(governor):
 
 def test_a_tiny_loss_that_triples_is_not_exploding(governor):
     """A host that has all but solved its task may waver; it is still far better than guessing."""
-    readings = [replace(HEALTHY, held_out_loss=loss, held_out_accuracy=0.99) for loss in (1e-3, 4e-3, 4e-3, 4e-3, 4e-3)]
+    readings = [
+        replace(HEALTHY, held_out_loss=loss, held_out_accuracy=0.99)
+        for loss in (1e-3, 4e-3, 4e-3, 4e-3, 4e-3)
+    ]
     assert [governor.judge(reading) for reading in readings] == [None] * 5
 
 
@@ -103,7 +118,14 @@ def test_the_best_values_are_those_of_healthy_epochs(governor):
 @pytest.mark.parametrize("task", [IMAGES, BLOBS], ids=lambda task: task.name)
 def test_a_healthy_episode_is_left_in_peace(task):
     population = Population(task, [1, 2, 3])
-    assert play(population, 8, {1: {0: [(GERMINATE, "r0c0", population.views()[0].space.blueprint_ids[1])]}}) == []
+    assert (
+        play(
+            population,
+            8,
+            {1: {0: [(GERMINATE, "r0c0", population.views()[0].space.blueprint_ids[1])]}},
+        )
+        == []
+    )
 
 
 # -- seeds that have gone ----------------------------------------------------------------------------------------------
@@ -132,7 +154,9 @@ def test_without_a_cull_the_same_fall_is_a_collapse(grown):
     assert "95.0% to guessing, 50.0%" in grown.governors[0].judge(GUESSING)
 
 
-@pytest.mark.parametrize("move", [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "lora")], ids=["kept", "planted"])
+@pytest.mark.parametrize(
+    "move", [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "lora")], ids=["kept", "planted"]
+)
 def test_a_seed_that_is_kept_or_planted_takes_nothing(grown, move):
     act(grown, 0, *move)
     assert "95.0% to guessing, 50.0%" in grown.governors[0].judge(GUESSING)
@@ -180,7 +204,9 @@ def test_a_poisoned_host_leaves_every_other_bit_identical(value):
     poison(population, 1, value)
     rollbacks = play(population, 4, script, start=3)
     assert [rollback.host for rollback in rollbacks] == [1]
-    assert [differing(alone[seed], print_of(population, host)) for host, seed in ((0, 7), (2, 9))] == [[], []]
+    assert [
+        differing(alone[seed], print_of(population, host)) for host, seed in ((0, 7), (2, 9))
+    ] == [[], []]
 
 
 @pytest.fixture
@@ -189,7 +215,11 @@ def rolled_back():
     population = epochs(IMAGES, [7], epochs=5)
     population.train_epoch()
     population.evaluate()
-    good, epoch, flops = weights(population), population.runs[0].epoch, population.runs[0].ledger.flops
+    good, epoch, flops = (
+        weights(population),
+        population.runs[0].epoch,
+        population.runs[0].ledger.flops,
+    )
     stream = population.runs[0].plan.stream.state()
     population.tick()
     poison(population, 0)
@@ -200,7 +230,11 @@ def rolled_back():
 def test_a_poisoned_host_is_brought_back_to_the_last_good_epoch(rolled_back):
     population, (rollback,), good, _ = rolled_back
     now = weights(population)
-    kept = [name for name in good if name in now and not name.startswith("stream") and "alpha" not in name]
+    kept = [
+        name
+        for name in good
+        if name in now and not name.startswith("stream") and "alpha" not in name
+    ]
     assert any(name.startswith("slots.r0c0.fossils") for name in kept)
     assert any("momentum" in name for name in kept)
     assert differing({k: good[k] for k in kept}, {k: now[k] for k in kept}) == []
@@ -295,4 +329,6 @@ def test_a_new_structure_is_kept_in_the_tensors_of_the_one_before():
     assert len(after) > len(before)
     assert all(after[name] is kept for name, kept in before.items())
     live = population.runs[0].tensors()
-    assert all(torch.equal(kept, live[name]) and kept is not live[name] for name, kept in after.items())
+    assert all(
+        torch.equal(kept, live[name]) and kept is not live[name] for name, kept in after.items()
+    )

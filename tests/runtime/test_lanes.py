@@ -64,7 +64,9 @@ def _no_cuda(monkeypatch):
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(executors, "_Captured", Rerun)
-    monkeypatch.setattr(executors, "_streams", lambda device: [StandInStream() for _ in range(executors._LANES)])
+    monkeypatch.setattr(
+        executors, "_streams", lambda device: [StandInStream() for _ in range(executors._LANES)]
+    )
 
 
 def build(task=BLOBS, seeds=(7,)):
@@ -94,10 +96,15 @@ def test_hosts_are_assigned_to_lanes_in_turn():
 
 def test_hosts_that_share_a_lane_have_the_episodes_of_the_eager_executor(monkeypatch):
     monkeypatch.setattr(executors, "_LANES", 2)
-    graphed, eager = build(IMAGES, range(5)), Population(IMAGES, list(range(5)), ["cpu"], executor="eager")
+    graphed, eager = (
+        build(IMAGES, range(5)),
+        Population(IMAGES, list(range(5)), ["cpu"], executor="eager"),
+    )
     for population in (graphed, eager):
         play(population, 6, dict.fromkeys((0, 2, 3), IMAGE_GROWTH))
-    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(5)] == [[]] * 5
+    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(5)] == [
+        []
+    ] * 5
 
 
 def test_a_host_runs_once_before_a_capture_only_where_something_is_new(monkeypatch):
@@ -106,7 +113,11 @@ def test_a_host_runs_once_before_a_capture_only_where_something_is_new(monkeypat
     graphed, eager = build(seeds=(7, 8, 9)), Population(BLOBS, [7, 8, 9], ["cpu"], executor="eager")
 
     def refuse_once(run, lane, call):
-        if run is graphed.runs[1] and len(graphed.executor._device(run).graphs(run)) == 1 and not refused:
+        if (
+            run is graphed.runs[1]
+            and len(graphed.executor._device(run).graphs(run)) == 1
+            and not refused
+        ):
             refused.append(run)
             for parameter in run.model.parameters():  # in the pool, where others may write
                 parameter.grad = torch.zeros_like(parameter)
@@ -117,14 +128,20 @@ def test_a_host_runs_once_before_a_capture_only_where_something_is_new(monkeypat
         return [p for p in run.model.parameters() if p.grad is not None]
 
     restore, learn, given = HostRun.restore, HostRun.learn, []
-    monkeypatch.setattr(HostRun, "restore", lambda run, kept: (brought_back.append(run.seed), restore(run, kept))[1])
+    monkeypatch.setattr(
+        HostRun, "restore", lambda run, kept: (brought_back.append(run.seed), restore(run, kept))[1]
+    )
     monkeypatch.setattr(executors, "_capture", refuse_once)
-    monkeypatch.setattr(HostRun, "learn", lambda run, *batch: (given.extend(stale(run)), learn(run, *batch))[1])
+    monkeypatch.setattr(
+        HostRun, "learn", lambda run, *batch: (given.extend(stale(run)), learn(run, *batch))[1]
+    )
     for population in (graphed, eager):
         play(population, 3)
     assert brought_back == [7, 8]  # after their first step of training; the third host needs none
     assert not given
-    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(3)] == [[]] * 3
+    assert [differing(print_of(eager, host), print_of(graphed, host)) for host in range(3)] == [
+        []
+    ] * 3
 
 
 def test_a_host_that_is_compiled_anew_at_every_call_is_refused(monkeypatch):
@@ -198,7 +215,9 @@ def test_parts_have_their_measurements_whichever_is_asked_first():
             part.finish_epoch()
             part.evaluate()
             part.tick()
-    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(4)] == [[]] * 4
+    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(4)] == [
+        []
+    ] * 4
 
 
 def test_a_measurement_that_was_promised_and_not_asked_for_is_not_taken_for_a_later_one():
@@ -223,9 +242,16 @@ def test_who_trains_again_or_begins_anew_waits_for_what_is_under_way(monkeypatch
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: LateStream())
     population = build(IMAGES)
     executor, run, saved = population.executor, population.runs[0], population.snapshot()
-    for act_again in (lambda: executor.train([run]), lambda: population.restore(saved), lambda: population.reset(0, 3)):
+    for act_again in (
+        lambda: executor.train([run]),
+        lambda: population.restore(saved),
+        lambda: population.reset(0, 3),
+    ):
         executor.train([run], then_measure=True)
-        executor._trained[run], executor._measured[run] = "trained", (executor._measured[run][0], "measured")
+        executor._trained[run], executor._measured[run] = (
+            "trained",
+            (executor._measured[run][0], "measured"),
+        )
         LateStream.told.clear()
         act_again()
         assert LateStream.told[:2] == ["trained", "measured"]
@@ -244,7 +270,10 @@ def test_spare_structures_are_bounded_and_the_ones_used_least_lately_go(monkeypa
         play(population, 1)
         act(population, 0, CULL)
     play(population, 1)
-    missing, extra = {*first, *used[-3:]} - set(kept(population)), set(kept(population)) - {*first, *used[-3:]}
+    missing, extra = (
+        {*first, *used[-3:]} - set(kept(population)),
+        set(kept(population)) - {*first, *used[-3:]},
+    )
     assert (len(missing), len(extra)) == (0, 0)
 
 
@@ -318,7 +347,9 @@ def test_pools_that_grow_too_large_begin_anew_as_fewer_and_hosts_go_on_the_same(
     for hosts in (eager, population):
         play(hosts, 3, start=1)
     assert (len(graphs._lanes), graphs.taken) == (2, 320)
-    assert [differing(print_of(eager, host), print_of(population, host)) for host in range(4)] == [[]] * 4
+    assert [differing(print_of(eager, host), print_of(population, host)) for host in range(4)] == [
+        []
+    ] * 4
 
 
 def test_one_lane_that_needs_more_than_it_may_is_not_built_again_and_again(large):
@@ -347,7 +378,9 @@ def test_measuring_that_was_started_behind_training_has_the_results_of_measuring
 def test_a_host_is_measured_once_in_an_epoch_and_again_when_asked_again(monkeypatch):
     population, made = build(seeds=[1, 2]), []
     real = executors.measure
-    monkeypatch.setattr(executors, "measure", lambda run, *how: made.append(run.seed) or real(run, *how))
+    monkeypatch.setattr(
+        executors, "measure", lambda run, *how: made.append(run.seed) or real(run, *how)
+    )
     population.train_epoch(then_evaluate=True)
     made.clear()  # with what capturing did
     population.evaluate()
@@ -386,12 +419,18 @@ def test_hosts_take_turns_of_a_few_calls_and_each_keeps_its_order():
     told = []
 
     def calls(host, count):
-        graphs = [SimpleNamespace(replay=partial(told.append, (host, number))) for number in range(count)]
+        graphs = [
+            SimpleNamespace(replay=partial(told.append, (host, number))) for number in range(count)
+        ]
         return [SimpleNamespace(stream=host, graph=graph) for graph in graphs]
 
     GraphedExecutor()._replay([calls("a", 19), [], calls("b", 3), calls("c", 9)])
     turn = executors._TURN
-    first = [("a", n) for n in range(turn)] + [("b", n) for n in range(3)] + [("c", n) for n in range(turn)]
+    first = (
+        [("a", n) for n in range(turn)]
+        + [("b", n) for n in range(3)]
+        + [("c", n) for n in range(turn)]
+    )
     assert told[: len(first)] == first
     assert {host: [n for who, n in told if who == host] for host in "abc"} == {
         "a": list(range(19)),

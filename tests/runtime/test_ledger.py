@@ -46,7 +46,10 @@ def made_up(name):
         parts = [TensorSplit(torch.rand(30, 2), torch.randint(2, (30,))) for _ in range(3)]
     else:
         context = {"code": 256, "code_tiny": 32}.get(name, 64)
-        parts = [TokenSplit(torch.randint(256, (16 * context,), dtype=torch.uint8), context) for _ in range(3)]
+        parts = [
+            TokenSplit(torch.randint(256, (16 * context,), dtype=torch.uint8), context)
+            for _ in range(3)
+        ]
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))
 
 
@@ -83,12 +86,19 @@ def test_what_follows_a_slot_is_counted_from_that_slot_on(name):
     host = population.runs[0].model.host
     for slot_id, flops in population.flops.after.items():
         features = host.forward_to_segment(slot_id, population.runs[0].splits.train.example()[:1])
-        assert flops == counted(lambda slot_id=slot_id, features=features: host.forward_from_segment(slot_id, features))
+        assert flops == counted(
+            lambda slot_id=slot_id, features=features: host.forward_from_segment(slot_id, features)
+        )
     assert set(population.runs[0].model.slot_config.slot_ids) <= population.flops.after.keys()
 
 
 KINDS = {"image": "cifar10", "sequence": "python_text", "vector": "blobs"}
-NAMES = [(kind, name) for kind in KINDS for name in REGISTRY.names(kind) if not REGISTRY.get(kind, name).inherits]
+NAMES = [
+    (kind, name)
+    for kind in KINDS
+    for name in REGISTRY.names(kind)
+    if not REGISTRY.get(kind, name).inherits
+]
 
 
 @pytest.mark.parametrize("blend", ["linear", "gated"])
@@ -98,7 +108,9 @@ def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint
     act(population, 0, GERMINATE, "r0c1", blueprint, blend)
     population.tick()
     run = population.runs[0]
-    assert network_flops(run.model, population.flops) == forward_flops(run) >= population.flops.whole
+    assert (
+        network_flops(run.model, population.flops) == forward_flops(run) >= population.flops.whole
+    )
 
 
 @pytest.mark.parametrize("blend", ["linear", "gated"])
@@ -109,12 +121,19 @@ def test_a_copys_flops_are_those_of_a_real_forward_pass(blueprint, blend):
         act(population, 0, GERMINATE, slot, blueprint, blend)
     population.tick()
     run = population.runs[0]
-    assert network_flops(run.model, population.flops) == forward_flops(run) > 1.8 * population.flops.whole
+    assert (
+        network_flops(run.model, population.flops)
+        == forward_flops(run)
+        > 1.8 * population.flops.whole
+    )
 
 
 def test_fossils_are_counted():
     population = epochs(
-        IMAGES, [1], epochs=4, script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}}
+        IMAGES,
+        [1],
+        epochs=4,
+        script={0: {0: [(GERMINATE, "r0c0", "conv_light")], 3: [(FOSSILIZE, "r0c0")]}},
     )
     run = population.runs[0]
     assert run.model.fossilized_seeds == 1
@@ -151,7 +170,9 @@ def test_a_counterfactual_is_cheap_on_the_cnn_host():
     population = grown_cifar()
     run = population.runs[0]
     whole = network_flops(run.model, population.flops)
-    shares = [ablation_flops(run.model, population.flops, slot.slot_id) / whole for slot in run.slots]
+    shares = [
+        ablation_flops(run.model, population.flops, slot.slot_id) / whole for slot in run.slots
+    ]
     assert sum(shares) / 3 < 0.5
     assert shares[-1] < 0.2
 
@@ -176,7 +197,9 @@ def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example(
     assert after.examples - before.examples == run.plan.examples
     charged = after.flops - before.flops
     assert charged == run.plan.examples * learning_flops(run.model, population.flops)
-    assert 2.5 < charged / (run.plan.examples * forward_flops(run)) < 3  # the first layer's input needs no gradient
+    assert (
+        2.5 < charged / (run.plan.examples * forward_flops(run)) < 3
+    )  # the first layer's input needs no gradient
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
@@ -188,7 +211,8 @@ def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
     count = len(run.splits.validation)
     charged = {name: run.ledger.phases[name].flops - before[name].flops for name in PHASES}
     whole, extra = (
-        f(run.model, population.flops, *rest) for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",)))
+        f(run.model, population.flops, *rest)
+        for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",)))
     )
     assert (charged["validation"], charged["counterfactual"]) == (count * whole, count * extra)
 
@@ -202,14 +226,19 @@ def test_without_seeds_there_is_no_counterfactual_to_pay_for():
 def test_flops_are_the_sum_of_all_phases():
     ledger = epochs(IMAGES, [1]).runs[0].ledger
     assert ledger.flops == sum(cost.flops for cost in ledger.phases.values())
-    assert all(ledger.phases[name].flops > 0 for name in ("training", "validation", "counterfactual", "score"))
+    assert all(
+        ledger.phases[name].flops > 0
+        for name in ("training", "validation", "counterfactual", "score")
+    )
 
 
 def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
     population = Population(BLOBS, [1, 2, 3])
     play(population, 1)
     for run in population.runs:
-        run.ledger.phases = {name: replace(cost, seconds=0.0) for name, cost in run.ledger.phases.items()}
+        run.ledger.phases = {
+            name: replace(cost, seconds=0.0) for name, cost in run.ledger.phases.items()
+        }
     monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=count(step=2.5).__next__))
     population.told.seconds = 0.0  # of the clock before
     for _ in range(4):
@@ -232,10 +261,18 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
     assert sum(cost.seconds for cost in trained.values()) == pytest.approx(2.5)
     run = population.runs[0]
     prices = [price(run.model, population.flops) for price in (score_flops, learning_flops)]
-    assert trained["score"].seconds == pytest.approx(trained["training"].seconds * 32 / 81 * prices[0] / prices[1])
-    assert trained["training"].seconds > trained["shadow"].seconds > 0.5 * trained["training"].seconds
+    assert trained["score"].seconds == pytest.approx(
+        trained["training"].seconds * 32 / 81 * prices[0] / prices[1]
+    )
+    assert (
+        trained["training"].seconds > trained["shadow"].seconds > 0.5 * trained["training"].seconds
+    )
     population.evaluate()
-    assert ledger.phases["validation"].seconds < ledger.phases["shadow"].seconds - trained["shadow"].seconds < 2.5
+    assert (
+        ledger.phases["validation"].seconds
+        < ledger.phases["shadow"].seconds - trained["shadow"].seconds
+        < 2.5
+    )
 
 
 def test_a_span_without_flops_is_shared_by_examples_and_without_those_it_is_the_firsts():
@@ -243,7 +280,10 @@ def test_a_span_without_flops_is_shared_by_examples_and_without_those_it_is_the_
     ledger.settle([("training", 30, 0), ("shadow", 10, 0)], 8.0)
     assert (ledger.phases["training"].seconds, ledger.phases["shadow"].seconds) == (6.0, 2.0)
     ledger.settle([("training", 0, 0), ("shadow", 0, 0)], 8.0)
-    assert (ledger.phases["training"], ledger.phases["shadow"]) == (PhaseCost(30, 0, 14.0), PhaseCost(10, 0, 2.0))
+    assert (ledger.phases["training"], ledger.phases["shadow"]) == (
+        PhaseCost(30, 0, 14.0),
+        PhaseCost(10, 0, 2.0),
+    )
     ledger.settle([], 8.0)
     assert ledger.phases["training"].seconds == 14.0
 

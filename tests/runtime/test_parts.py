@@ -13,7 +13,17 @@ from esper.leyline.errors import DataError, SettingError
 from esper.runtime import population as populations
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
-from runtime.episodes import BLOBS, COPIES, GERMINATE, GROWTH, IMAGES, differing, epochs, play, print_of
+from runtime.episodes import (
+    BLOBS,
+    COPIES,
+    GERMINATE,
+    GROWTH,
+    IMAGES,
+    differing,
+    epochs,
+    play,
+    print_of,
+)
 from runtime.test_compiling import TEXT
 
 
@@ -34,13 +44,17 @@ def test_parts_that_take_turns_have_the_episodes_of_the_whole():
     whole, divided = Population(IMAGES, [1, 2, 3]), Population(IMAGES, [1, 2, 3])
     play(whole, 3)
     in_turn([divided.part(range(1)), divided.part(range(1, 3))], 3)
-    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(3)] == [[]] * 3
+    assert [differing(print_of(whole, host), print_of(divided, host)) for host in range(3)] == [
+        []
+    ] * 3
 
 
 def test_a_second_is_charged_to_one_part_only(monkeypatch):
     population = Population(BLOBS, [1, 2, 3, 4])
     clock = count()
-    monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        populations, "time", SimpleNamespace(perf_counter=lambda: float(next(clock)))
+    )
     in_turn([population.part(range(2)), population.part(range(2, 4))], 5)
     charged = sum(cost.seconds for run in population.runs for cost in run.ledger.phases.values())
     assert 0 < charged <= next(clock)
@@ -94,9 +108,15 @@ def as_the_seed_it_was(learn):
     """A step as a graph from before would replay it: the last fossil is blended in at full strength."""
 
     def step(run, inputs, targets):
-        kept = [(slot, slot.fossils) for slot in run.slots if slot.seed is None and len(slot.fossils)]
+        kept = [
+            (slot, slot.fossils) for slot in run.slots if slot.seed is None and len(slot.fossils)
+        ]
         for slot, fossils in kept:
-            slot.fossils, slot.seed, slot.is_in_output = nn.ModuleList([*fossils][:-1]), fossils[-1], True
+            slot.fossils, slot.seed, slot.is_in_output = (
+                nn.ModuleList([*fossils][:-1]),
+                fossils[-1],
+                True,
+            )
         learn(run, inputs, targets)
         for slot, fossils in kept:
             slot.fossils, slot.seed, slot.is_in_output = fossils, None, False
@@ -129,7 +149,9 @@ def test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_
 
 def test_a_kept_seed_that_is_live_again_is_another_wiring():
     """A graph that was captured of the fossil does not read alpha, which is below 1 on the ramp."""
-    population = epochs(replace(BLOBS, lengths=replace(BLOBS.lengths, ramp=3)), [1], 2, {0: {0: PLANTED}})
+    population = epochs(
+        replace(BLOBS, lengths=replace(BLOBS.lengths, ramp=3)), [1], 2, {0: {0: PLANTED}}
+    )
     run, snapshot = population.runs[0], population.snapshot()
     assert run.slots[0].state.alpha < 1
     play(population, 4)

@@ -22,7 +22,11 @@ from runtime.episodes import (
     replace,
 )
 
-BLOBS_GROWTH = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
+BLOBS_GROWTH = {
+    0: [(GERMINATE, "r0c0", "mlp", "gated")],
+    3: [(FOSSILIZE, "r0c0")],
+    4: [(GERMINATE, "r0c1", "lora")],
+}
 TEXT = replace(BLOBS, optimizer="adamw", lr=0.01)
 
 
@@ -54,7 +58,9 @@ def test_neighbours_leave_a_host_bit_identical(alone, seeds):
 
 def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
     population = epochs(
-        IMAGES, [8, 7], script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}}
+        IMAGES,
+        [8, 7],
+        script={1: GROWTH, 0: {2: [(GERMINATE, "r0c1", "depthwise")], 4: [(CULL, "r0c1")]}},
     )
     assert differing(alone, print_of(population, 1)) == []
 
@@ -64,7 +70,8 @@ def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
 )
 def test_order_leaves_hosts_bit_identical(task):
     forward, backward = (
-        epochs(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH)) for seeds in ([1, 2, 3], [3, 2, 1])
+        epochs(task, seeds, script=dict.fromkeys(range(3), BLOBS_GROWTH))
+        for seeds in ([1, 2, 3], [3, 2, 1])
     )
     for host in range(3):
         assert differing(print_of(forward, host), print_of(backward, 2 - host)) == []
@@ -80,7 +87,9 @@ class Dropping(ChainHost):
     """A host that draws random numbers while it trains."""
 
     def __init__(self):
-        super().__init__([nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5))], nn.Linear(8, 2), torch.zeros(2, 2))
+        super().__init__(
+            [nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5))], nn.Linear(8, 2), torch.zeros(2, 2)
+        )
 
 
 def test_a_host_that_draws_random_numbers_is_independent_too():
@@ -110,7 +119,9 @@ def test_host_and_seed_are_clipped_apart():
     seed = list(run.model.slot("r0c0").seed.parameters())
     host = [p for p in run.model.parameters() if not any(p is own for own in seed)]
     for own in (host, seed):
-        assert float(torch.nn.utils.get_total_norm([p.grad for p in own])) == pytest.approx(1e-3, rel=1e-2)
+        assert float(torch.nn.utils.get_total_norm([p.grad for p in own])) == pytest.approx(
+            1e-3, rel=1e-2
+        )
     assert all(float(norm) > 1e-3 for norm in norms[:2])
 
 
@@ -188,7 +199,9 @@ def test_the_final_report_scores_the_test_split(ended):
         with torch.no_grad():
             outputs = run.model.eval()(inputs)
         assert final.accuracy == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
-        assert final.loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, targets)))
+        assert final.loss == pytest.approx(
+            float(torch.nn.functional.cross_entropy(outputs, targets))
+        )
         assert final.params == run.model.host_params
 
 

@@ -56,7 +56,9 @@ def test_a_harmful_fossil_leaves_and_the_reading_is_of_what_is_left(number):
     assert run.reading != reading
     population.executor.measure(population.runs, [run.splits.validation])
     loss, accuracy, *_ = population.executor.measure([run], [run.splits.validation])[0].tolist()
-    assert (loss, accuracy) == pytest.approx((run.reading.held_out_loss, run.reading.held_out_accuracy), rel=1e-5)
+    assert (loss, accuracy) == pytest.approx(
+        (run.reading.held_out_loss, run.reading.held_out_accuracy), rel=1e-5
+    )
     assert set(run.optimizer.state) == set(run.model.parameters())
     play(population, 1, start=DUE)
 
@@ -91,7 +93,11 @@ def test_it_happens_once_when_the_rate_has_fallen():
         found += [epoch + 1] * kinds.count(FossilJudged)
         assert FossilJudged not in kinds or kinds.index(HostEpoch) < kinds.index(FossilJudged)
         (measured,) = [event for event in happened if isinstance(event, HostEpoch)]
-        assert measured.params == population.runs[0].model.total_params == episodes.views[0].params_used
+        assert (
+            measured.params
+            == population.runs[0].model.total_params
+            == episodes.views[0].params_used
+        )
         for move in GROWTH.get(epoch, []):
             act(population, 0, *move)
         episodes.tick()

@@ -14,7 +14,12 @@ from runtime.episodes import GERMINATE, act, image_splits
 
 @torch.no_grad()
 def test_the_resnet_may_grow_from_two_to_six_blocks_in_every_stage():
-    task = replace(get_task("cifar10_resnet"), blueprints=("copy_zero",), batch=64, lengths=StageLengths(ramp=0))
+    task = replace(
+        get_task("cifar10_resnet"),
+        blueprints=("copy_zero",),
+        batch=64,
+        lengths=StageLengths(ramp=0),
+    )
     population = Population(task, [1], splits=image_splits(120, 32, 3))
     model, images = population.runs[0].model.eval(), torch.randn(2, 3, 32, 32)
     before = model(images)

@@ -58,12 +58,15 @@ def test_lists_of_devices_take_spaces_or_commas(names):
 
 
 @pytest.mark.parametrize(
-    ("own", "has_server", "found"), [(None, False, "32"), ("1", False, "1"), (None, True, None), ("4", True, "4")]
+    ("own", "has_server", "found"),
+    [(None, False, "32"), ("1", False, "1"), (None, True, None), ("4", True, "4")],
 )
 def test_a_gpu_is_asked_for_all_its_queues_unless_somebody_chose_or_processes_share_it(
     own, has_server, found, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path if has_server else tmp_path / "none"))
+    monkeypatch.setenv(
+        "CUDA_MPS_PIPE_DIRECTORY", str(tmp_path if has_server else tmp_path / "none")
+    )
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", str(own))  # and put back afterwards
     if own is None:
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
@@ -76,7 +79,8 @@ def test_a_gpu_is_asked_for_all_its_queues_unless_somebody_chose_or_processes_sh
 
 
 @pytest.mark.parametrize(
-    ("hosts", "devices", "placed"), [(4, 2, [0, 0, 1, 1]), (5, 2, [0, 0, 0, 1, 1]), (3, 3, [0, 1, 2]), (2, 4, [0, 2])]
+    ("hosts", "devices", "placed"),
+    [(4, 2, [0, 0, 1, 1]), (5, 2, [0, 0, 0, 1, 1]), (3, 3, [0, 1, 2]), (2, 4, [0, 2])],
 )
 def test_hosts_are_mapped_in_equal_contiguous_shares(hosts, devices, placed):
     named = [torch.device("cuda", index) for index in range(devices)]

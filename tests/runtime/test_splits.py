@@ -8,7 +8,15 @@ import torch
 
 from esper.leyline.errors import DataError
 from esper.runtime.data import load_blobs, load_digits, load_python_text
-from esper.runtime.splits import PAD, SealedSplit, Splits, TensorSplit, TokenSplit, carve, draw_offsets
+from esper.runtime.splits import (
+    PAD,
+    SealedSplit,
+    Splits,
+    TensorSplit,
+    TokenSplit,
+    carve,
+    draw_offsets,
+)
 
 
 def rows(split):
@@ -16,7 +24,9 @@ def rows(split):
 
 
 def numbered(count):
-    return TensorSplit(torch.arange(float(count))[:, None], torch.arange(count) % 3, scale=0.5, shift=-1.0)
+    return TensorSplit(
+        torch.arange(float(count))[:, None], torch.arange(count) % 3, scale=0.5, shift=-1.0
+    )
 
 
 def opened(splits):
@@ -26,7 +36,9 @@ def opened(splits):
 # -- carving -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[(load_digits, 1797), (load_blobs, 1536)], ids=["digits", "blobs"])
+@pytest.fixture(
+    scope="module", params=[(load_digits, 1797), (load_blobs, 1536)], ids=["digits", "blobs"]
+)
 def loaded(request):
     if request.param[0] is load_digits:
         pytest.importorskip("sklearn")
@@ -101,7 +113,9 @@ def test_the_python_text_is_cut_into_parts_one_after_the_other():
 # -- the seal ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["inputs", "targets", "gather", "to", "example", "tokens", "anything"])
+@pytest.mark.parametrize(
+    "name", ["inputs", "targets", "gather", "to", "example", "tokens", "anything"]
+)
 def test_the_test_split_is_sealed(name):
     with pytest.raises(DataError, match=rf"sealed: '{name}'.*final_scores"):
         getattr(load_blobs().test, name)
@@ -132,7 +146,9 @@ def test_inputs_are_scaled_and_shifted_when_they_are_gathered():
 
 
 def test_bytes_become_floating_point():
-    split = TensorSplit(torch.tensor([[0], [255]], dtype=torch.uint8), torch.zeros(2), scale=1 / 255)
+    split = TensorSplit(
+        torch.tensor([[0], [255]], dtype=torch.uint8), torch.zeros(2), scale=1 / 255
+    )
     assert split.gather(torch.tensor([1]))[0].dtype == torch.float32
 
 
@@ -165,28 +181,40 @@ def test_only_images_can_be_shifted():
         numbered(4).with_border()
 
 
-@pytest.mark.parametrize("split", [numbered(4), TokenSplit(torch.arange(30), 5)], ids=["tensors", "tokens"])
+@pytest.mark.parametrize(
+    "split", [numbered(4), TokenSplit(torch.arange(30), 5)], ids=["tensors", "tokens"]
+)
 def test_an_example_is_two_inputs_as_a_host_sees_them(split):
     inputs, _ = split.gather(torch.tensor([0, 0]))
     assert torch.equal(split.example(), inputs)
 
 
 def test_an_example_of_bordered_images_has_the_size_of_an_image():
-    assert TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border().example().shape == (2, 3, 6, 6)
+    assert TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border().example().shape == (
+        2,
+        3,
+        6,
+        6,
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_the_first_examples_are_the_first_and_look_the_same(count):
     part = numbered(9).first(count)
     assert len(part) == count
-    for mine, whole in zip(part.gather(torch.arange(count)), numbered(9).gather(torch.arange(count)), strict=True):
+    for mine, whole in zip(
+        part.gather(torch.arange(count)), numbered(9).gather(torch.arange(count)), strict=True
+    ):
         assert torch.equal(mine, whole)
 
 
 def test_the_first_of_bordered_images_keep_their_border():
     split = TensorSplit(torch.rand(4, 3, 6, 6), torch.arange(4)).with_border()
     offsets = draw_offsets(2, torch.Generator().manual_seed(0))
-    assert torch.equal(split.first(2).gather(torch.arange(2), offsets)[0], split.gather(torch.arange(2), offsets)[0])
+    assert torch.equal(
+        split.first(2).gather(torch.arange(2), offsets)[0],
+        split.gather(torch.arange(2), offsets)[0],
+    )
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -218,7 +246,9 @@ def test_the_first_windows_of_a_text_are_the_first(count):
     whole = TokenSplit(torch.arange(23), context=5)
     part = whole.first(count)
     assert len(part) == count
-    for mine, all_of_it in zip(part.gather(torch.arange(count)), whole.gather(torch.arange(count)), strict=True):
+    for mine, all_of_it in zip(
+        part.gather(torch.arange(count)), whole.gather(torch.arange(count)), strict=True
+    ):
         assert torch.equal(mine, all_of_it)
 
 
@@ -228,5 +258,8 @@ def test_texts_are_not_augmented():
 
 
 def test_moving_a_text_moves_its_tokens():
-    splits = Splits(*(TokenSplit(torch.arange(30), 5) for _ in range(2)), SealedSplit(TokenSplit(torch.arange(30), 5)))
+    splits = Splits(
+        *(TokenSplit(torch.arange(30), 5) for _ in range(2)),
+        SealedSplit(TokenSplit(torch.arange(30), 5)),
+    )
     assert {split.tokens.device.type for split in opened(splits.to("meta"))} == {"meta"}

@@ -33,7 +33,11 @@ from runtime.episodes import (
 from runtime.stored import restore, store
 
 SEEDS = [7, 8]
-VECTORS = {0: [(GERMINATE, "r0c0", "mlp", "gated")], 3: [(FOSSILIZE, "r0c0")], 4: [(GERMINATE, "r0c1", "lora")]}
+VECTORS = {
+    0: [(GERMINATE, "r0c0", "mlp", "gated")],
+    3: [(FOSSILIZE, "r0c0")],
+    4: [(GERMINATE, "r0c1", "lora")],
+}
 
 
 class Dropping(nn.Module):
@@ -52,7 +56,9 @@ POINTS = replace(BLOBS, epoch_examples=100, batch=32)
 TEXT = replace(
     get_task("python_text"),
     load=lambda root: load_python_text(context=16, size=4000),
-    build_host=lambda: build_transformer_host(vocabulary=256, width=16, layers=2, heads=2, context=16, slots=2),
+    build_host=lambda: build_transformer_host(
+        vocabulary=256, width=16, layers=2, heads=2, context=16, slots=2
+    ),
     epoch_examples=32,
     batch=16,
     lengths=QUICK,
@@ -63,17 +69,27 @@ CASES = {
     "adamw": (replace(POINTS, optimizer="adamw", lr=0.01), VECTORS),
     "text": (
         TEXT,
-        {0: [(GERMINATE, "r0c0", "attention", "gated")], 3: [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "norm")]},
+        {
+            0: [(GERMINATE, "r0c0", "attention", "gated")],
+            3: [(FOSSILIZE, "r0c0"), (GERMINATE, "r0c1", "norm")],
+        },
     ),
     "copies": (replace(TEXT, blueprints=("copy", "copy_zero"), budget=4.0), COPIES),
     "dropout": (
         replace(POINTS, build_host=Dropping, slots=("body",), budget=30.0),
         {0: [(GERMINATE, "r0c0", "mlp")], 3: [(FOSSILIZE, "r0c0")]},
     ),
-    "incubation": (replace(IMAGES, lr=0.02, lengths=StageLengths(training=2, ramp=2)), {0: GROWTH[0]}),
+    "incubation": (
+        replace(IMAGES, lr=0.02, lengths=StageLengths(training=2, ramp=2)),
+        {0: GROWTH[0]},
+    ),
     "embargo": (
         replace(POINTS, lengths=StageLengths(ramp=2, embargo=2, resetting=1)),
-        {0: [(GERMINATE, "r0c0", "mlp")], 1: [(CULL, "r0c0")], 5: [(GERMINATE, "r0c0", "lora", "sigmoid")]},
+        {
+            0: [(GERMINATE, "r0c0", "mlp")],
+            1: [(CULL, "r0c0")],
+            5: [(GERMINATE, "r0c0", "lora", "sigmoid")],
+        },
     ),
 }
 EPOCHS = 7
@@ -98,14 +114,22 @@ def decide(population, script, epoch):
 def go_on(population, script, epoch):
     """Decide about the epoch just measured, then live on to the end."""
     decide(population, script, epoch)
-    play(population, EPOCHS - epoch - 1, dict.fromkeys(range(len(population.runs)), script), start=epoch + 1)
+    play(
+        population,
+        EPOCHS - epoch - 1,
+        dict.fromkeys(range(len(population.runs)), script),
+        start=epoch + 1,
+    )
 
 
 def whole(population, host):
     """All that decides how a host goes on, and what it has cost."""
     run, governor = population.runs[host], population.governors[host]
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
-    groups = [[names[id(parameter)] for parameter in group["params"]] for group in run.optimizer.param_groups]
+    groups = [
+        [names[id(parameter)] for parameter in group["params"]]
+        for group in run.optimizer.param_groups
+    ]
     births = run.model.births, run.model.shadow_passes
     return print_of(population, host) | {
         "groups": groups,
@@ -117,7 +141,10 @@ def whole(population, host):
 
 
 def differences(population, other):
-    return [differing(whole(population, host), whole(other, host)) for host in range(len(population.runs))]
+    return [
+        differing(whole(population, host), whole(other, host))
+        for host in range(len(population.runs))
+    ]
 
 
 def restored(task, folder, **options):
@@ -155,7 +182,9 @@ def test_the_cases_have_what_they_are_named_for():
         for epoch in range(5):
             play(population, 1, {0: script}, start=epoch)
             for slot in population.runs[0].slots:
-                seen |= {slot.state.stage} | {"gated" for fossil in slot.fossils if fossil.gate is not None}
+                seen |= {slot.state.stage} | {
+                    "gated" for fossil in slot.fossils if fossil.gate is not None
+                }
                 seen |= {"half way"} if 0 < slot.state.alpha < 1 else set()
     needed = {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.PROBATIONARY, SeedStage.EMBARGOED}
     assert seen >= needed | {"gated", "half way"}
@@ -204,7 +233,10 @@ def test_hosts_that_have_lived_on_can_be_put_back_too(tmp_path):
     early = [whole(population, host) for host in range(2)]
     go_on(population, GROWTH, 1)
     restore(population, tmp_path / "early")
-    assert [differing(before, whole(population, host)) for host, before in enumerate(early)] == [[], []]
+    assert [differing(before, whole(population, host)) for host, before in enumerate(early)] == [
+        [],
+        [],
+    ]
 
 
 # -- the governor ------------------------------------------------------------------------------------------------------
@@ -224,7 +256,9 @@ def test_a_restored_host_is_brought_back_to_what_was_stored(tmp_path):
         break_down(episodes)
         episodes.train_epoch()
         assert [rollback.host for rollback in episodes.evaluate()] == [0]
-    assert set(differences(population, again)[0]) <= {"reading"}  # not a number is not equal to itself
+    assert set(differences(population, again)[0]) <= {
+        "reading"
+    }  # not a number is not equal to itself
     for episodes in (population, again):
         play(episodes, 2)
     assert differences(population, again) == [[], []]

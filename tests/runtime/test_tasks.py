@@ -12,7 +12,14 @@ from esper.leyline.stages import SeedStage
 from esper.runtime import tasks
 from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS, cross_entropy_scores, get_task, register_task, stack_examples, task_from_datasets
+from esper.runtime.tasks import (
+    TASKS,
+    cross_entropy_scores,
+    get_task,
+    register_task,
+    stack_examples,
+    task_from_datasets,
+)
 from esper.simic.twins import fingerprint, twin_readings
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
@@ -20,7 +27,15 @@ from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
 
 def test_the_built_in_tasks_are_there():
-    built_in = {"digits", "blobs", "python_text", "shakespeare", "tinystories", "fashion_mnist", "cifar10"}
+    built_in = {
+        "digits",
+        "blobs",
+        "python_text",
+        "shakespeare",
+        "tinystories",
+        "fashion_mnist",
+        "cifar10",
+    }
     assert built_in | {"cifar10_deep", "cifar10_resnet"} <= set(TASKS)
 
 
@@ -53,7 +68,8 @@ def test_an_impossible_task_is_refused_by_its_setting(changes, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("cifar10", 6_400), ("cifar10_deep", 100_000), ("cifar10_resnet", 175_258)]
+    ("name", "parameters"),
+    [("cifar10", 6_400), ("cifar10_deep", 100_000), ("cifar10_resnet", 175_258)],
 )
 def test_the_cnn_hosts_have_about_the_size_they_are_known_for(name, parameters):
     size = sum(parameter.numel() for parameter in get_task(name).build_host().parameters())
@@ -80,7 +96,11 @@ def test_the_rate_is_constant_and_then_falls_to_zero_along_a_cosine():
 
 def test_the_plan_does_not_depend_on_actions():
     quiet = epochs(BLOBS, [1], epochs=8, script={})
-    script = {0: [(GERMINATE, "r0c0", "mlp")], 2: [(GERMINATE, "r0c1", "lora")], 4: [(CULL, "r0c0")]}
+    script = {
+        0: [(GERMINATE, "r0c0", "mlp")],
+        2: [(GERMINATE, "r0c1", "lora")],
+        4: [(CULL, "r0c0")],
+    }
     busy = Population(replace(BLOBS, lengths=replace(BLOBS.lengths, probation=9)), [1])
     play(busy, 8, {0: script})
     for population in (quiet, busy):
@@ -115,7 +135,10 @@ def test_a_texts_loss_and_accuracy_are_means_over_its_tokens():
 # -- held-out examples -------------------------------------------------------------------------------------------------
 
 SMALL_TEXT = replace(
-    get_task("python_text"), load=lambda root: load_python_text(size=20_000), epoch_examples=64, batch=32
+    get_task("python_text"),
+    load=lambda root: load_python_text(size=20_000),
+    epoch_examples=64,
+    batch=32,
 )
 
 
@@ -161,7 +184,9 @@ def test_a_twin_on_fewer_held_out_examples_is_another_twin(tmp_path):
     task = replace(BLOBS, epochs=2, epoch_examples=64)
     prints = [fingerprint(replace(task, held_out=count), {}) for count in (None, 10, 11)]
     assert len(set(prints)) == 3
-    readings = [twin_readings(replace(task, held_out=count), [1], tmp_path)[1] for count in (None, 10)]
+    readings = [
+        twin_readings(replace(task, held_out=count), [1], tmp_path)[1] for count in (None, 10)
+    ]
     assert readings[0][0].train_loss == readings[1][0].train_loss
     assert readings[0][0].held_out_loss != readings[1][0].held_out_loss
 
@@ -217,7 +242,10 @@ def accuracy_of(blueprint):
     for _ in range(task.epochs):
         population.train_epoch()
         population.evaluate()
-        if blueprint is not None and population.reports()[0]["r0c0"].stage is not SeedStage.PROBATIONARY:
+        if (
+            blueprint is not None
+            and population.reports()[0]["r0c0"].stage is not SeedStage.PROBATIONARY
+        ):
             population.tick()
     return [reading.held_out_accuracy for reading in population.readings()]
 
@@ -357,7 +385,17 @@ def pairs(*examples):
         (pairs((torch.zeros(2), torch.tensor([1, 0]))), "label"),
         (pairs((torch.zeros(2), "cat")), "label"),
     ],
-    ids=["empty", "shapes", "label 2", "label -1", "half a label", "nan", "no label", "one-hot", "word"],
+    ids=[
+        "empty",
+        "shapes",
+        "label 2",
+        "label -1",
+        "half a label",
+        "nan",
+        "no label",
+        "one-hot",
+        "word",
+    ],
 )
 def test_examples_of_a_wrong_form_are_refused_by_data_set(examples, words):
     with pytest.raises(DataError, match=rf"(?s)mine.*{words}"):

@@ -19,7 +19,10 @@ WAIT = (OP_WAIT, 0, 0, 0)
 LORA, MLP = 1, 2
 """Blueprints of `blobs`, by their place in its action space."""
 POINTS = replace(
-    get_task("blobs"), epochs=8, epoch_examples=64, lengths=StageLengths(probation=3, embargo=0, resetting=0)
+    get_task("blobs"),
+    epochs=8,
+    epoch_examples=64,
+    lengths=StageLengths(probation=3, embargo=0, resetting=0),
 )
 """Two slots, linear host, two training steps per epoch."""
 PICTURES = replace(IMAGES, epochs=6, epoch_examples=48)
@@ -57,7 +60,9 @@ def always(action):
 
 def scripted(script, hosts=None):
     """The same script for every host, or for those named; the others wait."""
-    return lambda step, host, masks, reports: script.get(step, WAIT) if hosts is None or host in hosts else WAIT
+    return lambda step, host, masks, reports: (
+        script.get(step, WAIT) if hosts is None or host in hosts else WAIT
+    )
 
 
 def wander(step, host, masks, reports):
@@ -67,7 +72,12 @@ def wander(step, host, masks, reports):
     slot = int(draw.choice(np.flatnonzero(masks["slot"][op])))
     if op != OP_GERMINATE:
         return op, slot, 0, 0
-    return op, slot, int(draw.choice(np.flatnonzero(masks["blueprint"][slot]))), int(draw.integers(3))
+    return (
+        op,
+        slot,
+        int(draw.choice(np.flatnonzero(masks["blueprint"][slot]))),
+        int(draw.integers(3)),
+    )
 
 
 def play(env, policy, steps=None, seed=0, meddle=lambda env, step: None):
@@ -83,13 +93,23 @@ def play(env, policy, steps=None, seed=0, meddle=lambda env, step: None):
 
 def refusals(lived):
     """How many actions of these steps were refused."""
-    return sum(isinstance(event, ActionRefused) for step in lived for told in step.info["events"] for event in told)
+    return sum(
+        isinstance(event, ActionRefused)
+        for step in lived
+        for told in step.info["events"]
+        for event in told
+    )
 
 
 def decide(env, policy, step, info):
     """One step of all hosts."""
     actions = [
-        policy(step, host, {head: mask[host] for head, mask in info["action_mask"].items()}, info["reports"][host])
+        policy(
+            step,
+            host,
+            {head: mask[host] for head, mask in info["action_mask"].items()},
+            info["reports"][host],
+        )
         for host in range(env.num_envs)
     ]
     return Step(*env.step(np.array(actions)))
@@ -124,7 +144,8 @@ def _is_same(left, right, host):
     masks, others = left.info["action_mask"], right.info["action_mask"]
     return (
         np.array_equal(left.obs[host], right.obs[host])
-        and (left.rewards[host], left.terminated[host]) == (right.rewards[host], right.terminated[host])
+        and (left.rewards[host], left.terminated[host])
+        == (right.rewards[host], right.terminated[host])
         and all(np.array_equal(masks[head][host], others[head][host]) for head in masks)
         and all(left.info[name][host] == right.info[name][host] for name in plain)
     )

@@ -27,7 +27,9 @@ EPOCHS = 12
 BLUEPRINTS = ("conv_light", "norm", "conv_small")
 SPACE = ActionSpace.of(SlotConfig.default(), BLUEPRINTS)
 SIZES = {"conv_light": 600, "norm": 100, "conv_small": 200}
-COSTS = {(s, b, w): SIZES[b] for s in SPACE.slots.slot_ids for b in BLUEPRINTS for w in SPACE.blends}
+COSTS = {
+    (s, b, w): SIZES[b] for s in SPACE.slots.slot_ids for b in BLUEPRINTS for w in SPACE.blends
+}
 SPEC = HeadSpec.growth(*SPACE.sizes[1:])
 LENGTHS = StageLengths(probation=2, embargo=1)
 HOST_PARAMS, MAX_SEEDS = 1000, 2
@@ -57,7 +59,9 @@ class Host:
         if slot != self.slot:
             return -0.05
         late = abs(self.epoch - self.moment)
-        return FULL_GAIN * (1.0 if blueprint == self.blueprint else 0.3) * max(0.2, 1.0 - 0.3 * late)
+        return (
+            FULL_GAIN * (1.0 if blueprint == self.blueprint else 0.3) * max(0.2, 1.0 - 0.3 * late)
+        )
 
     def apply(self, op, slot, blueprint, blend):
         if op == OP_GERMINATE:
@@ -96,7 +100,9 @@ class Host:
 
     @property
     def beyond_twin(self):
-        return self.kept + sum(s.alpha * self.gain(i) for i, s in enumerate(self.states) if s.is_live)
+        return self.kept + sum(
+            s.alpha * self.gain(i) for i, s in enumerate(self.states) if s.is_live
+        )
 
     @property
     def live(self):
@@ -171,7 +177,8 @@ class SurrogateGrowth(VectorEnv):
             host.apply(*action)
             host.live_epoch()
         rewards = [
-            10 * (host.beyond_twin - was) - 0.02 * host.live for host, was in zip(self.hosts, before, strict=True)
+            10 * (host.beyond_twin - was) - 0.02 * host.live
+            for host, was in zip(self.hosts, before, strict=True)
         ]
         over = np.array([host.epoch >= EPOCHS for host in self.hosts])
         obs, info = self._see()

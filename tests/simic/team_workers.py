@@ -104,7 +104,9 @@ def run_ranks(folder, size, work, seconds=40, environments=None):
 
     def live(rank):
         team._BEAT = timedelta(milliseconds=50)
-        faulthandler.dump_traceback_later(0.9 * seconds, file=sys.stderr)  # where it hangs, should it hang
+        faulthandler.dump_traceback_later(
+            0.9 * seconds, file=sys.stderr
+        )  # where it hangs, should it hang
         if size > 1 or environments:
             os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             os.environ.update((environments or {}).get(rank, {}))
@@ -118,10 +120,16 @@ def run_ranks(folder, size, work, seconds=40, environments=None):
                     codes[rank] = os.waitstatus_to_exitcode(ended[1])
             time.sleep(0.01)
     said = {rank: (folder / f"rank-{rank}.said").read_text() for rank in range(size)}
-    assert len(codes) == size, f"ranks {sorted(set(range(size)) - codes.keys())} did not end: {said}"
+    assert len(codes) == size, (
+        f"ranks {sorted(set(range(size)) - codes.keys())} did not end: {said}"
+    )
     values = {rank: folder / f"rank-{rank}.value" for rank in range(size)}
     return [
-        Ended(codes[rank], pickle.loads(values[rank].read_bytes()) if not codes[rank] else None, said[rank])
+        Ended(
+            codes[rank],
+            pickle.loads(values[rank].read_bytes()) if not codes[rank] else None,
+            said[rank],
+        )
         for rank in range(size)
     ]
 
@@ -161,7 +169,9 @@ def esper(arguments):
             raise
 
 
-def train_ranks(out, size, dtype=torch.float64, *, resume=False, prepare=lambda rank: None, **changes):
+def train_ranks(
+    out, size, dtype=torch.float64, *, resume=False, prepare=lambda rank: None, **changes
+):
     """`esper ppo` on `size` ranks; of each, how it ended and what its rollouts were."""
 
     def live(rank):
@@ -179,7 +189,11 @@ def note_rollouts():
     seen, update = [], PPOAgent.update
 
     def noting(agent, rollout):
-        types = {rollout.states.dtype, rollout.rewards.dtype, *(p.dtype for p in agent.network.parameters())}
+        types = {
+            rollout.states.dtype,
+            rollout.rewards.dtype,
+            *(p.dtype for p in agent.network.parameters()),
+        }
         seen.append({"first": rollout.first, "types": types, "choices": rollout.choices.clone()})
         return update(agent, rollout)
 
@@ -191,14 +205,19 @@ def decisions_of(ended):
     """What was decided for all hosts, round by round: [rounds, T, hosts, heads]."""
     ranks = [rank.value for rank in ended]
     assert [rank[0]["first"] for rank in ranks] == sorted(rank[0]["first"] for rank in ranks)
-    return torch.stack([torch.cat([seen["choices"] for seen in row], 1) for row in zip(*ranks, strict=True)])
+    return torch.stack(
+        [torch.cat([seen["choices"] for seen in row], 1) for row in zip(*ranks, strict=True)]
+    )
 
 
 # -- what a run left behind --------------------------------------------------------------------------------------------
 
 
 def records_of(out, rank):
-    return [json.loads(line) for line in (Path(out) / runfolder.events_of(rank)).read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (Path(out) / runfolder.events_of(rank)).read_text().splitlines()
+    ]
 
 
 def all_records(out):
@@ -233,13 +252,23 @@ def rounds_of(out):
 def sorted_episodes(out):
     """Every epoch of every host, once, wherever it was told."""
     rows = [row for row in all_records(out) if row["type"] == "HostEpoch"]
-    return sorted((row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"]) for row in rows)
+    return sorted(
+        (row["round"], row["host"], row["epoch"], row["held_out_loss"], row["reward"])
+        for row in rows
+    )
 
 
 def assigned(out):
     """Round by round, the hosts of each rank."""
-    rows = sorted((row["round"], row["rank"], row["hosts"]) for row in all_records(out) if row["type"] == "RankTimed")
-    return [[hosts for number, _, hosts in rows if number == wanted] for wanted in sorted({row[0] for row in rows})]
+    rows = sorted(
+        (row["round"], row["rank"], row["hosts"])
+        for row in all_records(out)
+        if row["type"] == "RankTimed"
+    )
+    return [
+        [hosts for number, _, hosts in rows if number == wanted]
+        for wanted in sorted({row[0] for row in rows})
+    ]
 
 
 def tensors_of(out):
@@ -254,7 +283,9 @@ def farthest(one, other, path=""):
         pairs = [(one[key], other[key], f"{path}.{key}") for key in one if key not in UNTOLD]
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), f"{path}: {len(one)} and {len(other)} entries"
-        pairs = [(a, b, f"{path}[{place}]") for place, (a, b) in enumerate(zip(one, other, strict=True))]
+        pairs = [
+            (a, b, f"{path}[{place}]") for place, (a, b) in enumerate(zip(one, other, strict=True))
+        ]
     elif isinstance(one, float) and isinstance(other, float):
         return (abs(one - other) / max(1.0, abs(one)), path)
     else:
@@ -282,7 +313,9 @@ def farthest_tensor(one, other):
 def die_at(rank, step, out):
     """The rank is killed at this step of its hosts, unless it was started anew."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
-        time.sleep(2 * (os.environ["RANK"] == "0"))  # the others are there first, among what the dead have left
+        time.sleep(
+            2 * (os.environ["RANK"] == "0")
+        )  # the others are there first, among what the dead have left
         return
     real, steps = GrowthVectorEnv.step_async, []
 
@@ -298,7 +331,10 @@ def die_at(rank, step, out):
 
 def step_slowly(seconds):
     real = GrowthVectorEnv.step_async
-    GrowthVectorEnv.step_async = lambda env, actions: (time.sleep(seconds * env.num_envs), real(env, actions))[1]
+    GrowthVectorEnv.step_async = lambda env, actions: (
+        time.sleep(seconds * env.num_envs),
+        real(env, actions),
+    )[1]
 
 
 if __name__ == "__main__":

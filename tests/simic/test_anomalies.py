@@ -69,7 +69,9 @@ def test_at_its_limit_an_update_is_still_healthy(healthy, changes):
 
 def test_a_first_head_without_doubt_is_an_anomaly_and_a_later_one_is_not(healthy):
     def sure(name):
-        return replace(healthy, heads={**healthy.heads, name: replace(healthy.heads[name], entropy=0.005)})
+        return replace(
+            healthy, heads={**healthy.heads, name: replace(healthy.heads[name], entropy=0.005)}
+        )
 
     (anomaly,) = DETECTOR.check(sure("op"), 1.0)
     assert anomaly == Anomaly("entropy", 0.005, 0.01, "head op")
@@ -78,7 +80,13 @@ def test_a_first_head_without_doubt_is_an_anomaly_and_a_later_one_is_not(healthy
 
 @pytest.mark.parametrize(
     ("progress", "variance", "is_odd"),
-    [(0.0, -99.0, False), (0.24, -99.0, False), (0.25, -0.51, True), (0.25, -0.49, False), (0.5, -0.1, True)],
+    [
+        (0.0, -99.0, False),
+        (0.24, -99.0, False),
+        (0.25, -0.51, True),
+        (0.25, -0.49, False),
+        (0.5, -0.1, True),
+    ],
 )
 def test_the_value_has_to_know_more_as_training_goes_on(healthy, progress, variance, is_odd):
     record = replace(healthy, explained_variance=variance)
@@ -97,7 +105,9 @@ def found(changes, hosts=(4, 7, 9), begins=(0, 0, 0), **settings):
     log_ratios = torch.zeros(2, len(hosts), 5)
     for place, ratio in changes.items():
         log_ratios[place] = math.log(ratio) if ratio > 0 else math.nan
-    return RatioExplosionDiagnostic.of(log_ratios, torch.tensor(hosts), torch.tensor(begins), NAMES, **settings)
+    return RatioExplosionDiagnostic.of(
+        log_ratios, torch.tensor(hosts), torch.tensor(begins), NAMES, **settings
+    )
 
 
 def places(diagnostic):
@@ -125,14 +135,18 @@ def test_a_decision_that_is_far_off_only_as_a_whole_is_named_by_the_head_that_mo
 
 
 def test_a_choice_that_is_off_in_every_pass_is_named_once_at_its_worst():
-    diagnostic = found({(0, 0, 3): 3.0, (0, 1, 3): 5.0, (0, 2, 3): 4.0, (1, 0, 0): 2.5}, hosts=(4, 4, 4))
+    diagnostic = found(
+        {(0, 0, 3): 3.0, (0, 1, 3): 5.0, (0, 2, 3): 4.0, (1, 0, 0): 2.5}, hosts=(4, 4, 4)
+    )
     assert places(diagnostic) == [(4, 3, "op"), (4, 0, "slot")]
     assert diagnostic.worst[0].ratio == pytest.approx(5.0)
     assert diagnostic.count == 4
 
 
 def test_only_so_many_are_named():
-    every = {(head, row, step): 3.0 + row for head in range(2) for row in range(3) for step in range(5)}
+    every = {
+        (head, row, step): 3.0 + row for head in range(2) for row in range(3) for step in range(5)
+    }
     assert len(found(every).worst) == 5
     assert len(found(every, top=2).worst) == 2
     assert found(every, top=2).count == 30
@@ -174,7 +188,9 @@ def test_one_bad_row_gives_exactly_one_escalation_that_names_it(bad):
     begun, levels, wheres = run_rounds(7, [1], bad)
     step, host, _ = bad
     assert begun == [1]
-    assert levels == [TelemetryLevel.NORMAL] + [TelemetryLevel.DEBUG] * 3 + [TelemetryLevel.NORMAL] * 3
+    assert (
+        levels == [TelemetryLevel.NORMAL] + [TelemetryLevel.DEBUG] * 3 + [TelemetryLevel.NORMAL] * 3
+    )
     assert wheres
     assert all(where.startswith(f"host {host}, epoch {step}, head op: ratio ") for where in wheres)
 
@@ -188,7 +204,10 @@ def test_the_anomaly_names_the_head_whose_probability_is_off(head):
     anomalies = DETECTOR.check(agent.update(rollout), 0.0)
     assert "ratio" in [anomaly.kind for anomaly in anomalies]
     name = agent.network.spec.names[head]
-    assert all(anomaly.where.startswith(f"host 1, epoch {step}, head {name}: ratio ") for anomaly in anomalies)
+    assert all(
+        anomaly.where.startswith(f"host 1, epoch {step}, head {name}: ratio ")
+        for anomaly in anomalies
+    )
 
 
 def test_a_row_that_stays_bad_is_shown_in_full_once_and_again_after_a_good_round():

@@ -34,7 +34,9 @@ class Any(gym.Env):
 
 
 def any_env(observations, actions, mode=NEXT_STEP):
-    return SyncVectorEnv([lambda: Any(observations, actions) for _ in range(3)], autoreset_mode=mode)
+    return SyncVectorEnv(
+        [lambda: Any(observations, actions) for _ in range(3)], autoreset_mode=mode
+    )
 
 
 FLAT = Box(-1, 1, (3,), np.float32)
@@ -46,7 +48,13 @@ FLAT = Box(-1, 1, (3,), np.float32)
 def learned(seed, global_seed=0):
     torch.manual_seed(global_seed)
     records = []
-    agent = learn(clocks(3, SAME_STEP, [4, 6, None]), 96, SMALL, seed, watch=lambda _, record: records.append(record))
+    agent = learn(
+        clocks(3, SAME_STEP, [4, 6, None]),
+        96,
+        SMALL,
+        seed,
+        watch=lambda _, record: records.append(record),
+    )
     return bytes_of(agent.network), records
 
 
@@ -159,7 +167,9 @@ def test_an_observation_becomes_a_row_of_numbers(space, observations, rows):
 )
 def test_choices_become_actions_as_the_environment_writes_them(space, choices, actions):
     codec = ActionCodec(space)
-    decoded = codec.decode({f"action_{place}": torch.tensor(choice) for place, choice in enumerate(choices)})
+    decoded = codec.decode(
+        {f"action_{place}": torch.tensor(choice) for place, choice in enumerate(choices)}
+    )
     assert decoded.tolist() == actions
     assert all(space.contains(action) for action in decoded)
 
@@ -221,11 +231,16 @@ def test_a_flat_mask_is_obeyed(agent, deterministic):
 
 
 def test_a_mask_may_come_per_head(agent):
-    masks = {"action_0": np.eye(3, dtype=bool)[[0, 1, 2, 0]], "action_1": np.eye(2, dtype=bool)[[1, 0, 1, 0]]}
+    masks = {
+        "action_0": np.eye(3, dtype=bool)[[0, 1, 2, 0]],
+        "action_1": np.eye(2, dtype=bool)[[1, 0, 1, 0]],
+    }
     assert agent.act(OBSERVATIONS, masks)[0].tolist() == [[0, 1], [1, 0], [2, 1], [0, 0]]
 
 
-@pytest.mark.parametrize("shape", [(5,), (4, 4), (4, 6), (1, 5), (3, 5), (4, 1, 5), (0, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5,), (4, 4), (4, 6), (1, 5), (3, 5), (4, 1, 5), (0, 5)], ids=str
+)
 def test_a_mask_of_another_shape_is_refused(agent, shape):
     with pytest.raises(MaskError, match=r"4 environments .*\(3, 2\).*\[4, 5\]"):
         agent.act(OBSERVATIONS, np.ones(shape, bool))
@@ -277,7 +292,10 @@ class Masked(VectorEnv):
 
     def __init__(self, reward=1.0):
         self.num_envs, self.reward, self.forbidden = 2, reward, 0
-        self.single_observation_space, self.single_action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(5)
+        self.single_observation_space, self.single_action_space = (
+            gym.spaces.Box(-1, 1, (2,)),
+            gym.spaces.Discrete(5),
+        )
         self.observation_space = batch_space(self.single_observation_space, 2)
         self.action_space = batch_space(self.single_action_space, 2)
 

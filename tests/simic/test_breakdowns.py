@@ -39,7 +39,10 @@ def test_at_the_first_observation_a_host_equals_its_twin_exactly(task, twins):
     env.reset(seed=0)
     for host in range(3):
         assert env.population.runs[host].reading == env.twin(host)
-        assert (env.accuracy[host], env.loss[host]) == (env.twin(host).held_out_accuracy, env.twin(host).held_out_loss)
+        assert (env.accuracy[host], env.loss[host]) == (
+            env.twin(host).held_out_accuracy,
+            env.twin(host).held_out_loss,
+        )
 
 
 UNSTEADY = {
@@ -57,7 +60,10 @@ def test_waiting_earns_exactly_nothing_beyond_the_twin(task, twins):
     env = grow(task, 3, twins, weights=BOTH)
     for step in play(env, always(WAIT))[1:]:
         for parts in step.info["reward_parts"]:
-            assert [parts.get(name, 0.0) for name in (*BEYOND, "lasting_accuracy", "lasting_loss", "rent")] == [0.0] * 5
+            assert [
+                parts.get(name, 0.0)
+                for name in (*BEYOND, "lasting_accuracy", "lasting_loss", "rent")
+            ] == [0.0] * 5
     if task is POINTS or task is PICTURES:
         assert all(sum(parts.values()) == 0.0 for parts in step.info["reward_parts"])
     else:
@@ -70,7 +76,9 @@ READING = EpochReading(0, 1.0, 0.5, 1.0, 0.1, held_out_loss=0.9, held_out_accura
 def test_a_twin_without_a_reading_stands_where_it_stood():
     gap = replace(READING, epoch=1, held_out_loss=math.nan)
     later = replace(READING, epoch=2, held_out_loss=0.5)
-    assert bridge_gaps([READING, gap, replace(gap, held_out_loss=None), later], 0.25) == [READING] * 3 + [later]
+    assert bridge_gaps([READING, gap, replace(gap, held_out_loss=None), later], 0.25) == [
+        READING
+    ] * 3 + [later]
 
 
 def test_a_twin_that_breaks_at_once_stands_at_guessing():
@@ -81,7 +89,12 @@ def test_a_twin_that_breaks_at_once_stands_at_guessing():
 
 @pytest.mark.parametrize(
     ("losses", "unit"),
-    [((0.9, 0.5, 0.3), 0.6), ((0.9, 0.3, 0.8), 0.6), ((0.69, 0.69, 0.688), 0.1 * math.log(4)), ((0.9, 1e9), None)],
+    [
+        ((0.9, 0.5, 0.3), 0.6),
+        ((0.9, 0.3, 0.8), 0.6),
+        ((0.69, 0.69, 0.688), 0.1 * math.log(4)),
+        ((0.9, 1e9), None),
+    ],
 )
 def test_the_unit_of_loss_is_how_far_the_twin_falls_but_never_as_small_as_noise(losses, unit):
     twin = [replace(READING, held_out_loss=loss) for loss in losses]
@@ -119,7 +132,11 @@ def test_a_poisoned_host_stands_where_it_stood(twins):
 def test_a_rollback_that_culls_a_seed_is_told_with_its_seed(twins):
     env = grow(POINTS, 1, twins)
     lived = play(env, scripted({0: PLANT}), steps=3, meddle=poisoner(0, 2))
-    (culled,) = [event for event in kinds(lived[3].info["events"][0], StageChanged) if event.after == "CULLED"]
+    (culled,) = [
+        event
+        for event in kinds(lived[3].info["events"][0], StageChanged)
+        if event.after == "CULLED"
+    ]
     assert (culled.slot, culled.blueprint) == ("r0c0", "mlp")
     assert env.population.runs[0].model.active_seeds == 0
 
@@ -141,7 +158,9 @@ def test_a_host_that_is_given_up_leaves_nothing_that_lasts(twins):
     assert lived[-1].terminated[0]
     assert env.population.runs[0].model.fossilized_seeds == 1
     assert env.accuracy[0] > env.twin(0).held_out_accuracy
-    assert [lived[-1].info["reward_parts"][0][name] for name in ("lasting_accuracy", "lasting_loss")] == [0.0, 0.0]
+    assert [
+        lived[-1].info["reward_parts"][0][name] for name in ("lasting_accuracy", "lasting_loss")
+    ] == [0.0, 0.0]
 
 
 def test_a_host_that_breaks_at_once_stands_at_guessing_and_is_told_so(twins):
@@ -164,7 +183,9 @@ def test_observations_stay_in_the_declared_box(task, twins):
 
 
 def test_telemetry_is_a_part_of_the_observation_that_can_be_left_out(twins):
-    with_it, without = (play(grow(POINTS, 1, twins, use_telemetry=use), wander) for use in (True, False))
+    with_it, without = (
+        play(grow(POINTS, 1, twins, use_telemetry=use), wander) for use in (True, False)
+    )
     assert without[0].obs.shape[1] < with_it[0].obs.shape[1]
     for left, right in zip(with_it, without, strict=True):
         assert np.array_equal(left.obs[:, : right.obs.shape[1]], right.obs)

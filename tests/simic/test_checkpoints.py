@@ -46,7 +46,9 @@ def saved(learned, tmp_path):
 
 
 def fresh(learned, **changes):
-    config = learned[0].with_changes([(key.replace("__", "."), value) for key, value in changes.items()], "the test")
+    config = learned[0].with_changes(
+        [(key.replace("__", "."), value) for key, value in changes.items()], "the test"
+    )
     return build_agent(config, build_environment(config) if changes else learned[1])
 
 
@@ -54,7 +56,10 @@ def state_of(agent):
     """Everything that a learner goes on from, by name."""
     found = {f"network.{name}": value.clone() for name, value in agent.network.state_dict().items()}
     for index, state in agent.optimizer.state_dict()["state"].items():
-        found |= {f"optimizer.{index}.{key}": torch.as_tensor(value).clone() for key, value in state.items()}
+        found |= {
+            f"optimizer.{index}.{key}": torch.as_tensor(value).clone()
+            for key, value in state.items()
+        }
     found |= {"draws": agent.draws.get_state(), "shuffles": agent.shuffles.get_state()}
     return found | {"counters": torch.tensor([agent.decisions, agent.updates])}
 
@@ -104,7 +109,12 @@ def test_the_file_is_plain_tensors_and_json(saved, learned):
     assert plain["layout"] == json.loads(json.dumps(vars(learned[3])))
     assert plain["counters"] == {"decisions": 6, "updates": 1}
     names = set(load_file(saved))
-    assert {"draws", "shuffles", "network.observation_stats.mean", "network.return_stats.var"} <= names
+    assert {
+        "draws",
+        "shuffles",
+        "network.observation_stats.mean",
+        "network.return_stats.var",
+    } <= names
     assert any(name.startswith("optimizer.0.") for name in names)
 
 
@@ -159,7 +169,9 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
         read_checkpoint(saved)
 
 
-@pytest.mark.parametrize(("how", "found"), [("a list", None), ("another format", 99), ("the one before", 2)])
+@pytest.mark.parametrize(
+    ("how", "found"), [("a list", None), ("another format", 99), ("the one before", 2)]
+)
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
     with pytest.raises(SaveError, match=f"format {found}; .*format 3"):
@@ -192,7 +204,10 @@ def test_random_numbers_of_another_kind_of_device_are_refused(learned, saved):
     [
         ({"task__slots": ["r0c1"]}, r"slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
         ({"task__blueprints": ["mlp"]}, r"blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
-        ({"task__blueprints": ["mlp", "lora"]}, r"blueprints: \['lora', 'mlp'\] .*\['mlp', 'lora'\]"),
+        (
+            {"task__blueprints": ["mlp", "lora"]},
+            r"blueprints: \['lora', 'mlp'\] .*\['mlp', 'lora'\]",
+        ),
         ({"observe_telemetry": False}, r"features: 61 \(.*, \.\.\.\) .*41 \(.*, \.\.\.\)"),
         ({"ppo__hidden_dim": 9}, "hidden_dim: 8 .*9"),
         ({"ppo__head_dim": 9}, "head_dim: 8 .*9"),
@@ -223,7 +238,9 @@ def test_every_difference_has_a_row_and_nothing_else_has(learned, tmp_path):
 
 @pytest.fixture
 def history(learned, tmp_path):
-    config = learned[0].with_changes([("out", str(tmp_path / "run")), ("keep_checkpoints", 2)], "the test")
+    config = learned[0].with_changes(
+        [("out", str(tmp_path / "run")), ("keep_checkpoints", 2)], "the test"
+    )
     with open_sink(config) as sink:
         yield History(config, learned[3], sink)
 
@@ -232,7 +249,10 @@ def save_all(history, agent, returns):
     for rounds, value in enumerate(returns, 1):
         agent.updates = rounds
         history.save(agent, rounds, value)
-    return [path.removeprefix("round-00000").removesuffix(".safetensors") for path in checkpoints_in(history.folder)]
+    return [
+        path.removeprefix("round-00000").removesuffix(".safetensors")
+        for path in checkpoints_in(history.folder)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +290,9 @@ def test_what_others_put_beside_the_checkpoints_stays(learned, history):
 def reopen(learned, history):
     """A fresh agent and what the folder brings it back to."""
     agent, layout = fresh(learned)
-    again = History(learned[0].with_changes([("out", str(history.folder))], "the test"), layout, history.sink)
+    again = History(
+        learned[0].with_changes([("out", str(history.folder))], "the test"), layout, history.sink
+    )
     again.store.keep = history.store.keep
     return agent, again
 
@@ -289,7 +311,9 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_taken(learned, history,
     agent, again = reopen(learned, history)
     assert again.resume(agent) == agent.updates == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"esper: {history.folder / runfolder.CHECKPOINTS / 'round-000003.safetensors'} is ")
+    assert told.startswith(
+        f"esper: {history.folder / runfolder.CHECKPOINTS / 'round-000003.safetensors'} is "
+    )
     assert told.endswith("; using the save before it.\n")
     assert told.count("\n") == 1
     assert [row["round"] for row in events_of(history.folder)] == [1, 2]
@@ -326,14 +350,19 @@ def test_a_best_that_lies_in_the_undone_future_is_chosen_anew(learned, history, 
     assert [entry["rounds"] for entry in manifest["checkpoints"]] == [2, 3]
 
 
-def test_a_round_that_is_played_again_does_not_write_over_its_damaged_checkpoint(learned, history, capsys):
+def test_a_round_that_is_played_again_does_not_write_over_its_damaged_checkpoint(
+    learned, history, capsys
+):
     """A power cut in the middle would leave its old digest with its new content."""
     save_all(history, learned[2], [1.0, 2.0])
     damage(history.folder / runfolder.CHECKPOINTS / "round-000002.safetensors", "cut")
     agent, again = reopen(learned, history)
     again.resume(agent)
     again.save(agent, 2, 3.0)
-    assert checkpoints_in(history.folder) == ["round-000001.safetensors", "round-000002-3.safetensors"]
+    assert checkpoints_in(history.folder) == [
+        "round-000001.safetensors",
+        "round-000002-3.safetensors",
+    ]
     assert events_of(history.folder)[-1]["file"] == "round-000002-3.safetensors"
     assert reopen(learned, history)[1].resume(agent) == 2
 

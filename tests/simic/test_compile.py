@@ -36,6 +36,13 @@ def test_a_compiled_learner_learns_the_same(graphs):
     compiled = records_of("counted_by_a_test")
     assert len(graphs) > 0
     for mine, theirs in zip(compiled, plain, strict=True):
-        for field in ("policy_loss", "value_loss", "entropy", "approx_kl", "ratio_max", "gradient_norm"):
+        for field in (
+            "policy_loss",
+            "value_loss",
+            "entropy",
+            "approx_kl",
+            "ratio_max",
+            "gradient_norm",
+        ):
             assert getattr(mine, field) == pytest.approx(getattr(theirs, field), rel=1e-4, abs=1e-6)
         assert mine.steps == theirs.steps

@@ -66,7 +66,9 @@ def test_a_setting_out_of_its_range_is_refused(wrong):
         PPOConfig(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 1e-5}, {"lr_floor": 0.1}, {"entropy": 0.0}, {"entropy_floor": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"lr": 1e-5}, {"lr_floor": 0.1}, {"entropy": 0.0}, {"entropy_floor": 0.5}], ids=str
+)
 def test_a_floor_above_where_the_line_begins_is_refused(wrong):
     name = next(iter(wrong)).removesuffix("_floor")
     with pytest.raises(ValidationError, match=rf"{name}_floor is .* {name} "):
@@ -93,7 +95,8 @@ def test_every_setting_says_what_it_does():
 
 
 @pytest.mark.parametrize(
-    ("decisions", "expected"), [(0, 1.0), (25, 0.8), (50, 0.6), (100, 0.2), (101, 0.2), (10**9, 0.2)]
+    ("decisions", "expected"),
+    [(0, 1.0), (25, 0.8), (50, 0.6), (100, 0.2), (101, 0.2), (10**9, 0.2)],
 )
 def test_a_schedule_is_a_line_by_decisions_and_then_its_floor(decisions, expected):
     config = PPOConfig(lr=1.0, lr_floor=0.2, anneal_decisions=100)

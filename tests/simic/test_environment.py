@@ -112,7 +112,11 @@ def test_a_seed_has_lived_when_its_planting_is_paid_and_is_measured_an_epoch_lat
     report, measured = (each.info["reports"][0]["r0c0"] for each in (step, later))
     assert (report.stage, report.seed_age_epochs, report.alpha) == (SeedStage.BLENDING, 1, 1.0)
     assert not report.is_measured
-    assert (measured.stage, measured.seed_age_epochs, measured.is_measured) == (SeedStage.PROBATIONARY, 2, True)
+    assert (measured.stage, measured.seed_age_epochs, measured.is_measured) == (
+        SeedStage.PROBATIONARY,
+        2,
+        True,
+    )
     assert step.info["reward_parts"][0]["rent"] < 0
     assert step.info["reward_parts"][0]["churn"] < 0
 
@@ -123,7 +127,9 @@ def test_a_seed_has_lived_when_its_planting_is_paid_and_is_measured_an_epoch_lat
 def test_an_episode_has_one_decision_less_than_epochs_and_its_end_is_no_truncation(twins):
     env = grow(POINTS, 2, twins)
     lived = play(env, wander)
-    assert [step.terminated.tolist() for step in lived] == [[False] * 2] * (POINTS.epochs - 1) + [[True] * 2]
+    assert [step.terminated.tolist() for step in lived] == [[False] * 2] * (POINTS.epochs - 1) + [
+        [True] * 2
+    ]
     assert not any(step.truncated.any() for step in lived)
     assert [run.epoch for run in env.population.runs] == [POINTS.epochs] * 2
 
@@ -136,9 +142,15 @@ def test_the_step_after_an_end_ignores_its_action_and_begins_a_new_episode(twins
     _, rewards, terminated, _, info = env.step(np.array([PLANT, (OP_CULL, 1, 0, 0)]))
     assert rewards.tolist() == [0.0, 0.0]
     assert not terminated.any()
-    assert [[type(event) for event in events] for events in info["events"]] == [[HostEpoch], [HostEpoch]]
+    assert [[type(event) for event in events] for events in info["events"]] == [
+        [HostEpoch],
+        [HostEpoch],
+    ]
     assert info["reward_parts"] == [{}, {}]
-    assert all(run.epoch == 1 and run.model.total_params == run.model.host_params for run in env.population.runs)
+    assert all(
+        run.epoch == 1 and run.model.total_params == run.model.host_params
+        for run in env.population.runs
+    )
     assert {run.seed for run in env.population.runs}.isdisjoint(seeds)
     assert env.accuracy.tolist() == [env.twin(host).held_out_accuracy for host in range(2)]
 
@@ -160,7 +172,9 @@ def test_a_new_episode_is_the_episode_its_host_has_from_a_reset(twins):
     again = [decide(env, always(PLANT), 0, first[-1].info)]
     for step in range(POINTS.epochs - 1):
         again.append(decide(env, scripted(BUSY), step, again[-1].info))
-    assert all(np.array_equal(left.obs, right.obs) for left, right in zip(first, again, strict=True))
+    assert all(
+        np.array_equal(left.obs, right.obs) for left, right in zip(first, again, strict=True)
+    )
     assert [step.rewards.tolist() for step in first] == [step.rewards.tolist() for step in again]
 
 
@@ -201,7 +215,12 @@ def test_what_was_done_and_what_came_of_it_are_told(twins):
         ["GERMINATE"],
         [],
     ]
-    assert (told[0][0].host, told[0][0].slot, told[0][0].blueprint, told[0][0].blend) == (1, "r0c0", "mlp", "linear")
+    assert (told[0][0].host, told[0][0].slot, told[0][0].blueprint, told[0][0].blend) == (
+        1,
+        "r0c0",
+        "mlp",
+        "linear",
+    )
     stages = [e.after for step in lived[:4] for e in kinds(step.info["events"][1], StageChanged)]
     assert stages == ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
     assert all([type(event) for event in step.info["events"][0]] == [HostEpoch] for step in lived)
@@ -245,7 +264,9 @@ def test_an_index_outside_the_space_is_an_error(twins):
 def test_the_same_seed_is_the_same_run_twice(task, twins):
     env = grow(task, 2, twins)
     first = play(env, wander, steps=task.epochs + 2, seed=5)
-    assert differing_steps(first, play(env, wander, steps=task.epochs + 2, seed=5), hosts=(0, 1)) == []
+    assert (
+        differing_steps(first, play(env, wander, steps=task.epochs + 2, seed=5), hosts=(0, 1)) == []
+    )
     other = play(grow(task, 2, twins), wander, steps=task.epochs + 2, seed=5)
     assert differing_steps(first, other, hosts=(0, 1)) == []
 
@@ -301,7 +322,8 @@ def test_the_pool_of_a_run_comes_from_its_seed():
 
 
 @pytest.mark.parametrize(
-    ("task", "count", "seeds"), [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, epochs=1), 1, [1])]
+    ("task", "count", "seeds"),
+    [(POINTS, 0, [1]), (POINTS, 1, []), (replace(POINTS, epochs=1), 1, [1])],
 )
 def test_an_environment_without_hosts_or_decisions_is_refused(task, count, seeds, twins):
     with pytest.raises(SettingError, match=r"host.*seed.*epochs"):

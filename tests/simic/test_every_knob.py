@@ -13,7 +13,14 @@ from esper.runtime import population
 from esper.simic.config import TrainingConfig
 from simic.tiny_runs import checkpoints_in, events_of, tiny
 
-WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = "weights", "events", "files", "process", "refusal", "stopped"
+WEIGHTS, EVENTS, FILES, PROCESS, REFUSAL, STOPPED = (
+    "weights",
+    "events",
+    "files",
+    "process",
+    "refusal",
+    "stopped",
+)
 LOUD = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 3}
 """A learner that oversteps, so that there are anomalies."""
 
@@ -104,7 +111,9 @@ TABLE = {
 
 
 def test_the_table_names_every_leaf_and_no_other():
-    assert set(TABLE) == set(leaves(TrainingConfig)) - {"imports"}  # which is noted, not set: cli/test_own_files.py
+    assert set(TABLE) == set(leaves(TrainingConfig)) - {
+        "imports"
+    }  # which is noted, not set: cli/test_own_files.py
 
 
 @pytest.mark.parametrize("key", TABLE)
@@ -115,7 +124,9 @@ def test_every_leaf_is_read_and_changes_what_it_says(key, tmp_path, monkeypatch)
     if repr(knob.beside) not in PLAIN:
         PLAIN[repr(knob.beside)] = facets_of(tiny(tmp_path / "plain", **knob.beside))
     base = PLAIN[repr(knob.beside)]
-    found = facets_of(tiny(tmp_path / "changed", **knob.beside).with_changes([(key, knob.value)], "the test"))
+    found = facets_of(
+        tiny(tmp_path / "changed", **knob.beside).with_changes([(key, knob.value)], "the test")
+    )
     for facet in knob.differs:
         assert found.get(facet) != base.get(facet), facet
     if not {WEIGHTS, REFUSAL, STOPPED} & set(knob.differs):
@@ -152,7 +163,9 @@ def facets_of(config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "choose_executor", choose)
         patch.setattr(population, "is_compiled", ask)
-        patch.setattr(torch, "set_num_threads", seen["threads"].append)  # more than there are cores takes minutes
+        patch.setattr(
+            torch, "set_num_threads", seen["threads"].append
+        )  # more than there are cores takes minutes
         patch.setattr(running, "train_ppo_vectorized", train)
         try:
             if not running.run_ppo(config, False, Console(quiet=True)):

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiDiscrete
-from stable_baselines3.common.envs import IdentityEnv, IdentityEnvMultiBinary, IdentityEnvMultiDiscrete
+from stable_baselines3.common.envs import (
+    IdentityEnv,
+    IdentityEnvMultiBinary,
+    IdentityEnvMultiDiscrete,
+)
 
 from esper.simic import PPOConfig, learn
 from simic.worlds import SMALL, agent_for
@@ -67,6 +71,11 @@ def test_where_masks_leave_one_choice_an_untrained_agent_is_right_with_them_and_
 @pytest.mark.parametrize("make", ONE_VALID, ids=["discrete", "multi_discrete"])
 def test_learning_reads_their_masks_by_itself(make):
     records = []
-    learn(envs_of(make, 2), 200, SMALL.model_copy(update={"horizon": 100}), watch=lambda _, r: records.append(r))
+    learn(
+        envs_of(make, 2),
+        200,
+        SMALL.model_copy(update={"horizon": 100}),
+        watch=lambda _, r: records.append(r),
+    )
     assert records[0].heads["action_0"].entropy == 0.0  # nothing to decide
     assert records[0].policy_loss == pytest.approx(0.0, abs=1e-6)

@@ -28,9 +28,14 @@ def ledgers_by_round(rows):
 def test_every_episode_closes_its_ledger(trained):
     _, rows = trained
     closed = ledgers_by_round(rows)
-    assert {number: [row["host"] for row in own] for number, own in closed.items()} == {0: [0, 1], 1: [0, 1]}
+    assert {number: [row["host"] for row in own] for number, own in closed.items()} == {
+        0: [0, 1],
+        1: [0, 1],
+    }
     last = [row for row in rows if row["type"] == "HostEpoch" and row["epoch"] == STEPS + 1]
-    assert [sum(row["flops"].values()) for own in closed.values() for row in own] == [row["flops"] for row in last]
+    assert [sum(row["flops"].values()) for own in closed.values() for row in own] == [
+        row["flops"] for row in last
+    ]
 
 
 def test_every_decision_of_the_policy_is_charged_to_its_host(trained):

@@ -7,7 +7,15 @@ import torch
 from torch import tensor
 
 from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_GERMINATE, OP_WAIT
-from esper.simic.losses import HeadSteps, counts_by_row, k3, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import (
+    HeadSteps,
+    counts_by_row,
+    k3,
+    mean_entropy,
+    policy_loss,
+    relevant_steps,
+    value_loss,
+)
 from esper.tamiyo.heads import HeadSpec
 
 CLIP = 0.2
@@ -28,7 +36,9 @@ def loss_of(ratios, advantages, used=None, valid=None, mode="per_head", clip=CLI
     used = torch.ones(new.shape, dtype=torch.bool) if used is None else tensor(used)[:, None].bool()
     valid = torch.ones(new.shape[1:], dtype=torch.bool) if valid is None else tensor([valid]).bool()
     steps = steps_of(used & valid, valid)
-    return new, policy_loss(new, torch.zeros_like(new), tensor([advantages]), steps, valid, clip, mode)
+    return new, policy_loss(
+        new, torch.zeros_like(new), tensor([advantages]), steps, valid, clip, mode
+    )
 
 
 # two heads, four steps; joint ratios are 1.43, 0.35, 0.78 and 1.95
@@ -93,7 +103,9 @@ def test_without_a_valid_step_the_loss_is_zero(mode):
 
 @pytest.mark.parametrize("mode", ["per_head", "joint"])
 def test_a_step_that_is_not_valid_is_not_in_the_mean(mode):
-    _, with_filler = loss_of([[1.1, 0.9, 3.0]], [1.0, -1.0, 9.0], valid=[True, True, False], mode=mode)
+    _, with_filler = loss_of(
+        [[1.1, 0.9, 3.0]], [1.0, -1.0, 9.0], valid=[True, True, False], mode=mode
+    )
     _, without = loss_of([[1.1, 0.9]], [1.0, -1.0], mode=mode)
     assert torch.equal(with_filler.total, without.total)
     assert torch.equal(with_filler.kl, without.kl)
@@ -136,7 +148,15 @@ def test_heads_take_part_where_the_op_uses_them_and_the_step_is_valid():
 def value_of(new, old, returns, clip=0.5, scale=1.0, valid=None):
     new = tensor([new], requires_grad=True)
     valid = torch.ones_like(new).bool() if valid is None else tensor([valid])
-    loss = value_loss(new, tensor([old]), tensor([returns]), valid, clip, tensor([scale]), valid.sum().clamp(min=1))
+    loss = value_loss(
+        new,
+        tensor([old]),
+        tensor([returns]),
+        valid,
+        clip,
+        tensor([scale]),
+        valid.sum().clamp(min=1),
+    )
     loss.backward()
     return float(loss.detach()), new.grad[0].tolist()
 
@@ -145,8 +165,20 @@ def value_of(new, old, returns, clip=0.5, scale=1.0, valid=None):
     ("new", "old", "returns", "worst", "slope"),
     [
         (0.3, 0.0, 1.0, 0.7, -0.7),  # within the clip
-        (0.9, 0.0, 1.0, 0.5, 0.0),  # went far towards the return: the clipped one is worse and stops it
-        (-0.9, 0.0, 1.0, 1.9, -1.9),  # went far away from it: the unclipped one is worse and pulls back
+        (
+            0.9,
+            0.0,
+            1.0,
+            0.5,
+            0.0,
+        ),  # went far towards the return: the clipped one is worse and stops it
+        (
+            -0.9,
+            0.0,
+            1.0,
+            1.9,
+            -1.9,
+        ),  # went far away from it: the unclipped one is worse and pulls back
         (3.0, 0.0, 1.0, 2.0, 2.0),  # overshot
     ],
 )

@@ -12,7 +12,13 @@ from esper.simic import environment, trainer
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
-from esper.simic.trainer import InterruptedTraining, build_agent, build_environment, build_rollout, play_round
+from esper.simic.trainer import (
+    InterruptedTraining,
+    build_agent,
+    build_environment,
+    build_rollout,
+    play_round,
+)
 from null_sink import NullSink
 from simic.tiny_runs import events_of, tiny, train
 
@@ -31,7 +37,9 @@ def played(folder, team=None, **options):
     env = build_environment(config)
     agent, _ = build_agent(config, env, team)
     rollout = build_rollout(env, agent, config.hosts)
-    tally = play_round(env, agent, rollout, 1, NullSink(), **{"should_stop": lambda: False, **options})
+    tally = play_round(
+        env, agent, rollout, 1, NullSink(), **{"should_stop": lambda: False, **options}
+    )
     return SimpleNamespace(env=env, agent=agent, rollout=rollout, tally=tally)
 
 
@@ -53,18 +61,36 @@ def test_a_round_in_two_parts_is_the_round_of_the_whole(tmp_path, monkeypatch):
     whole = played(tmp_path / "whole")
     monkeypatch.setattr(environment, "GraphedExecutor", EagerExecutor)
     steps, real = [], GrowthVectorEnv.step_async
-    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda env, a: (steps.append(env.num_envs), real(env, a)))
+    monkeypatch.setattr(
+        GrowthVectorEnv, "step_async", lambda env, a: (steps.append(env.num_envs), real(env, a))
+    )
     divided = played(tmp_path / "divided")
     assert steps == [4, 5] * whole.rollout.steps
-    for name in ("states", "choices", "log_probs", "values", "rewards", "after_values", "terminated", "valid"):
-        torch.testing.assert_close(getattr(divided.rollout, name), getattr(whole.rollout, name), msg=name)
+    for name in (
+        "states",
+        "choices",
+        "log_probs",
+        "values",
+        "rewards",
+        "after_values",
+        "terminated",
+        "valid",
+    ):
+        torch.testing.assert_close(
+            getattr(divided.rollout, name), getattr(whole.rollout, name), msg=name
+        )
     for state in ("hidden", "end_hidden"):
-        for own, other in zip(getattr(divided.rollout, state), getattr(whole.rollout, state), strict=True):
+        for own, other in zip(
+            getattr(divided.rollout, state), getattr(whole.rollout, state), strict=True
+        ):
             torch.testing.assert_close(own, other, msg=state)
     for name in ("ops", "stages", "refused"):
         assert str(getattr(divided.tally, name)) == str(getattr(whole.tally, name))
     assert divided.tally.returns == pytest.approx(whole.tally.returns)
-    assert divided.agent.update(divided.rollout).decisions == whole.agent.update(whole.rollout).decisions
+    assert (
+        divided.agent.update(divided.rollout).decisions
+        == whole.agent.update(whole.rollout).decisions
+    )
 
 
 @pytest.mark.usefixtures("_in_parts")
@@ -73,7 +99,10 @@ def test_a_run_in_parts_tells_every_host_once_in_every_epoch(tmp_path):
     agent = train(config)
     told = [(row["round"], row["host"], row["epoch"]) for row in events_of(config.out, "HostEpoch")]
     assert sorted(told) == [
-        (number, host, epoch + 1) for number in (0, 1) for host in range(HOSTS) for epoch in range(config.task.epochs)
+        (number, host, epoch + 1)
+        for number in (0, 1)
+        for host in range(HOSTS)
+        for epoch in range(config.task.epochs)
     ]
     assert agent.decisions == 2 * HOSTS * (config.task.epochs - 1)
 
@@ -132,10 +161,16 @@ def test_ranks_ask_every_two_seconds_and_read_later_unless_epochs_are_long(tmp_p
     assert given == [(1, False), (10, True), (1, False), (1, False), (1, True), (14, True)]
 
 
-@pytest.mark.parametrize(("number", "later"), [(2, False), (2, True), (None, True)], ids=["at once", "next", "last"])
-def test_an_answer_may_be_read_with_the_next_question_or_at_the_end_of_the_round(number, later, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "later"), [(2, False), (2, True), (None, True)], ids=["at once", "next", "last"]
+)
+def test_an_answer_may_be_read_with_the_next_question_or_at_the_end_of_the_round(
+    number, later, tmp_path, monkeypatch
+):
     asked, played_epochs, real = [], [], GrowthVectorEnv.step_wait
-    monkeypatch.setattr(GrowthVectorEnv, "step_wait", lambda env: (played_epochs.append(None), real(env))[1])
+    monkeypatch.setattr(
+        GrowthVectorEnv, "step_wait", lambda env: (played_epochs.append(None), real(env))[1]
+    )
     steps = tiny(tmp_path / "x").task.epochs - 1
     claims = dict.fromkeys([number or steps], True)
     with pytest.raises(InterruptedTraining):

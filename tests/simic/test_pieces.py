@@ -37,7 +37,9 @@ def test_pieces_give_the_log_probabilities_and_values_of_the_play(mode, pieces):
     player = cutting_player(ending_clocks(mode), pieces)
     player.play(9)  # the second rollout goes on with episodes and memory of the first
     rows = pieces_of(player.play(STEPS))
-    said = player.agent.network.evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+    said = player.agent.network.evaluate(
+        rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
+    )
     gaps = (said.log_probs["action_0"] - rows.log_probs[..., 0])[rows.valid]
     assert gaps.abs().max() <= 1e-6
     torch.testing.assert_close(said.values[rows.valid], rows.values[rows.valid], rtol=0, atol=1e-6)
@@ -89,7 +91,9 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it(begins):
 
     def judged():
         rows = pieces_of(rollout)
-        said = player.agent.network.evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        said = player.agent.network.evaluate(
+            rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
+        )
         return said.values.view(2, 16)
 
     before = judged()
@@ -128,7 +132,11 @@ def test_decisions_of_short_pieces_are_counted_once(mode):
     player.agent._step = lambda *args: seen.append(real(*args)) or seen[-1]
     record = player.agent.update(rollout)
     assert len(seen) == 8
-    assert sum(int(trace.valid.sum()) for trace in seen) == record.decisions == int(rollout.valid.sum())
+    assert (
+        sum(int(trace.valid.sum()) for trace in seen)
+        == record.decisions
+        == int(rollout.valid.sum())
+    )
 
 
 def test_all_pieces_together_teach_what_whole_rows_teach_where_no_memory_crosses_a_cut():
@@ -137,7 +145,9 @@ def test_all_pieces_together_teach_what_whole_rows_teach_where_no_memory_crosses
     for pieces in (6, 1):
         player = cutting_player(clocks(2, episodes=[4, 4]), pieces, minibatches=1, epochs=1)
         record = player.agent.update(player.play(24))
-        learned.append((record.policy_loss, record.value_loss, record.gradient_norm, record.entropy))
+        learned.append(
+            (record.policy_loss, record.value_loss, record.gradient_norm, record.entropy)
+        )
     assert learned[0] == pytest.approx(learned[1], abs=1e-6)
 
 
@@ -155,7 +165,10 @@ def test_a_decision_is_named_by_its_place_in_the_row_not_in_the_piece():
 
 @MODES
 def test_states_at_the_cuts_are_stale_by_what_was_learned_and_not_otherwise(mode):
-    for shift, is_stale in ((0.0, True), (1.0, False)):  # a shift is far too large a divergence: no step is taken
+    for shift, is_stale in (
+        (0.0, True),
+        (1.0, False),
+    ):  # a shift is far too large a divergence: no step is taken
         player = cutting_player(ending_clocks(mode), 6, epochs=4)
         rollout = player.play(STEPS)
         rollout.log_probs -= shift

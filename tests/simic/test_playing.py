@@ -10,7 +10,17 @@ from esper.leyline.errors import EnvironmentMismatchError, MaskError
 from esper.simic import learn
 from esper.simic.any_env import Player
 from esper.tamiyo.heads import Head, HeadSpec
-from simic.worlds import NEXT_STEP, SAME_STEP, SMALL, Clock, agent_for, bytes_of, clocks, codecs_of, player_for
+from simic.worlds import (
+    NEXT_STEP,
+    SAME_STEP,
+    SMALL,
+    Clock,
+    agent_for,
+    bytes_of,
+    clocks,
+    codecs_of,
+    player_for,
+)
 
 MODES = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next_step", "same_step"])
 
@@ -22,12 +32,16 @@ MODES = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next_step"
 def test_another_way_of_resetting_is_refused(mode):
     env = clocks(2)
     env.metadata = {**env.metadata, "autoreset_mode": mode}
-    with pytest.raises(EnvironmentMismatchError, match=r"autoreset_mode=.*Supported: NEXT_STEP and SAME_STEP"):
+    with pytest.raises(
+        EnvironmentMismatchError, match=r"autoreset_mode=.*Supported: NEXT_STEP and SAME_STEP"
+    ):
         learn(env, 100, SMALL)
 
 
 def test_a_reset_that_takes_a_step_is_filler_and_one_that_does_not_is_none():
-    later, at_once = (player_for(clocks(2, mode, [3, None])).play(9) for mode in (NEXT_STEP, SAME_STEP))
+    later, at_once = (
+        player_for(clocks(2, mode, [3, None])).play(9) for mode in (NEXT_STEP, SAME_STEP)
+    )
     assert later.valid[:, 0].int().tolist() == [1, 1, 1, 0, 1, 1, 1, 0, 1]
     assert later.starts[:, 0].int().tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert later.ended[:, 0].int().tolist() == [0, 0, 1, 0, 0, 0, 1, 0, 0]
@@ -66,7 +80,8 @@ def test_filler_has_no_advantage_and_no_return():
 def test_what_stands_at_filler_steps_changes_no_bit_of_what_is_learned(poison):
     """The last observation of an episode that terminated is shown at a filler step; nothing may come of it."""
     trained = [
-        learn(clocks(3, NEXT_STEP, [3, 5, None], last=last, masked=True), 144, SMALL).network for last in (0.0, poison)
+        learn(clocks(3, NEXT_STEP, [3, 5, None], last=last, masked=True), 144, SMALL).network
+        for last in (0.0, poison)
     ]
     assert bytes_of(trained[0]) == bytes_of(trained[1])
     assert all(value.isfinite().all() for value in trained[1].state_dict().values())
@@ -122,7 +137,9 @@ def test_an_episode_that_goes_on_is_worth_what_the_next_observation_is_worth():
     for _ in range(2):
         rollout = player.play(6)
         assert torch.equal(rollout.after_values[:-1], rollout.values[1:])
-        assert torch.equal(rollout.after_values[-1], player.agent.network.look(player.states, player.hidden))
+        assert torch.equal(
+            rollout.after_values[-1], player.agent.network.look(player.states, player.hidden)
+        )
         assert player.states[:, 1].eq(rollout.states[-1, :, 1] + 1).all()
 
 
@@ -133,7 +150,9 @@ def test_nothing_follows_the_end_of_an_episode(mode):
     rollout = player.play(8)
     returns = rollout.advantages(0.9, 1.0)[1][:4, 0]
     rewards = [0.2, 0.3, 0.4, 0.5]
-    assert returns.tolist() == pytest.approx([sum(0.9**k * r for k, r in enumerate(rewards[t:])) for t in range(4)])
+    assert returns.tolist() == pytest.approx(
+        [sum(0.9**k * r for k, r in enumerate(rewards[t:])) for t in range(4)]
+    )
 
 
 @MODES
@@ -151,7 +170,9 @@ def test_the_penalty_of_a_host_that_fails_reaches_the_learner_on_that_step(mode)
 
 @MODES
 def test_a_failure_that_costs_is_unlearned(mode):
-    player = player_for(clocks(4, mode, [8] * 4, penalty=-5.0), SMALL.model_copy(update={"lr": 1e-2, "epochs": 4}))
+    player = player_for(
+        clocks(4, mode, [8] * 4, penalty=-5.0), SMALL.model_copy(update={"lr": 1e-2, "epochs": 4})
+    )
     failures = []
     for _ in range(15):
         rollout = player.play(16)
@@ -192,7 +213,10 @@ def test_masks_are_asked_for_where_environments_have_them_even_in_other_processe
     env = vector([lambda: wrap(Asked(epochs=4))] * 2)
     try:
         rollout = player_for(env).play(10)
-        assert torch.equal(rollout.choices[..., 0][rollout.valid], (rollout.states[..., 1].long() % 3)[rollout.valid])
+        assert torch.equal(
+            rollout.choices[..., 0][rollout.valid],
+            (rollout.states[..., 1].long() % 3)[rollout.valid],
+        )
         assert rollout.masks["action_0"][rollout.valid].sum(-1).eq(1).all()
     finally:
         env.close()
@@ -250,11 +274,16 @@ class Chained(Clock):
 
 @MODES
 def test_masks_may_come_per_head_with_a_row_for_every_earlier_choice(mode):
-    env = SyncVectorEnv([lambda: Chained(epochs=5, actions=gym.spaces.MultiDiscrete([2, 3]))] * 2, autoreset_mode=mode)
+    env = SyncVectorEnv(
+        [lambda: Chained(epochs=5, actions=gym.spaces.MultiDiscrete([2, 3]))] * 2,
+        autoreset_mode=mode,
+    )
     agent = agent_for(env, SMALL.model_copy(update={"minibatches": 1}))
     agent.codecs = codecs_of(env, CHAIN)
     torch.manual_seed(0)
-    agent = type(agent)(type(agent.network)(3, CHAIN, hidden_dim=16), agent.config, codecs=agent.codecs)
+    agent = type(agent)(
+        type(agent.network)(3, CHAIN, hidden_dim=16), agent.config, codecs=agent.codecs
+    )
     rollout = Player(env, agent, 0).play(20)
     assert rollout.masks["place"].shape == (20, 2, 2, 3)
     ops, places = rollout.choices.unbind(-1)

@@ -36,7 +36,9 @@ PAIR = gym.spaces.MultiDiscrete([3, 4])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 def test_before_any_step_every_ratio_is_one(mode, masked, ends):
-    player = player_for(clocks(3, mode, [5, 7, None], ends=ends, masked=masked, actions=PAIR), ALL_AT_ONCE)
+    player = player_for(
+        clocks(3, mode, [5, 7, None], ends=ends, masked=masked, actions=PAIR), ALL_AT_ONCE
+    )
     player.play(9)  # the second rollout goes on with episodes and memory of the first
     assert player.hidden[0].any()
     rollout = player.play(23)
@@ -72,7 +74,9 @@ def test_a_stored_probability_that_is_a_hundredth_off_is_an_anomaly_that_names_i
     wrong = [name for name in names if record.first_ratio_gap[name] > BOUND]
     assert wrong == [names[head]]
     assert record.first_ratio_gap["joint"] == pytest.approx(1 - np.exp(-0.01), rel=1e-3)
-    (anomaly,) = [found for found in AnomalyDetector().check(record, 0.0) if found.kind == "first ratio gap"]
+    (anomaly,) = [
+        found for found in AnomalyDetector().check(record, 0.0) if found.kind == "first ratio gap"
+    ]
     assert anomaly.where.startswith(f"host 2, epoch {used}, head {names[head]}:")
 
 
@@ -95,7 +99,9 @@ def test_log_probabilities_are_float32_even_under_autocast():
     agent = growth_agent()
     rows = growth_rollout(agent).rows(torch.arange(4))
     with torch.autocast("cpu", torch.bfloat16):
-        said = agent.network.evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        said = agent.network.evaluate(
+            rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
+        )
     assert {tensor.dtype for tensor in (*said.log_probs.values(), said.values)} == {torch.float32}
 
 
@@ -124,7 +130,11 @@ def test_a_decision_is_stored_by_value():
     hidden = tuple(torch.ones(1, 4, 16) for _ in range(2))
     rollout.begin(hidden)
     masks = {name: mask[0].clone() for name, mask in rollout.masks.items()}
-    seen = [torch.ones(4, 5), dict.fromkeys(agent.network.spec.names, torch.zeros(4)), torch.ones(4)]
+    seen = [
+        torch.ones(4, 5),
+        dict.fromkeys(agent.network.spec.names, torch.zeros(4)),
+        torch.ones(4),
+    ]
     flags = torch.ones(4, dtype=torch.bool)
     before = {name: mask.clone() for name, mask in masks.items()}
     rollout.add_decision(seen[0], masks, seen[1], seen[1], seen[2], flags, flags)
@@ -152,7 +162,9 @@ def test_memory_is_as_old_as_the_episode_and_zero_where_one_begins(mode):
     for _ in range(3):
         rollout = player.play(11)
         times = rollout.states[..., 1]
-        assert torch.equal(torch.where(rollout.valid, rollout.values, 0), torch.where(rollout.valid, times, 0))
+        assert torch.equal(
+            torch.where(rollout.valid, rollout.values, 0), torch.where(rollout.valid, times, 0)
+        )
         assert torch.equal(rollout.starts & rollout.valid, (times == 0) & rollout.valid)
         assert player.hidden[0][0, player.begins].eq(0).all()
 
@@ -189,7 +201,9 @@ def test_everything_in_a_row_belongs_to_its_environment_and_step():
     mark = torch.arange(4)[:, None] * 10 + torch.arange(3)  # step, environment
     for step in range(4):
         here = {name: mark[step] + 50 * place for place, name in enumerate(spec.names)}
-        masks = {name: torch.nn.functional.one_hot(choice, 100).bool() for name, choice in here.items()}
+        masks = {
+            name: torch.nn.functional.one_hot(choice, 100).bool() for name, choice in here.items()
+        }
         flags = mark[step] % 2 == 0
         rollout.add_decision(mark[step][:, None], masks, here, here, mark[step], flags, ~flags)
         rollout.add_outcome(mark[step], flags, ~flags)
@@ -214,7 +228,9 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it():
 
     def judged():
         rows = rollout.rows(torch.arange(4))
-        said = agent.network.evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        said = agent.network.evaluate(
+            rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
+        )
         return torch.stack([*said.log_probs.values(), said.values])
 
     before = judged()
@@ -238,7 +254,11 @@ def test_statistics_stand_still_until_the_last_minibatch_and_change_once_after()
     network, seen, changes = agent.network, [], []
     for name in ("choose", "look", "evaluate", "follow"):
         real = getattr(network, name)
-        setattr(network, name, lambda *a, real=real, **k: (seen.append(stats_of(network)), real(*a, **k))[1])
+        setattr(
+            network,
+            name,
+            lambda *a, real=real, **k: (seen.append(stats_of(network)), real(*a, **k))[1],
+        )
     agent._evaluate = network.evaluate
     update = network.observation_stats.update
     network.observation_stats.update = lambda *a: (changes.append(a), update(*a))
@@ -266,7 +286,9 @@ def test_statistics_take_in_the_stored_observations_and_the_returns():
     network = player.agent.network
     torch.testing.assert_close(network.observation_stats.mean, states.mean(0))
     torch.testing.assert_close(network.observation_stats.var, states.var(0, unbiased=False))
-    torch.testing.assert_close(network.return_stats.mean, returns[rollout.valid].double().mean()[None])
+    torch.testing.assert_close(
+        network.return_stats.mean, returns[rollout.valid].double().mean()[None]
+    )
 
 
 def test_rows_that_are_whole_episodes_have_no_stale_states():

@@ -24,21 +24,31 @@ class SlowLearner:
         known = raw[rollout.valid]
         self.advantages = (raw - known.mean()) / known.std(unbiased=False)
         self.ratios = {name: [] for name in (*self.names, "joint")}
-        self.losses, self.values, self.entropies = {name: [] for name in self.names}, [], {n: [] for n in self.names}
+        self.losses, self.values, self.entropies = (
+            {name: [] for name in self.names},
+            [],
+            {n: [] for n in self.names},
+        )
         self.policy, self.norms, self.kl, self.stopped, self.first = [], [], math.nan, None, None
 
     def decisions(self, rows):
         """(said, place) of every valid decision of some rows; each row is judged by itself."""
         for row in rows.tolist():
             here = self.rollout.rows(torch.tensor([row]))
-            said = self.network.evaluate(here.states, here.choices, here.masks, here.hidden, here.starts)
+            said = self.network.evaluate(
+                here.states, here.choices, here.masks, here.hidden, here.starts
+            )
             for step in range(self.rollout.steps):
                 if self.rollout.valid[step, row]:
                     yield said, step, row
 
     def uses(self, step, row):
         op = int(self.rollout.choices[step, row, 0])
-        return [head.name for head in self.network.spec.heads if head.used_by is None or op in head.used_by]
+        return [
+            head.name
+            for head in self.network.spec.heads
+            if head.used_by is None or op in head.used_by
+        ]
 
     def surrogate(self, ratio, advantage):
         kept = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)
@@ -51,7 +61,9 @@ class SlowLearner:
             advantage, total = self.advantages[step, row], torch.zeros(())
             for place, name in enumerate(self.names):
                 if name in self.uses(step, row):
-                    change = said.log_probs[name][0, step] - self.rollout.log_probs[step, row, place]
+                    change = (
+                        said.log_probs[name][0, step] - self.rollout.log_probs[step, row, place]
+                    )
                     shares[name].append(self.surrogate(change.exp(), advantage))
                     self.ratios[name].append(change.exp().item())
                     total = total + change
@@ -62,9 +74,14 @@ class SlowLearner:
             kls.append((total.exp() - 1 - total).item())
             values.append(self.value_share(said.values[0, step], step, row))
         if self.first is None:
-            self.first = {name: max((abs(r - 1) for r in found), default=0.0) for name, found in self.ratios.items()}
+            self.first = {
+                name: max((abs(r - 1) for r in found), default=0.0)
+                for name, found in self.ratios.items()
+            }
         means = {name: sum(found) / max(1, len(found)) for name, found in shares.items()}
-        entropies = {name: sum(found) / max(1, len(found)) for name, found in open_entropies.items()}
+        entropies = {
+            name: sum(found) / max(1, len(found)) for name, found in open_entropies.items()
+        }
         if self.config.clip_mode == "joint":
             means = dict.fromkeys(self.names, sum(joint_shares) / len(joint_shares))
         policy = means["op"] if self.config.clip_mode == "joint" else sum(means.values())
@@ -74,12 +91,18 @@ class SlowLearner:
             self.entropies[name].append(number(entropies[name]))
         self.policy.append(number(policy))
         self.values.append(number(value))
-        return policy + self.config.value_weight * value - self.config.entropy * sum(entropies.values())
+        return (
+            policy
+            + self.config.value_weight * value
+            - self.config.entropy * sum(entropies.values())
+        )
 
     def value_share(self, new, step, row):
         scale = self.network.return_stats.std.item()
         old, target = self.rollout.values[step, row], self.returns[step, row]
-        kept = old + (new - old).clamp(-self.config.value_clip * scale, self.config.value_clip * scale)
+        kept = old + (new - old).clamp(
+            -self.config.value_clip * scale, self.config.value_clip * scale
+        )
         return 0.5 * torch.maximum((new - target).square(), (kept - target).square()) / scale**2
 
     def run(self):
@@ -134,7 +157,9 @@ def far(ratios, clip):
     ids=["whole", "cut short", "joint"],
 )
 def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
-    agent = growth_agent(SMALL.model_copy(update={"epochs": 3, "max_grad_norm": 0.3, **changes}), seed=3)
+    agent = growth_agent(
+        SMALL.model_copy(update={"epochs": 3, "max_grad_norm": 0.3, **changes}), seed=3
+    )
     rollout = growth_rollout(agent, steps=6, count=4, seed=3)
     other = copy.deepcopy(agent)
     slow = SlowLearner(agent, rollout, [rows for _ in range(3) for rows in other._assign(4)])
@@ -151,7 +176,9 @@ def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
         "policy_loss": close(mean(slow.policy)),
         "value_loss": close(mean(slow.values)),
         "entropy": close(mean([mean(found) for found in slow.entropies.values()])),
-        "explained_variance": close(1 - float((known - rollout.values[rollout.valid]).var() / known.var())),
+        "explained_variance": close(
+            1 - float((known - rollout.values[rollout.valid]).var() / known.var())
+        ),
         "ratio_mean": close(mean(joint)),
         "ratio_std": close(deviation(joint)),
         "ratio_max": close(max(joint)),
@@ -171,7 +198,10 @@ def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
     assert record.first_ratio_gap == pytest.approx(slow.first, abs=1e-6)
     for name, head in record.heads.items():
         used = sum(name in slow.uses(step, row) for step in range(6) for row in range(4))
-        assert (head.loss, head.entropy) == (close(mean(slow.losses[name])), close(mean(slow.entropies[name])))
+        assert (head.loss, head.entropy) == (
+            close(mean(slow.losses[name])),
+            close(mean(slow.entropies[name])),
+        )
         assert head.clip_fraction == close(far(slow.ratios[name], clip))
         assert head.ratio_max == close(max(slow.ratios[name]))
         assert head.steps == used
@@ -180,4 +210,6 @@ def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
     assert max(worst, 1 / worst) == close(max(extremes))
     named = {*expected, "first_ratio_gap", "heads", "explosion", "first_worst"}
     assert named == {field.name for field in fields(UpdateRecord)}
-    assert (record.early_stop_epoch is not None) == ("target_kl" in changes and changes["target_kl"] is not None)
+    assert (record.early_stop_epoch is not None) == (
+        "target_kl" in changes and changes["target_kl"] is not None
+    )

@@ -62,7 +62,11 @@ def run_until_it_ends(tmp_path, kills, **changes):
     """
     out, deaths = tmp_path / "run", 0
     for number, moment in enumerate([*kills, None]):
-        arguments = command(out, rounds=ROUNDS, **changes) if not number else ["ppo", "--out", str(out), "--resume"]
+        arguments = (
+            command(out, rounds=ROUNDS, **changes)
+            if not number
+            else ["ppo", "--out", str(out), "--resume"]
+        )
         child = Forked(tmp_path / "child", arguments, Ticks(moment, kill_self).install)
         code, _, err = child.wait()
         assert code in (0, KILLED), err
@@ -74,7 +78,9 @@ def run_until_it_ends(tmp_path, kills, **changes):
 # -- kill -9 at counted moments ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
     out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[1] // 2) for _ in range(2)])
@@ -90,14 +96,18 @@ def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed
     assert_same_end(out, whole[0])
 
 
-@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.slow), False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "before", [pytest.param(True, marks=pytest.mark.slow), False], ids=["before", "after"]
+)
 @pytest.mark.parametrize("name", ["round-000002.safetensors", runfolder.MANIFEST])
 def test_killed_right_around_a_rename_and_resumed_it_ends_the_same(whole, tmp_path, name, before):
     def install():
         real = os.replace
 
         def replace(source, target):
-            is_it = Path(target).name == name and (name != runfolder.MANIFEST or Path(target).exists())
+            is_it = Path(target).name == name and (
+                name != runfolder.MANIFEST or Path(target).exists()
+            )
             if is_it and before:
                 kill_self()
             real(source, target)
@@ -130,7 +140,11 @@ def test_killed_in_the_middle_of_a_line_it_is_cut_off(whole, tmp_path):
 
 def test_killed_before_the_first_checkpoint_it_begins_at_the_beginning(whole, tmp_path):
     out = tmp_path / "run"
-    started = Forked(tmp_path / "child", command(out, rounds=ROUNDS), Ticks(whole[1] // ROUNDS // 2, kill_self).install)
+    started = Forked(
+        tmp_path / "child",
+        command(out, rounds=ROUNDS),
+        Ticks(whole[1] // ROUNDS // 2, kill_self).install,
+    )
     assert started.wait()[0] == KILLED
     assert not (out / runfolder.MANIFEST).exists()
     assert Forked(tmp_path / "child", ["ppo", "--out", str(out), "--resume"]).wait()[0] == 0
@@ -192,10 +206,14 @@ def test_a_command_killed_twice_by_the_clock_and_resumed_ends_the_same(whole, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(whole, tmp_path, number):
+def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(
+    whole, tmp_path, number
+):
     out = tmp_path / "run"
     signalled = Ticks(whole[1] // 2, lambda: os.kill(os.getpid(), number))
-    code, said, err = Forked(tmp_path / "child", command(out, rounds=ROUNDS), signalled.install).wait()
+    code, said, err = Forked(
+        tmp_path / "child", command(out, rounds=ROUNDS), signalled.install
+    ).wait()
     rounds = len(manifest_of(out)["checkpoints"])
     assert (code, err) == (130, "")
     assert 1 <= rounds < ROUNDS
@@ -221,10 +239,15 @@ def test_a_second_signal_ends_at_once_and_without_a_traceback(whole, tmp_path):
 
         GrowthVectorEnv.reset_async = reset
 
-    code, _, err = Forked(tmp_path / "child", command(tmp_path / "run", rounds=ROUNDS), install).wait()
+    code, _, err = Forked(
+        tmp_path / "child", command(tmp_path / "run", rounds=ROUNDS), install
+    ).wait()
     assert code not in (0, 2, 99), err
     assert "Traceback" not in err
-    assert Forked(tmp_path / "child", ["ppo", "--out", str(tmp_path / "run"), "--resume"]).wait()[0] == 0
+    assert (
+        Forked(tmp_path / "child", ["ppo", "--out", str(tmp_path / "run"), "--resume"]).wait()[0]
+        == 0
+    )
     assert_same_end(tmp_path / "run", whole[0])
 
 
@@ -253,12 +276,16 @@ def test_a_run_stopped_in_every_round_ends_the_same(whole, tmp_path):
 def test_an_escalation_goes_on_after_a_resume(tmp_path):
     loud = {"ppo__lr": 0.5, "ppo__target_kl": None, "rounds": 4, "telemetry__escalation_rounds": 4}
     train(tiny(tmp_path / "whole", **loud))
-    assert events_of(tmp_path / "whole", "ACTION_TAKEN"), "no anomaly was found, so there is nothing to test"
+    assert events_of(tmp_path / "whole", "ACTION_TAKEN"), (
+        "no anomaly was found, so there is nothing to test"
+    )
     config = tiny(tmp_path / "cut", **loud)
     asks = iter(range(1000))
     for resume in (False, True):
         with pytest.raises(InterruptedTraining):
-            train(config, resume=resume, should_stop=lambda: next(asks) in (8, 13))  # twins live first
+            train(
+                config, resume=resume, should_stop=lambda: next(asks) in (8, 13)
+            )  # twins live first
     train(config, resume=True)
     assert_same_end(config.out, tmp_path / "whole")
 
@@ -277,7 +304,10 @@ def test_a_damaged_newest_checkpoint_costs_one_round_and_nothing_else(whole, tmp
 
 def test_more_rounds_go_on_from_the_end_of_a_finished_run(whole, tmp_path):
     out = tmp_path / "run"
-    assert Forked(tmp_path / "child", command(out, rounds=3, ppo__anneal_decisions=ANNEAL)).wait()[0] == 0
+    assert (
+        Forked(tmp_path / "child", command(out, rounds=3, ppo__anneal_decisions=ANNEAL)).wait()[0]
+        == 0
+    )
     again = ["ppo", "--out", str(out), "--resume", "--rounds", str(ROUNDS)]
     assert Forked(tmp_path / "child", again).wait()[0] == 0
     tensors, _, _ = end_of(out)
@@ -286,7 +316,9 @@ def test_more_rounds_go_on_from_the_end_of_a_finished_run(whole, tmp_path):
 
 
 def test_the_reference_learned_something_in_every_round(whole):
-    assert [row["round"] for row in lines_of(whole[0]) if row["type"] == "RoundFinished"] == list(range(ROUNDS))
+    assert [row["round"] for row in lines_of(whole[0]) if row["type"] == "RoundFinished"] == list(
+        range(ROUNDS)
+    )
     assert whole[1] > 100
 
 
@@ -299,7 +331,10 @@ def room(size):
 
 
 def test_events_that_do_not_fit_are_told_once_and_training_goes_on(whole, tmp_path):
-    out, size = tmp_path / "run", max(path.stat().st_size for path in (whole[0] / runfolder.CHECKPOINTS).iterdir())
+    out, size = (
+        tmp_path / "run",
+        max(path.stat().st_size for path in (whole[0] / runfolder.CHECKPOINTS).iterdir()),
+    )
     arguments = command(out, rounds=6, telemetry__level="debug")
     code, said, err = Forked(tmp_path / "child", arguments, room(size + 500)).wait()
     assert code == 0
@@ -309,14 +344,21 @@ def test_events_that_do_not_fit_are_told_once_and_training_goes_on(whole, tmp_pa
     assert 0 < len(events_of(out, "RoundFinished")) < 6  # and every line that is there is whole
 
 
-def test_a_checkpoint_that_does_not_fit_is_an_error_and_the_one_before_is_untouched(whole, tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_an_error_and_the_one_before_is_untouched(
+    whole, tmp_path
+):
     out = tmp_path / "run"
-    assert Forked(tmp_path / "child", command(out, rounds=2, ppo__anneal_decisions=ANNEAL)).wait()[0] == 0
+    assert (
+        Forked(tmp_path / "child", command(out, rounds=2, ppo__anneal_decisions=ANNEAL)).wait()[0]
+        == 0
+    )
     before, events = manifest_of(out), events_of(out)
     again = ["ppo", "--out", str(out), "--resume", "--rounds", str(ROUNDS)]
     code, _, err = Forked(tmp_path / "child", again, room(35_000)).wait()
     assert code == 2
-    assert err.startswith(f"esper: cannot save {out}/checkpoints/round-000003.safetensors: File too large.")
+    assert err.startswith(
+        f"esper: cannot save {out}/checkpoints/round-000003.safetensors: File too large."
+    )
     assert "untouched. Free disk space" in err
     assert err.count("\n") == 1
     assert manifest_of(out) == before

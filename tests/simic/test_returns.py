@@ -47,10 +47,14 @@ moments = st.tuples(numbers, numbers, numbers, st.booleans(), st.booleans())
 
 @given(st.lists(moments, min_size=1, max_size=20), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
 def test_advantages_are_the_sum_that_defines_them(steps, gamma, lam):
-    rewards, values, after, terminated, truncated = (list(column) for column in zip(*steps, strict=True))
+    rewards, values, after, terminated, truncated = (
+        list(column) for column in zip(*steps, strict=True)
+    )
     ended = [one or other for one, other in zip(terminated, truncated, strict=True)]
     found = advantages_of(rewards, values, after, terminated, ended, gamma, lam)
-    assert found == pytest.approx(slow_advantages(rewards, values, after, terminated, ended, gamma, lam), abs=1e-3)
+    assert found == pytest.approx(
+        slow_advantages(rewards, values, after, terminated, ended, gamma, lam), abs=1e-3
+    )
 
 
 def test_a_termination_does_not_bootstrap_whatever_comes_after_it():
@@ -59,13 +63,17 @@ def test_a_termination_does_not_bootstrap_whatever_comes_after_it():
 
 
 def test_a_truncation_bootstraps_from_the_last_observation():
-    assert advantages_of([2.0], [0.5], [10.0], [NO], [YES]) == pytest.approx([2.0 + GAMMA * 10.0 - 0.5])
+    assert advantages_of([2.0], [0.5], [10.0], [NO], [YES]) == pytest.approx(
+        [2.0 + GAMMA * 10.0 - 0.5]
+    )
 
 
 @pytest.mark.parametrize("terminates", [NO, YES])
 def test_no_trace_crosses_an_end(terminates):
     def first(next_episode):
-        return advantages_of([1.0, next_episode], [0.0, 0.0], [3.0, 0.0], [terminates, NO], [YES, NO])[0]
+        return advantages_of(
+            [1.0, next_episode], [0.0, 0.0], [3.0, 0.0], [terminates, NO], [YES, NO]
+        )[0]
 
     assert first(1.0) == first(1e6)
 
@@ -79,18 +87,30 @@ def test_without_an_end_the_trace_goes_on():
 def test_a_rollout_that_breaks_off_bootstraps_from_the_next_observation(steps):
     """Reward 1 and value v throughout: every error is 1 + gamma v - v, and advantages are geometric sums of it."""
     value = 4.0
-    found = advantages_of([1.0] * steps, [value] * steps, [value] * steps, [NO] * steps, [NO] * steps)
+    found = advantages_of(
+        [1.0] * steps, [value] * steps, [value] * steps, [NO] * steps, [NO] * steps
+    )
     error, decay = 1 + GAMMA * value - value, GAMMA * LAM
-    assert found == pytest.approx([error * (1 - decay ** (steps - step)) / (1 - decay) for step in range(steps)])
+    assert found == pytest.approx(
+        [error * (1 - decay ** (steps - step)) / (1 - decay) for step in range(steps)]
+    )
 
 
 def test_environments_do_not_touch_each_other():
     """Adding an environment, or putting them in another order, leaves each one's advantages as they are to the bit."""
     rollout = growth_rollout(growth_agent(), steps=12, count=6, ends=0.3)
-    columns = (rollout.rewards, rollout.values, rollout.after_values, rollout.terminated, rollout.ended)
+    columns = (
+        rollout.rewards,
+        rollout.values,
+        rollout.after_values,
+        rollout.terminated,
+        rollout.ended,
+    )
     whole = gae(*columns, GAMMA, LAM)
     for index in ([0, 1, 2, 3, 4], [5, 3, 1, 0, 4, 2], [4]):
-        assert torch.equal(gae(*(column[:, index] for column in columns), GAMMA, LAM), whole[:, index])
+        assert torch.equal(
+            gae(*(column[:, index] for column in columns), GAMMA, LAM), whole[:, index]
+        )
 
 
 def test_an_end_that_is_both_counts_as_a_termination():
@@ -130,7 +150,9 @@ class LastStepPays(gym.Env):
 @pytest.mark.parametrize("gamma", [1.0, 0.99])
 @pytest.mark.parametrize("episodes", [1, 3])
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(mode, lam, gamma, episodes, value):
+def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(
+    mode, lam, gamma, episodes, value
+):
     length = 16
     env = SyncVectorEnv([lambda: LastStepPays(length)], autoreset_mode=mode)
     steps = length * episodes + (episodes - 1 if mode is NEXT_STEP else 0)
@@ -161,7 +183,13 @@ class RewardOfOne(gym.Env):
     def step(self, action):
         self.time += 1
         is_last = bool(self.np_random.random() < 1 / 8)
-        return self.time % 4, 1.0, is_last and self.ends == "terminated", is_last and self.ends == "truncated", {}
+        return (
+            self.time % 4,
+            1.0,
+            is_last and self.ends == "terminated",
+            is_last and self.ends == "truncated",
+            {},
+        )
 
 
 def learned_value(ends, mode):
@@ -171,7 +199,14 @@ def learned_value(ends, mode):
     value there is a guess, and bootstrapping adds the guess up: 52 to 54 instead of 50 at gamma 0.98.
     """
     config = PPOConfig(
-        gamma=0.8, gae_lambda=1.0, horizon=24, minibatches=4, epochs=4, lr=1e-2, target_kl=None, hidden_dim=16
+        gamma=0.8,
+        gae_lambda=1.0,
+        horizon=24,
+        minibatches=4,
+        epochs=4,
+        lr=1e-2,
+        target_kl=None,
+        hidden_dim=16,
     )
     agent = learn(SyncVectorEnv([lambda: RewardOfOne(ends)] * 4, autoreset_mode=mode), 1000, config)
     return agent.network.look(torch.eye(4)[:1], agent.network.get_initial_hidden(1)).item()
@@ -200,7 +235,9 @@ def test_advantages_are_normalised_over_valid_steps_only():
 
 @pytest.mark.parametrize("valid", [[NO, NO, NO], [NO, YES, NO]])
 def test_with_fewer_than_two_valid_steps_every_advantage_is_zero(valid):
-    assert normalise_advantages(tensor([[5.0, 7.0, math.nan]]), tensor([valid])).tolist() == [[0, 0, 0]]
+    assert normalise_advantages(tensor([[5.0, 7.0, math.nan]]), tensor([valid])).tolist() == [
+        [0, 0, 0]
+    ]
 
 
 def test_two_valid_steps_are_one_above_and_one_below():
@@ -221,4 +258,6 @@ def test_explained_variance_is_the_share_of_the_returns_that_the_values_knew():
 
 @pytest.mark.parametrize("valid", [[NO, NO], [YES, NO], [YES, YES]])
 def test_explained_variance_of_returns_that_do_not_vary_is_unknown(valid):
-    assert math.isnan(explained_variance(tensor([[1.0, 2.0]]), tensor([[4.0, 4.0]]), tensor([valid])))
+    assert math.isnan(
+        explained_variance(tensor([[1.0, 2.0]]), tensor([[4.0, 4.0]]), tensor([valid]))
+    )

@@ -81,8 +81,14 @@ def epochs(draw):
 
 @given(epochs())
 def test_getting_ahead_of_the_twin_is_never_punished_and_falling_behind_never_rewarded(facts):
-    gain, twin_gain = facts.accuracy - facts.accuracy_before, facts.twin_accuracy - facts.twin_accuracy_before
-    assert math.copysign(1, accuracy_beyond_twin(facts)) == math.copysign(1, gain - twin_gain) or gain == twin_gain
+    gain, twin_gain = (
+        facts.accuracy - facts.accuracy_before,
+        facts.twin_accuracy - facts.twin_accuracy_before,
+    )
+    assert (
+        math.copysign(1, accuracy_beyond_twin(facts)) == math.copysign(1, gain - twin_gain)
+        or gain == twin_gain
+    )
     fall, twin_fall = facts.loss_before - facts.loss, facts.twin_loss_before - facts.twin_loss
     assert loss_beyond_twin(facts) * (fall - twin_fall) >= 0.0
 
@@ -122,13 +128,16 @@ def test_a_network_as_large_as_two_hosts_pays_one_rent():
     assert rent(replace(STILL, params_share=1.0, flops_share=1.0)) == -1.0
 
 
-@pytest.mark.parametrize(("op", "price"), [(OP_WAIT, 0.0), (OP_GERMINATE, -1.0), (OP_CULL, -1.0), (OP_FOSSILIZE, 0.0)])
+@pytest.mark.parametrize(
+    ("op", "price"), [(OP_WAIT, 0.0), (OP_GERMINATE, -1.0), (OP_CULL, -1.0), (OP_FOSSILIZE, 0.0)]
+)
 def test_planting_and_culling_cost_and_keeping_is_free(op, price):
     assert churn(replace(STILL, op=op)) == price
 
 
 @pytest.mark.parametrize(
-    ("brought_back", "lost", "fine"), [(False, False, 0.0), (True, False, -1.0), (True, True, -10.0)]
+    ("brought_back", "lost", "fine"),
+    [(False, False, 0.0), (True, False, -1.0), (True, True, -10.0)],
 )
 def test_a_rollback_is_fined_and_being_given_up_ten_times_as_much(brought_back, lost, fine):
     assert breakdown(replace(STILL, is_rolled_back=brought_back, is_lost=lost)) == fine
@@ -209,7 +218,9 @@ def total(episode, family):
 
 @every_priced_family
 @given(episodes(), st.integers(0, 6), st.integers(1, 6), st.floats(0.01, 5))
-def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(family, episode, start, length, size):
+def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(
+    family, episode, start, length, size
+):
     assume(start < len(episode))
     assert total(circle(episode, start, start + length, size), family) < total(episode, family)
 
@@ -220,18 +231,26 @@ def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(fam
 @given(episodes())
 def test_what_is_won_beyond_the_twin_adds_up_to_the_final_lead(episode):
     last = episode[-1]
-    assert sum(map(accuracy_beyond_twin, episode)) == pytest.approx(last.accuracy - last.twin_accuracy, abs=1e-12)
+    assert sum(map(accuracy_beyond_twin, episode)) == pytest.approx(
+        last.accuracy - last.twin_accuracy, abs=1e-12
+    )
     lead = (last.twin_loss - last.loss) / last.loss_unit
-    assert sum(map(loss_beyond_twin, episode)) == pytest.approx(max(-BOUND, min(BOUND, lead)), abs=1e-12)
+    assert sum(map(loss_beyond_twin, episode)) == pytest.approx(
+        max(-BOUND, min(BOUND, lead)), abs=1e-12
+    )
 
 
 anything = st.floats(-1e300, 1e300)
 
 
-@given(st.tuples(*[anything] * 4), st.sampled_from([1e-3, 1.0, 1e9]), st.floats(0, 1), st.booleans())
+@given(
+    st.tuples(*[anything] * 4), st.sampled_from([1e-3, 1.0, 1e9]), st.floats(0, 1), st.booleans()
+)
 def test_no_loss_however_large_pays_or_costs_more_than_the_bound(four, unit, kept, is_last):
     loss, before, twin, twin_before = four
-    facts = replace(STILL, loss=loss, loss_before=before, twin_loss=twin, twin_loss_before=twin_before)
+    facts = replace(
+        STILL, loss=loss, loss_before=before, twin_loss=twin, twin_loss_before=twin_before
+    )
     facts = replace(facts, loss_unit=unit, kept_share=kept, is_last=is_last)
     assert abs(loss_beyond_twin(facts)) <= 2 * BOUND
     assert abs(loss_beyond_twin(replace(facts, loss_before=0.0, twin_loss_before=0.0))) <= BOUND
@@ -270,7 +289,11 @@ def test_the_loss_family_does_not_know_the_unit_of_the_loss(facts, scale):
 @pytest.mark.parametrize(("family", "foreign"), [("contribution", "loss"), ("loss", "accuracy")])
 @given(facts=epochs(), value=accuracies)
 def test_a_family_does_not_look_at_the_others_readings(family, foreign, facts, value):
-    names = [field.name for field in fields(StepFacts) if foreign in field.name and field.name != "loss_unit"]
+    names = [
+        field.name
+        for field in fields(StepFacts)
+        if foreign in field.name and field.name != "loss_unit"
+    ]
     other = replace(facts, **dict.fromkeys(names, value))
     assert len(names) == 4
     assert reward_parts(other, FAMILIES[family]) == reward_parts(facts, FAMILIES[family])

@@ -59,20 +59,30 @@ def test_a_policy_that_learn_taught_plays_as_an_arm(grown):
 def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(grown):
     agent, path = grown
     again = esper.PPOAgent.load(path)
-    assert (again.config, again.decisions, again.updates) == (agent.config, agent.decisions, agent.updates)
+    assert (again.config, again.decisions, again.updates) == (
+        agent.config,
+        agent.decisions,
+        agent.updates,
+    )
     assert again.network.spec == agent.network.spec
     assert bytes_of(again.network) == bytes_of(agent.network)
     obs = np.random.default_rng(0).normal(size=(5, agent.network.state_dim)).astype(np.float32)
     acts = [one.act(obs, deterministic=False)[0] for one in (agent, again)]
     np.testing.assert_array_equal(*acts)
     states = [one.optimizer.state_dict()["state"] for one in (agent, again)]
-    assert all(torch.equal(value, states[1][k][name]) for k, own in states[0].items() for name, value in own.items())
+    assert all(
+        torch.equal(value, states[1][k][name])
+        for k, own in states[0].items()
+        for name, value in own.items()
+    )
 
 
 def test_an_agent_of_another_kind_of_device_acts_alike_and_draws_anew(grown, tmp_path):
     agent, path = grown
     tensors, plain = read_checkpoint(path)
-    (tmp_path / "gpu.safetensors").write_bytes(seal({**tensors, "draws": torch.zeros(16, dtype=torch.uint8)}, plain))
+    (tmp_path / "gpu.safetensors").write_bytes(
+        seal({**tensors, "draws": torch.zeros(16, dtype=torch.uint8)}, plain)
+    )
     again = esper.PPOAgent.load(tmp_path / "gpu.safetensors")
     obs = np.random.default_rng(0).normal(size=(5, agent.network.state_dim)).astype(np.float32)
     np.testing.assert_array_equal(*(one.act(obs)[0] for one in (agent, again)))
@@ -82,7 +92,11 @@ PAIRS = Head("first", 3), Head("second", 2, "first", (0, 2))
 OTHERS = {
     "box": (Box(-1, 1, (2, 3), np.float32), Discrete(2), None),
     "starts": (Discrete(4, start=-2), Discrete(3, start=5), None),
-    "several": (MultiDiscrete([2, 3], start=[1, 7]), MultiDiscrete([[2, 3]], dtype=np.int32, start=[[1, 4]]), None),
+    "several": (
+        MultiDiscrete([2, 3], start=[1, 7]),
+        MultiDiscrete([[2, 3]], dtype=np.int32, start=[[1, 4]]),
+        None,
+    ),
     "bits": (MultiBinary(3), MultiBinary([2, 2]), None),
     "chained": (Box(-1, 1, (3,), np.float32), MultiDiscrete([3, 2]), HeadSpec(PAIRS, chained=True)),
 }
@@ -140,7 +154,9 @@ def test_a_forged_file_is_refused_in_one_line(forged, other, tmp_path):
 
 
 def test_an_agent_without_spaces_is_not_saved(tmp_path):
-    agent = esper.PPOAgent(RecurrentActorCritic(3, HeadSpec.independent([2]), hidden_dim=8, head_dim=8))
+    agent = esper.PPOAgent(
+        RecurrentActorCritic(3, HeadSpec.independent([2]), hidden_dim=8, head_dim=8)
+    )
     with pytest.raises(SaveError, match=r"other\.safetensors.*codecs"):
         agent.save(tmp_path / "other.safetensors")
     assert not list(tmp_path.iterdir())

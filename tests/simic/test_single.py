@@ -37,9 +37,16 @@ def test_one_host_is_the_vector_environments_host(twins):
     for step, expected in enumerate(many[1:]):
         obs, reward, terminated, truncated, info = single.step(BUSY.get(step, WAIT))
         assert np.array_equal(obs, expected.obs[0])
-        assert (reward, terminated, truncated) == (expected.rewards[0], expected.terminated[0], False)
+        assert (reward, terminated, truncated) == (
+            expected.rewards[0],
+            expected.terminated[0],
+            False,
+        )
         assert info["reward_parts"] == expected.info["reward_parts"][0]
-        assert all(np.array_equal(mask, expected.info["action_mask"][k][0]) for k, mask in info["action_mask"].items())
+        assert all(
+            np.array_equal(mask, expected.info["action_mask"][k][0])
+            for k, mask in info["action_mask"].items()
+        )
 
 
 def test_a_view_of_one_host_is_of_one_host(twins):
@@ -57,14 +64,22 @@ def test_the_flat_mask_allows_a_choice_if_and_only_if_some_legal_action_makes_it
         possible = [WAIT]
         for op, slot, blueprint, blend in product(*(range(size) for size in sizes)):
             action = FactoredAction.from_indices(
-                op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=env.hosts.space
+                op_idx=op,
+                slot_idx=slot,
+                blueprint_idx=blueprint,
+                blend_idx=blend,
+                space=env.hosts.space,
             )
             if op != 0 and is_legal(action, view):
-                possible.append((op, slot, blueprint, blend) if op == OP_GERMINATE else (op, slot, 0, 0))
+                possible.append(
+                    (op, slot, blueprint, blend) if op == OP_GERMINATE else (op, slot, 0, 0)
+                )
         allowed = np.split(env.action_masks(), np.cumsum(sizes)[:-1])
         for head in (0, 1):
             assert set(np.flatnonzero(allowed[head])) == {action[head] for action in possible}
-        assert {action[2] for action in possible if action[0] == OP_GERMINATE} <= set(np.flatnonzero(allowed[2]))
+        assert {action[2] for action in possible if action[0] == OP_GERMINATE} <= set(
+            np.flatnonzero(allowed[2])
+        )
         assert {0} <= set(np.flatnonzero(allowed[3])) <= {action[3] for action in possible}
         env.step(BUSY.get(step, WAIT))
 
@@ -73,7 +88,14 @@ def test_maskable_ppo_plays_two_hundred_steps(twins):
     contrib = pytest.importorskip("sb3_contrib")
     env = GrowthEnv(grow(replace(POINTS, epoch_examples=32), 1, twins))
     agent = contrib.MaskablePPO(
-        "MlpPolicy", env, n_steps=50, batch_size=25, n_epochs=1, policy_kwargs={"net_arch": [8]}, seed=0, device="cpu"
+        "MlpPolicy",
+        env,
+        n_steps=50,
+        batch_size=25,
+        n_epochs=1,
+        policy_kwargs={"net_arch": [8]},
+        seed=0,
+        device="cpu",
     )
     agent.learn(200)
     assert agent.num_timesteps == 200

@@ -14,7 +14,9 @@ CONFIG = PPOConfig(horizon=EPOCHS, minibatches=4, hidden_dim=64, head_dim=32, en
 def by_rule(name):
     policy = make_policy(name, facts())
     return mean_return(
-        lambda env, obs, masks, memory: policy.decide(None, masks, [h.reports() for h in env.hosts], memory)
+        lambda env, obs, masks, memory: policy.decide(
+            None, masks, [h.reports() for h in env.hosts], memory
+        )
     )
 
 
@@ -35,11 +37,15 @@ def test_the_problem_has_an_answer_that_rules_of_thumb_miss():
 
 
 def test_what_is_right_differs_from_host_to_host():
-    truths = {(h.slot, h.blueprint, h.moment) for h in map(Host, map(np.random.default_rng, range(40)))}
+    truths = {
+        (h.slot, h.blueprint, h.moment) for h in map(Host, map(np.random.default_rng, range(40)))
+    }
     assert len(truths) > 20
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_a_trained_policy_beats_random_and_the_heuristic_by_far(seed):
     records = []
     agent = learn(

@@ -115,7 +115,9 @@ def test_ranks_share_the_gpus_that_there_are(gpus, place, monkeypatch):
 
 
 def test_a_rank_that_saw_no_rows_has_no_worst_decision():
-    found = RatioExplosionDiagnostic.of(torch.zeros(2, 0, 3), *torch.zeros(2, 0, dtype=torch.long), ["op", "slot"])
+    found = RatioExplosionDiagnostic.of(
+        torch.zeros(2, 0, 3), *torch.zeros(2, 0, dtype=torch.long), ["op", "slot"]
+    )
     assert (found.worst, found.count) == ((), 0)
 
 
@@ -137,17 +139,42 @@ def left_behind(ratios, steps=4):
     changes = torch.tensor([*ratios, *[1.0] * empty]).log()[None, None]
     used = torch.tensor([*[True] * len(ratios), *[False] * empty])[None, None]
     return MinibatchTrace(
-        torch.tensor([0]), torch.tensor([0]), changes, used, used[0], one, one, one[0], one[0], one[0]
+        torch.tensor([0]),
+        torch.tensor([0]),
+        changes,
+        used,
+        used[0],
+        one,
+        one,
+        one[0],
+        one[0],
+        one[0],
     )
 
 
 def test_each_ratio_that_was_looked_at_counts_once_whatever_a_rank_has_come_to():
     known = dict.fromkeys(
-        ("explained_variance", "early_stop_epoch", "stale_state_error", "lr", "entropy_weight", "decisions"), 0.0
+        (
+            "explained_variance",
+            "early_stop_epoch",
+            "stale_state_error",
+            "lr",
+            "entropy_weight",
+            "decisions",
+        ),
+        0.0,
     )
     other = Heard()
-    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [8], other, **known)  # all of its four decisions
-    record = summarise([left_behind([1.0])], ["op"], 0.2, [8], Heard(other.said), **known)  # one of four: cut short
+    summarise(
+        [left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [8], other, **known
+    )  # all of its four decisions
+    record = summarise(
+        [left_behind([1.0])], ["op"], 0.2, [8], Heard(other.said), **known
+    )  # one of four: cut short
     assert record.heads["op"].clip_fraction == record.clip_fraction == pytest.approx(0.8)
     assert (record.ratio_mean, record.ratio_std) == (pytest.approx(1.8), pytest.approx(0.4))
-    assert (record.heads["op"].steps, record.heads["op"].ratio_max, record.ratio_min) == (8, 2.0, 1.0)
+    assert (record.heads["op"].steps, record.heads["op"].ratio_max, record.ratio_min) == (
+        8,
+        2.0,
+        1.0,
+    )

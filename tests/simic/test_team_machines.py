@@ -59,7 +59,13 @@ def undisturbed(tmp_path_factory):
 def started(machines, folder, arguments, **environment):
     """The command on both machines; whatever is left of it is killed."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "cable", **environment}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "GLOO_SOCKET_IFNAME": "cable",
+        **environment,
+    }
     place = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", ADDRESS.format(1)]
     place += ["--master-port", str(free_port()), "-m", *arguments]
     launcher, runs = [sys.executable, "-m", "torch.distributed.run"], []
@@ -68,12 +74,16 @@ def started(machines, folder, arguments, **environment):
         for node, name in enumerate(machines):
             whole = ["ip", "netns", "exec", name, *launcher, "--node-rank", str(node), *place]
             with open(folder / f"said-{node}", "w") as said:
-                run = subprocess.Popen(whole, env=env, stdout=said, stderr=said, start_new_session=True)
+                run = subprocess.Popen(
+                    whole, env=env, stdout=said, stderr=said, start_new_session=True
+                )
             runs.append(run)
         yield runs
     finally:
         for name in machines:
-            found = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
+            found = subprocess.run(
+                ["ip", "netns", "pids", name], check=True, capture_output=True, text=True
+            ).stdout
             for pid in found.split():
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -92,9 +102,14 @@ def ended(runs, folder, seconds=50):
 
 
 @pytest.mark.slow
-def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_back(machines, undisturbed, tmp_path):
+def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_back(
+    machines, undisturbed, tmp_path
+):
     out = tmp_path / "run"
-    slowly, again = ["simic.team_workers", *command(out, **SETTINGS)], ["esper", "ppo", "--out", str(out), "--resume"]
+    slowly, again = (
+        ["simic.team_workers", *command(out, **SETTINGS)],
+        ["esper", "ppo", "--out", str(out), "--resume"],
+    )
     with started(machines, tmp_path / "first", slowly, SILENCE="6", SLOW="0.3") as runs:
         until = time.monotonic() + 40
         while not (out / runfolder.MANIFEST).exists() and time.monotonic() < until:
@@ -119,7 +134,9 @@ def test_a_cable_that_is_cut_ends_both_machines_and_the_run_goes_on_when_it_is_b
 @pytest.mark.slow
 def test_a_network_where_the_others_are_not_is_told_with_what_to_set(machines, tmp_path):
     arguments = ["simic.team_workers", *command(tmp_path / "run", **SETTINGS)]
-    with started(machines, tmp_path / "wrong", arguments, GLOO_SOCKET_IFNAME="lo", MEETING="3") as runs:
+    with started(
+        machines, tmp_path / "wrong", arguments, GLOO_SOCKET_IFNAME="lo", MEETING="3"
+    ) as runs:
         codes, said = ended(runs, tmp_path / "wrong")
     assert codes == [1, 1], said
     for rank, text in enumerate(said):

@@ -113,7 +113,9 @@ def updated(tmp_path, fault):
         if team.rank == 1:
             fault()
         records, update = [], learner.PPOAgent.update
-        learner.PPOAgent.update = lambda agent, rollout: records.append(update(agent, rollout)) or records[-1]
+        learner.PPOAgent.update = lambda agent, rollout: (
+            records.append(update(agent, rollout)) or records[-1]
+        )
         config = tiny(tmp_path / "run", hosts=4, rounds=1, ppo__target_kl=1.0, ppo__epochs=3)
         taught = train_ppo_vectorized(config, sink=NullSink(), team=team)
         return asdict(records[0]), taught.network.state_dict()
@@ -219,7 +221,9 @@ def esper_ranks(tmp_path, size, arguments, prepare=lambda rank: None, **options)
 
 
 def test_ranks_with_other_settings_are_refused_and_the_difference_is_named(tmp_path):
-    ended = esper_ranks(tmp_path, 2, lambda rank: command(tmp_path / "run", ppo__lr=0.02 + 0.01 * rank))
+    ended = esper_ranks(
+        tmp_path, 2, lambda rank: command(tmp_path / "run", ppo__lr=0.02 + 0.01 * rank)
+    )
     assert_one_line(ended, "ppo.lr: rank 0 .*0.02, rank 1 .*0.03")
     assert not (tmp_path / "run").exists()
 
@@ -256,7 +260,9 @@ def test_a_taken_port_is_one_clear_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = {"WORLD_SIZE": "2", "MASTER_PORT": str(taken.getsockname()[1])}
-        ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), environments={0: place})
+        ended = esper_ranks(
+            tmp_path, 1, lambda rank: command(tmp_path / "run"), environments={0: place}
+        )
     assert_one_line(ended, f"rank 0 .*127.0.0.1:{place['MASTER_PORT']}")
     assert "free port" in ended[0].said
 
@@ -266,7 +272,9 @@ def test_an_address_where_nobody_is_is_one_clear_line(tmp_path):
         team._JOINING = timedelta(seconds=2)
 
     place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": str(free_port())}
-    ended = esper_ranks(tmp_path, 1, lambda rank: command(tmp_path / "run"), prepare, environments={0: place})
+    ended = esper_ranks(
+        tmp_path, 1, lambda rank: command(tmp_path / "run"), prepare, environments={0: place}
+    )
     assert_one_line(ended, "rank 1 .*127.0.0.1")
     assert "--master-addr" in ended[0].said
 
@@ -288,7 +296,9 @@ def fail_to_replace(name):
 
 @pytest.mark.parametrize("name", ["round-000002.safetensors", runfolder.MANIFEST, runfolder.CONFIG])
 def test_a_disk_that_fails_while_rank_0_saves_ends_all_with_one_line(name, tmp_path):
-    ended = train_ranks(tmp_path / "run", 2, prepare=lambda rank: fail_to_replace(name) if not rank else None)
+    ended = train_ranks(
+        tmp_path / "run", 2, prepare=lambda rank: fail_to_replace(name) if not rank else None
+    )
     assert_one_line(ended, f"{name}: No space")
 
 
@@ -302,7 +312,14 @@ def test_a_disk_that_fails_while_one_rank_keeps_twins_ends_all_with_one_line(tmp
 
 
 def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path):
-    places = ["--set", 'devices=["cpu"]', "--data-root", str(tmp_path / "nothing"), "--out", str(tmp_path / "run")]
+    places = [
+        "--set",
+        'devices=["cpu"]',
+        "--data-root",
+        str(tmp_path / "nothing"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     ended = esper_ranks(tmp_path, 2, lambda rank: ["ppo", "--preset", "cifar10", *places])
     assert_one_line(ended, "nothing")
     assert not (tmp_path / "run").exists()
@@ -316,7 +333,9 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     out, whole = tmp_path / "run", tmp_path / "whole"
     assert_ended_well(train_ranks(whole, 1, **{**settings, "rounds": 4}))
     for rounds, size in ((2, 2), (3, 1), (4, 4)):
-        assert_ended_well(train_ranks(out, size, resume=rounds > 2, **{**settings, "rounds": rounds}))
+        assert_ended_well(
+            train_ranks(out, size, resume=rounds > 2, **{**settings, "rounds": rounds})
+        )
         with open(out / runfolder.events_of(1), "a") as file:
             file.write('{"type": "HostEpoch", "host": 2')  # what a rank that is killed leaves
     (out / runfolder.events_of(1)).write_text(

@@ -63,7 +63,12 @@ def failing(problem):
 @pytest.mark.parametrize(
     ("epochs", "asks", "ends"),
     [(4, 4, (1, 4)), (13, 2, (0, 2)), (13, 12, (0, 12)), (4, -2, (0, 0))],
-    ids=["in the second round", "after the epoch", "after the last epoch", "while twins are played"],
+    ids=[
+        "in the second round",
+        "after the epoch",
+        "after the last epoch",
+        "while twins are played",
+    ],
 )
 @pytest.mark.parametrize("asker", [0, 1])
 def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks, ends, tmp_path):
@@ -87,14 +92,18 @@ def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks,
 
 def test_all_stop_at_the_same_step_when_answers_are_read_later(tmp_path, monkeypatch):
     finish = RoundTally.finish
-    monkeypatch.setattr(RoundTally, "finish", lambda tally, *rest: replace(finish(tally, *rest), seconds=20.0))
+    monkeypatch.setattr(
+        RoundTally, "finish", lambda tally, *rest: replace(finish(tally, *rest), seconds=20.0)
+    )
 
     def live(team):
         asked = []
 
         def should_stop():
             asked.append(None)
-            return team.rank == 1 and len(asked) == 13 + 12 + 3  # twins, the first round, and some of the second
+            return (
+                team.rank == 1 and len(asked) == 13 + 12 + 3
+            )  # twins, the first round, and some of the second
 
         config = tiny(tmp_path / "run", hosts=2, rounds=3, task__epochs=13)
         with pytest.raises(InterruptedTraining) as stop:
@@ -104,7 +113,9 @@ def test_all_stop_at_the_same_step_when_answers_are_read_later(tmp_path, monkeyp
     (tmp_path / "run").mkdir()
     ended = run_ranks(tmp_path / "ranks", 2, in_team(live))
     assert_ended_well(ended)
-    assert [rank.value for rank in ended] == [(1, 13 + 12 + 3)] * 2  # it is read before the fourth is asked
+    assert [rank.value for rank in ended] == [
+        (1, 13 + 12 + 3)
+    ] * 2  # it is read before the fourth is asked
 
 
 def test_who_asks_does_not_wait_for_the_others(tmp_path):
@@ -243,7 +254,10 @@ class OnGpu:
 def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(is_shared, tmp_path):
     def live(rank):
         begin, backends = dist.init_process_group, []
-        dist.init_process_group = lambda backend, **options: (backends.append(backend), begin("gloo", **options))
+        dist.init_process_group = lambda backend, **options: (
+            backends.append(backend),
+            begin("gloo", **options),
+        )
         teams._own_device = lambda: torch.device("meta")
         name = "the only one" if is_shared else f"number {rank}"
         torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=name)
@@ -254,7 +268,9 @@ def test_where_a_gpu_is_shared_sums_are_made_on_the_cpu(is_shared, tmp_path):
 
     ended = run_ranks(tmp_path, 2, live)
     assert_ended_well(ended)
-    expected = ("gloo", True, "cpu", 2.0) if is_shared else ("cpu:gloo,cuda:nccl", False, "cpu:0", 2.0)
+    expected = (
+        ("gloo", True, "cpu", 2.0) if is_shared else ("cpu:gloo,cuda:nccl", False, "cpu:0", 2.0)
+    )
     assert [own.value for own in ended] == [expected] * 2
 
 

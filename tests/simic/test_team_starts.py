@@ -27,7 +27,11 @@ def finished(tmp_path_factory):
 
 
 def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def begun_again_for_two_rounds(out):
@@ -39,10 +43,14 @@ def begun_again_for_two_rounds(out):
 
 def test_what_one_torchrun_knows_of_a_restart_counts_for_all(tmp_path):
     def prepare(rank):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # each counts the deaths of its own ranks
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(
+            rank
+        )  # each counts the deaths of its own ranks
 
     begun_again_for_two_rounds(tmp_path / "run")
-    assert_ended_well(train_ranks(tmp_path / "run", 2, torch.float32, rounds=2, prepare=prepare, **SETTLED))
+    assert_ended_well(
+        train_ranks(tmp_path / "run", 2, torch.float32, rounds=2, prepare=prepare, **SETTLED)
+    )
     assert manifest_of(tmp_path / "run")["rounds"] == 2
 
 
@@ -75,15 +83,23 @@ def test_ranks_that_see_other_checkpoints_do_not_go_on(finished):
         read = Store.generations
 
         def late(store):
-            return read(store)[:-1] if rank and store.manifest.name == runfolder.MANIFEST else read(store)
+            return (
+                read(store)[:-1]
+                if rank and store.manifest.name == runfolder.MANIFEST
+                else read(store)
+            )
 
         Store.generations = late
 
-    ended = train_ranks(finished, 2, torch.float32, rounds=3, resume=True, prepare=prepare, **SETTLED)
+    ended = train_ranks(
+        finished, 2, torch.float32, rounds=3, resume=True, prepare=prepare, **SETTLED
+    )
     assert_one_line(ended, "checkpoint.*: rank 0 .*'round-000002.safetensors")
     after = files_of(finished)
     assert {
-        name for name in before if name.startswith(("events", "check", "mani")) and after[name] != before[name]
+        name
+        for name in before
+        if name.startswith(("events", "check", "mani")) and after[name] != before[name]
     } == set()
 
 
@@ -94,11 +110,15 @@ def test_a_limit_of_time_ends_all_ranks_in_good_order(tmp_path):
 
 
 def test_an_anomaly_ends_all_ranks_where_that_is_asked_for(tmp_path):
-    ended = train_ranks(tmp_path / "run", 2, torch.float32, **{**LOUD, **SETTLED, "stop_on_anomaly": True})
+    ended = train_ranks(
+        tmp_path / "run", 2, torch.float32, **{**LOUD, **SETTLED, "stop_on_anomaly": True}
+    )
     assert_one_line(ended, "stop_on_anomaly")
 
 
 def test_json_is_not_for_ranks(tmp_path):
-    ended = run_ranks(tmp_path / "ranks", 2, lambda rank: esper([*command(tmp_path / "run", **SETTLED), "--json"]))
+    ended = run_ranks(
+        tmp_path / "ranks", 2, lambda rank: esper([*command(tmp_path / "run", **SETTLED), "--json"])
+    )
     assert_one_line(ended, "--json")
     assert not (tmp_path / "run").exists()

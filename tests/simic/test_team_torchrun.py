@@ -28,7 +28,12 @@ def torchrun(arguments, *options, meanwhile=lambda process, mark: None, **enviro
     place = ["--nproc-per-node", "2", "--master-port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *place, *options, "-m", *arguments]
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         meanwhile(process, mark)
@@ -57,10 +62,14 @@ def test_torchrun_names_our_one_line_and_code(tmp_path):
     assert code == 1
     assert len(re.findall("esper: 1 hosts .*?2 ranks", said)) == 2
     assert "exitcode  : 2" in said
-    assert f"{os.sep}esper{os.sep}" not in said.replace(str(tmp_path), "")  # no line of a traceback through our files
+    assert f"{os.sep}esper{os.sep}" not in said.replace(
+        str(tmp_path), ""
+    )  # no line of a traceback through our files
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_torchrun_that_is_asked_to_stop_ends_all_ranks_after_the_epoch(number, tmp_path):
     out = tmp_path / "run"
 
@@ -68,7 +77,9 @@ def test_torchrun_that_is_asked_to_stop_ends_all_ranks_after_the_epoch(number, t
         until = time.monotonic() + 40
         while not (out / runfolder.MANIFEST).exists() and time.monotonic() < until:
             time.sleep(0.05)
-        for pid in marked(mark) if number == signal.SIGINT else [process.pid]:  # Ctrl-C may reach all of them
+        for pid in (
+            marked(mark) if number == signal.SIGINT else [process.pid]
+        ):  # Ctrl-C may reach all of them
             os.kill(pid, number)
 
     _, said = torchrun(["esper", *command(out, hosts=2, rounds=500)], meanwhile=ask)
@@ -101,7 +112,9 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.slow)])
-def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(rank, undisturbed, tmp_path):
+def test_a_rank_that_dies_is_started_anew_and_the_run_ends_as_if_nothing_was(
+    rank, undisturbed, tmp_path
+):
     out = tmp_path / "run"
     arguments = ["simic.team_workers", *command(out, hosts=2, rounds=ROUNDS)]
     code, said = torchrun(arguments, "--max-restarts", "1", DIES=rank)

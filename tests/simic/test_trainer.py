@@ -12,9 +12,21 @@ from esper.simic.agent import PPOAgent
 from esper.simic.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
-from esper.simic.trainer import InterruptedTraining, build_agent, build_environment, build_rollout, play_round
+from esper.simic.trainer import (
+    InterruptedTraining,
+    build_agent,
+    build_environment,
+    build_rollout,
+    play_round,
+)
 from esper.telemetry.escalation import TelemetryLevel
-from esper.telemetry.events import SEVERITIES, ActionRefused, HostRolledBack, LedgerClosed, from_record
+from esper.telemetry.events import (
+    SEVERITIES,
+    ActionRefused,
+    HostRolledBack,
+    LedgerClosed,
+    from_record,
+)
 from null_sink import NullSink
 from simic.tiny_runs import DECISIONS, end_of, events_of, lines_of, open_sink, tiny, train
 
@@ -59,7 +71,10 @@ def test_training_leaves_the_global_random_numbers_and_the_settings_of_torch_alo
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     train(tiny(tmp_path / "run", rounds=1, deterministic=True))
     assert torch.equal(torch.get_rng_state(), state)
-    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (threads, False)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (
+        threads,
+        False,
+    )
 
 
 def test_every_round_has_other_hosts_in_turn(whole):
@@ -84,7 +99,9 @@ def test_one_round_is_one_update_and_every_decision_counts(whole):
     assert [event.decisions for event in seen] == [DECISIONS, 2 * DECISIONS, 3 * DECISIONS]
     assert [event.round for event in seen] == [0, 1, 2]
     assert [sum(event.ops.values()) for event in seen] == [DECISIONS] * 3
-    assert [row["update"]["decisions"] for row in rounds_of(config)] == [event.decisions for event in seen]
+    assert [row["update"]["decisions"] for row in rounds_of(config)] == [
+        event.decisions for event in seen
+    ]
 
 
 def test_who_watches_is_shown_what_is_written(whole):
@@ -98,18 +115,33 @@ def test_a_round_is_what_its_records_add_up_to(whole, number):
     event = seen[number]
     epochs = [row for row in events_of(config.out, "HostEpoch") if row["round"] == number]
     first, epochs = epochs[:2], epochs[2:]
-    assert [(row["epoch"], row["reward"]) for row in first] == [(1, None)] * 2  # nothing was decided before
-    last = [max((row for row in epochs if row["host"] == host), key=lambda row: row["epoch"]) for host in range(2)]
+    assert [(row["epoch"], row["reward"]) for row in first] == [
+        (1, None)
+    ] * 2  # nothing was decided before
+    last = [
+        max((row for row in epochs if row["host"] == host), key=lambda row: row["epoch"])
+        for host in range(2)
+    ]
     host_params = build_environment(config).population.runs[0].model.host_params
     assert len(epochs) == DECISIONS
     assert event.mean_return == pytest.approx(sum(row["reward"] for row in epochs) / 2)
-    assert event.accuracy == pytest.approx(statistics.fmean(row["held_out_accuracy"] for row in last))
-    assert event.twin_accuracy == pytest.approx(statistics.fmean(row["twin_accuracy"] for row in last))
-    assert event.params_share == pytest.approx(statistics.fmean(row["params"] / host_params for row in last))
+    assert event.accuracy == pytest.approx(
+        statistics.fmean(row["held_out_accuracy"] for row in last)
+    )
+    assert event.twin_accuracy == pytest.approx(
+        statistics.fmean(row["twin_accuracy"] for row in last)
+    )
+    assert event.params_share == pytest.approx(
+        statistics.fmean(row["params"] / host_params for row in last)
+    )
     for name, value in event.reward_parts.items():
-        assert value == pytest.approx(sum(row["reward_parts"][name] for row in epochs) / 2, abs=1e-12)
+        assert value == pytest.approx(
+            sum(row["reward_parts"][name] for row in epochs) / 2, abs=1e-12
+        )
     actions = [row for row in events_of(config.out, "ACTION_TAKEN") if row["round"] == number]
-    assert {name: count for name, count in event.ops.items() if count} == Counter(row["op"] for row in actions)
+    assert {name: count for name, count in event.ops.items() if count} == Counter(
+        row["op"] for row in actions
+    )
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -138,14 +170,23 @@ def test_reward_parts_add_up_to_the_reward_and_to_the_mean_return(whole):
         assert sum(row["reward_parts"].values()) == pytest.approx(row["reward"], abs=1e-12)
     for event in seen:
         assert sum(event.reward_parts.values()) == pytest.approx(event.mean_return, abs=1e-12)
-        assert list(event.reward_parts) == ["accuracy_beyond_twin", "lasting_accuracy", "rent", "churn", "breakdown"]
+        assert list(event.reward_parts) == [
+            "accuracy_beyond_twin",
+            "lasting_accuracy",
+            "rent",
+            "churn",
+            "breakdown",
+        ]
 
 
 def test_a_decision_is_recorded_twice_at_the_same_epoch(whole):
     """ActionTaken in words for what changed something, ACTION_TAKEN for every decision."""
     config, _, _ = whole
     taken = [(row["host"], row["epoch"], row["op"]) for row in events_of(config.out, "ActionTaken")]
-    told = [(row["env_id"], row["inner_epoch"], row["op"]) for row in events_of(config.out, "ACTION_TAKEN")]
+    told = [
+        (row["env_id"], row["inner_epoch"], row["op"])
+        for row in events_of(config.out, "ACTION_TAKEN")
+    ]
     assert taken == [row for row in told if row[2] != "WAIT"]
     assert {epoch for _, epoch, _ in told} == {1, 2, 3}
 
@@ -154,7 +195,9 @@ def test_heads_that_an_op_does_not_use_are_recorded_as_masked(whole):
     config, _, _ = whole
     rows = events_of(config.out, "ACTION_TAKEN")
     assert all(row["slot_masked"] for row in rows if row["op"] == "WAIT")
-    assert all(row["blueprint_masked"] and row["blend_masked"] for row in rows if row["op"] != "GERMINATE")
+    assert all(
+        row["blueprint_masked"] and row["blend_masked"] for row in rows if row["op"] != "GERMINATE"
+    )
     assert not all(row["blueprint_masked"] for row in rows if row["op"] == "GERMINATE")
     assert all(row["action_success"] for row in rows)
 
@@ -173,11 +216,17 @@ def test_bonus_and_rate_fall_by_decisions_to_the_end_of_the_run(whole):
 
 def test_the_statistics_take_in_every_round_once(whole, monkeypatch, tmp_path):
     _, agent, _ = whole
-    assert float(agent.network.observation_stats.count) == float(agent.network.return_stats.count) == 3 * DECISIONS
+    assert (
+        float(agent.network.observation_stats.count)
+        == float(agent.network.return_stats.count)
+        == 3 * DECISIONS
+    )
     calls = []
     stats = type(agent.network.observation_stats)
     real = stats.update
-    monkeypatch.setattr(stats, "update", lambda self, rows, pool: (calls.append(len(rows)), real(self, rows, pool)))
+    monkeypatch.setattr(
+        stats, "update", lambda self, rows, pool: (calls.append(len(rows)), real(self, rows, pool))
+    )
     train(tiny(tmp_path / "run"))
     assert calls == [DECISIONS, DECISIONS] * 2  # observations and returns, in each of two rounds
 
@@ -200,7 +249,10 @@ def test_a_host_that_is_given_up_decides_no_more_in_its_round(tmp_path, monkeypa
     (event,) = rounds_of(config)
     assert sum(event["ops"].values()) == 4
     assert Counter(row["env_id"] for row in events_of(config.out, "ACTION_TAKEN")) == {0: 1, 1: 3}
-    assert [row["epoch"] for row in events_of(config.out, "HostEpoch") if row["host"] == 0] == [1, 2]
+    assert [row["epoch"] for row in events_of(config.out, "HostEpoch") if row["host"] == 0] == [
+        1,
+        2,
+    ]
 
 
 def test_rollbacks_and_refusals_are_told_and_counted(tmp_path, monkeypatch):
@@ -219,7 +271,9 @@ def test_rollbacks_and_refusals_are_told_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(GrowthVectorEnv, "step_wait", step)
     config = tiny(tmp_path / "run", rounds=1, telemetry__level="debug")
     train(config)
-    assert [from_record(row) for row in events_of(config.out, "HostRolledBack", "ActionRefused")] == told
+    assert [
+        from_record(row) for row in events_of(config.out, "HostRolledBack", "ActionRefused")
+    ] == told
     assert rounds_of(config)[0]["refused"] == 1
     failed = [row for row in events_of(config.out, "ACTION_TAKEN") if not row["action_success"]]
     assert [(row["env_id"], row["inner_epoch"]) for row in failed] == [(1, 1)]
@@ -235,7 +289,9 @@ def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
     assert rollout.valid.all()
     assert rollout.terminated.tolist() == [[False, False], [False, False], [True, True]]
     assert not rollout.truncated.any()
-    assert rollout.states[:, 0, 0].tolist() == pytest.approx([0.25, 0.5, 0.75])  # progress through episode
+    assert rollout.states[:, 0, 0].tolist() == pytest.approx(
+        [0.25, 0.5, 0.75]
+    )  # progress through episode
     for name, mask in rollout.masks.items():
         assert mask.any(-1).all(), name
 
@@ -246,22 +302,33 @@ def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
 @pytest.mark.parametrize("level", ["off", "minimal", "normal", "debug"])
 def test_a_level_lets_through_its_own_and_all_lower_records(level, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(AnomalyDetector, "check", lambda *_: [])  # an anomaly would lift the level
-    config = whole[0].with_changes([("out", str(tmp_path / "run")), ("telemetry.level", level)], "the test")
+    config = whole[0].with_changes(
+        [("out", str(tmp_path / "run")), ("telemetry.level", level)], "the test"
+    )
     train(config)
-    severities = {cls.__name__: severity for cls, severity in SEVERITIES.items() if cls is not LedgerClosed}
+    severities = {
+        cls.__name__: severity for cls, severity in SEVERITIES.items() if cls is not LedgerClosed
+    }
 
     def severity(row):
         is_debug = row["type"] in DEBUG_TYPES
-        return TelemetryLevel.DEBUG if is_debug else severities.get(row["type"], TelemetryLevel.NORMAL)
+        return (
+            TelemetryLevel.DEBUG if is_debug else severities.get(row["type"], TelemetryLevel.NORMAL)
+        )
 
     def kept(rows):
         return [row for row in rows if severity(row) <= TelemetryLevel[level.upper()]]
 
-    every = [row for row in kept(events_of(whole[0].out)) if row["type"] not in ("AnomalyFound", "UPDATE_DUMP")]
+    every = [
+        row
+        for row in kept(events_of(whole[0].out))
+        if row["type"] not in ("AnomalyFound", "UPDATE_DUMP")
+    ]
     assert events_of(config.out) == every
-    assert {row["type"] for row in every} >= {"off": set(), "minimal": {"RoundFinished", "CheckpointSaved"}}.get(
-        level, {"HostEpoch", "ActionTaken", "StageChanged", "GateJudged"}
-    )
+    assert {row["type"] for row in every} >= {
+        "off": set(),
+        "minimal": {"RoundFinished", "CheckpointSaved"},
+    }.get(level, {"HostEpoch", "ActionTaken", "StageChanged", "GateJudged"})
 
 
 class FindsAtRounds:
@@ -299,12 +366,17 @@ def test_an_anomaly_brings_debug_records_for_a_few_rounds_and_then_they_end(tmp_
     assert {row["round"] for row in events_of(config.out, "ACTION_TAKEN")} == {2, 3}
     (dump,) = events_of(config.out, "UPDATE_DUMP")
     finished = events_of(config.out, "RoundFinished")[1]
-    assert {key: value for key, value in dump.items() if key not in ("type", "round")} == finished["update"]
+    assert {key: value for key, value in dump.items() if key not in ("type", "round")} == finished[
+        "update"
+    ]
 
 
 def test_a_fault_that_stays_is_told_every_round_and_shown_in_full_once(tmp_path, monkeypatch):
     config = with_anomalies(tmp_path, monkeypatch, range(6), telemetry__escalation_rounds=2)
-    assert [row["escalated"] for row in events_of(config.out, "AnomalyFound")] == [True, *[False] * 5]
+    assert [row["escalated"] for row in events_of(config.out, "AnomalyFound")] == [
+        True,
+        *[False] * 5,
+    ]
     assert {row["round"] for row in events_of(config.out, "ACTION_TAKEN")} == {1}
     assert len(events_of(config.out, "UPDATE_DUMP")) == 1
 
@@ -326,13 +398,23 @@ def test_a_row_that_is_not_a_number_is_told_and_does_no_harm(tmp_path, monkeypat
     agent = train(config)
     assert all(torch.isfinite(value).all() for value in agent.network.state_dict().values())
     found = events_of(config.out, "AnomalyFound")
-    assert (found[0]["round"], found[0]["kind"], found[0]["escalated"]) == (0, "non-finite numbers", True)
+    assert (found[0]["round"], found[0]["kind"], found[0]["escalated"]) == (
+        0,
+        "non-finite numbers",
+        True,
+    )
     assert {row["round"] for row in events_of(config.out, "ACTION_TAKEN")} == {1}
 
 
 def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
     """Processor time of counting and writing at `normal`, of the whole time of playing; digits as in its preset."""
-    task = {"task__name": "digits", "task__epoch_examples": 512, "task__epochs": 3, "hosts": 4, "host_pool": 1}
+    task = {
+        "task__name": "digits",
+        "task__epoch_examples": 512,
+        "task__epochs": 3,
+        "hosts": 4,
+        "host_pool": 1,
+    }
     spent, real = [], RoundTally.take
 
     def take(self, *args):
@@ -363,11 +445,16 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "rounds", "epochs"), [(-3, 0, 0), (0, 0, 0), (1, 0, 1), (3, 0, 3), (4, 1, 4), (8, 2, 8)]
+    ("asked", "rounds", "epochs"),
+    [(-3, 0, 0), (0, 0, 0), (1, 0, 1), (3, 0, 3), (4, 1, 4), (8, 2, 8)],
 )
-def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(tmp_path, asked, rounds, epochs, monkeypatch):
+def test_who_asks_to_stop_waits_one_epoch_and_is_told_what_is_saved(
+    tmp_path, asked, rounds, epochs, monkeypatch
+):
     asks, steps, real = [], [], GrowthVectorEnv.step_async
-    monkeypatch.setattr(GrowthVectorEnv, "step_async", lambda env, choices: (steps.append(None), real(env, choices)))
+    monkeypatch.setattr(
+        GrowthVectorEnv, "step_async", lambda env, choices: (steps.append(None), real(env, choices))
+    )
 
     config = tiny(tmp_path / "run", rounds=3)
 
@@ -393,7 +480,9 @@ def test_a_run_that_has_all_its_rounds_does_nothing_more(whole, tmp_path):
 def test_the_policy_runs_where_it_is_told_to(tmp_path, monkeypatch):
     config = tiny(tmp_path)
     env = build_environment(config)
-    monkeypatch.setattr(trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")])
+    monkeypatch.setattr(
+        trainer, "parse_devices", lambda names: [torch.device("meta" if names == ["x"] else "cpu")]
+    )
     monkeypatch.setattr(trainer, "PPOAgent", lambda network, *args, **options: network)
     network, _ = build_agent(config.model_copy(update={"policy_device": "x"}), env)
     assert {parameter.device.type for parameter in network.parameters()} == {"meta"}

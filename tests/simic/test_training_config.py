@@ -70,7 +70,10 @@ def test_a_typo_in_any_key_is_refused_and_the_key_is_offered(key, data):
 
 def test_a_reward_term_is_a_key_too():
     assert re.search("'rnt'.*'rent'", refusal({"reward": {"weights": {"rnt": 1.0}}}))
-    assert "loss_beyond_twin" not in refusal({"reward": {"weights": {"loss_beyond_twin": 1.0}}}).split("twin'", 1)[1]
+    assert (
+        "loss_beyond_twin"
+        not in refusal({"reward": {"weights": {"loss_beyond_twin": 1.0}}}).split("twin'", 1)[1]
+    )
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -142,13 +145,28 @@ def test_several_mistakes_are_told_together():
     ("values", "words"),
     [
         ({"task": {"name": "digit"}}, "unknown task 'digit'. Did you mean 'digits'?"),
-        ({"reward": {"weights": {"rent": -1.0}}}, "weight of reward term 'rent' is -1.0; it must be 0 or more"),
-        ({"ppo": {"lr": 1e-5}}, "here: ppo: lr_floor is 0.0001, above lr 1e-05; it has to be at most that."),
-        ({"ppo": {"compile": "inducter"}}, "unknown backend of torch.compile 'inducter'. Did you mean 'inductor'?"),
+        (
+            {"reward": {"weights": {"rent": -1.0}}},
+            "weight of reward term 'rent' is -1.0; it must be 0 or more",
+        ),
+        (
+            {"ppo": {"lr": 1e-5}},
+            "here: ppo: lr_floor is 0.0001, above lr 1e-05; it has to be at most that.",
+        ),
+        (
+            {"ppo": {"compile": "inducter"}},
+            "unknown backend of torch.compile 'inducter'. Did you mean 'inductor'?",
+        ),
         ({"amp": "fp16"}, "amp fp16 needs CUDA devices"),
-        ({"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"}, "runs on the eager executor only"),
+        (
+            {"amp": "fp16", "devices": ["cuda:0"], "executor": "graphed"},
+            "runs on the eager executor only",
+        ),
         ({"executor": "graphed"}, "executor graphed needs CUDA devices"),
-        ({"executor": "graphed", "devices": ["cuda:0", "cpu"]}, "executor graphed needs CUDA devices"),
+        (
+            {"executor": "graphed", "devices": ["cuda:0", "cpu"]},
+            "executor graphed needs CUDA devices",
+        ),
     ],
     ids=str,
 )
@@ -271,11 +289,22 @@ def test_a_setting_without_key_or_sign_is_refused(text):
 def test_changes_reach_every_depth_and_leave_the_rest():
     config = TrainingConfig.from_preset("digits")
     changed = config.with_changes(
-        [("rounds", 3), ("ppo.lr", 2e-3), ("reward.weights.rent", 0.5), ("task.blueprints", ["norm"])], "here"
+        [
+            ("rounds", 3),
+            ("ppo.lr", 2e-3),
+            ("reward.weights.rent", 0.5),
+            ("task.blueprints", ["norm"]),
+        ],
+        "here",
     )
     assert (changed.rounds, changed.ppo.lr, changed.reward.weights) == (3, 2e-3, {"rent": 0.5})
     assert changed.task.blueprints == ("norm",)
-    back = [("rounds", 40), ("ppo.lr", config.ppo.lr), ("reward.weights", {}), ("task.blueprints", None)]
+    back = [
+        ("rounds", 40),
+        ("ppo.lr", config.ppo.lr),
+        ("reward.weights", {}),
+        ("task.blueprints", None),
+    ]
     assert changed.with_changes(back, "here") == config
     assert config.rounds == 40
 
@@ -309,7 +338,13 @@ def test_changes_are_checked_like_everything_else():
 
 @pytest.mark.parametrize(
     ("section", "name"),
-    [(None, "rounds"), ("ppo", "lr"), ("task", "epochs"), ("reward", "family"), ("telemetry", "level")],
+    [
+        (None, "rounds"),
+        ("ppo", "lr"),
+        ("task", "epochs"),
+        ("reward", "family"),
+        ("telemetry", "level"),
+    ],
 )
 def test_a_configuration_cannot_be_changed_afterwards(section, name):
     config = TrainingConfig()
@@ -321,7 +356,10 @@ def test_a_configuration_cannot_be_changed_afterwards(section, name):
 @pytest.mark.parametrize("name", presets())
 def test_a_configuration_comes_back_from_json_as_it_was(name):
     config = TrainingConfig.from_preset(name)
-    assert TrainingConfig.of(json.loads(json.dumps(config.model_dump(mode="json"), allow_nan=False))) == config
+    assert (
+        TrainingConfig.of(json.loads(json.dumps(config.model_dump(mode="json"), allow_nan=False)))
+        == config
+    )
 
 
 @given(
@@ -332,7 +370,13 @@ def test_a_configuration_comes_back_from_json_as_it_was(name):
     weight=st.floats(0, 1e9),
 )
 def test_every_number_and_name_comes_back_exactly(lr, budget, seed, out, weight):
-    values = {"ppo": {"lr": lr}, "task": {"budget": budget}, "seed": seed, "out": out, "reward": {"weights": {}}}
+    values = {
+        "ppo": {"lr": lr},
+        "task": {"budget": budget},
+        "seed": seed,
+        "out": out,
+        "reward": {"weights": {}},
+    }
     config = TrainingConfig.of(values | {"reward": {"weights": {"rent": weight}}})
     assert (config.ppo.lr, config.task.budget, config.seed) == (lr, budget, seed)
     assert TrainingConfig.of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
@@ -340,18 +384,24 @@ def test_every_number_and_name_comes_back_exactly(lr, budget, seed, out, weight)
 
 def test_a_task_is_built_with_what_was_changed_and_nothing_else():
     plain = TASKS["blobs"]
-    built = TrainingConfig.of({"task": {"name": "blobs", "epochs": 5, "blueprints": ["lora"]}}).task.build()
+    built = TrainingConfig.of(
+        {"task": {"name": "blobs", "epochs": 5, "blueprints": ["lora"]}}
+    ).task.build()
     assert (built.epochs, built.blueprints) == (5, ("lora",))
     assert (built.batch, built.budget, built.load) == (plain.batch, plain.budget, plain.load)
 
 
 def test_the_page_of_the_configuration_is_what_the_fields_say():
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_config.py"))
-    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "run: python docs/make_config.py"
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), (
+        "run: python docs/make_config.py"
+    )
     for key in leaves(TrainingConfig):
         assert f"| `{key}` |" in script["page"]()
 
 
 def test_every_leaf_says_what_it_does():
     assert {key for key, field in leaves(TrainingConfig).items() if not field.description} == set()
-    assert {"task.name", "reward.weights", "ppo.lr", "telemetry.level", "rounds"} <= set(leaves(TrainingConfig))
+    assert {"task.name", "reward.weights", "ppo.lr", "telemetry.level", "rounds"} <= set(
+        leaves(TrainingConfig)
+    )

@@ -86,7 +86,9 @@ def waiting_rollout(agent, possible=tuple(range(NUM_OPS))):
     rollout.choices[:] = 0
     rows = rollout.rows(torch.arange(rollout.count))
     with torch.no_grad():
-        said = agent.network.evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts)
+        said = agent.network.evaluate(
+            rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
+        )
     for place, name in enumerate(rollout.spec.names):
         rollout.log_probs[..., place] = said.log_probs[name].T
     return rollout
@@ -98,7 +100,11 @@ def gradients(agent, rollout, weight):
     agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
     is_relevant, is_open, counts = agent._look_through(rollout)
     agent._step(rollout, index, HeadSteps.of(is_relevant, is_open, counts), flat, flat, weight)
-    return {name: value.grad for name, value in agent.network.named_parameters() if value.grad is not None}
+    return {
+        name: value.grad
+        for name, value in agent.network.named_parameters()
+        if value.grad is not None
+    }
 
 
 def test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus():
@@ -110,7 +116,9 @@ def test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus
 def test_without_the_bonus_a_head_that_was_not_used_learns_nothing():
     agent = growth_agent()
     found = gradients(agent, waiting_rollout(agent), weight=0.0)
-    assert not any(found[f"policy_heads.{name}.2.weight"].any() for name in ("slot", "blueprint", "blend"))
+    assert not any(
+        found[f"policy_heads.{name}.2.weight"].any() for name in ("slot", "blueprint", "blend")
+    )
 
 
 def test_a_head_whose_op_was_impossible_gets_no_bonus():
@@ -127,7 +135,10 @@ def test_every_pass_sees_the_same_normalised_advantages_and_the_same_old_values(
     agent = growth_agent(settings(epochs=3, target_kl=None))
     rollout = growth_rollout(agent)
     raw, returns = rollout.advantages(agent.config.gamma, agent.config.gae_lambda)
-    old = {name: getattr(rollout, name).clone() for name in ("values", "log_probs", "choices", "states", "rewards")}
+    old = {
+        name: getattr(rollout, name).clone()
+        for name in ("values", "log_probs", "choices", "states", "rewards")
+    }
     policy_calls, spy = watched(agent, "policy_loss")
     monkeypatch.setattr(agent_module, "policy_loss", spy)
     value_calls, value_spy = watched(agent, "value_loss")
@@ -163,7 +174,9 @@ def test_rewards_a_hundred_times_as_large_give_the_same_gradients():
                 {name: value.grad.clone() for name, value in agent.network.named_parameters()}
             )
         )
-        record = agent.update(growth_rollout(agent, reward=lambda draws, scale=scale: scale * draws))
+        record = agent.update(
+            growth_rollout(agent, reward=lambda draws, scale=scale: scale * draws)
+        )
         found.append((gradients[0], record))
     (plain, first), (scaled, second) = found
     for name, gradient in plain.items():
@@ -244,7 +257,9 @@ def test_without_a_limit_all_passes_are_made(target):
 @pytest.mark.parametrize(
     ("rows", "parts", "sizes"), [(4, 2, [2, 2]), (9, 8, [2] + [1] * 7), (2, 8, [1, 1]), (5, 1, [5])]
 )
-def test_rows_are_dealt_into_as_many_parts_as_there_are_minibatches_each_row_once(rows, parts, sizes):
+def test_rows_are_dealt_into_as_many_parts_as_there_are_minibatches_each_row_once(
+    rows, parts, sizes
+):
     agent = growth_agent(settings(minibatches=parts))
     assigned = agent._assign(rows)
     assert sorted(map(len, assigned), reverse=True) == sizes
@@ -269,19 +284,29 @@ def rates(agent, rollouts, **known):
     return found
 
 
-SCHEDULE = {"lr": 1e-3, "lr_floor": 1e-4, "entropy": 0.02, "entropy_floor": 0.01, "anneal_decisions": 96}
+SCHEDULE = {
+    "lr": 1e-3,
+    "lr_floor": 1e-4,
+    "entropy": 0.02,
+    "entropy_floor": 0.01,
+    "anneal_decisions": 96,
+}
 LINE = [(1e-3 - 9e-4 * share, 0.02 - 0.01 * share) for share in (0, 1 / 3, 2 / 3, 1, 1)]
 
 
 def test_rate_and_bonus_fall_in_a_straight_line_by_decisions_to_their_floors():
     agent = growth_agent(settings(**SCHEDULE))
-    found = rates(agent, (growth_rollout(agent, seed=seed) for seed in range(5)))  # 32 decisions each
+    found = rates(
+        agent, (growth_rollout(agent, seed=seed) for seed in range(5))
+    )  # 32 decisions each
     assert found == [pytest.approx(pair) for pair in LINE]
 
 
 def test_schedules_do_not_depend_on_updates_that_were_cut_short():
     agent = growth_agent(settings(**SCHEDULE))
-    found = rates(agent, (shifted_rollout(agent, slice(None)) for _ in range(3)))  # 48 decisions each, no step
+    found = rates(
+        agent, (shifted_rollout(agent, slice(None)) for _ in range(3))
+    )  # 48 decisions each, no step
     assert found == [pytest.approx(pair) for pair in ((1e-3, 0.02), (5.5e-4, 0.015), (1e-4, 0.01))]
 
 

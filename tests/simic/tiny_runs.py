@@ -27,7 +27,14 @@ TINY = {
     "host_pool": 3,
     "rounds": 2,
     "threads": 1,
-    "ppo": {"epochs": 2, "minibatches": 2, "hidden_dim": 8, "head_dim": 8, "lr": 0.02, "entropy": 0.02},
+    "ppo": {
+        "epochs": 2,
+        "minibatches": 2,
+        "hidden_dim": 8,
+        "head_dim": 8,
+        "lr": 0.02,
+        "entropy": 0.02,
+    },
 }
 DECISIONS = 2 * (4 - 1)
 """of one round: hosts times epochs of an episode that are decided about"""
@@ -64,7 +71,9 @@ def lines_of(folder):
 
 def events_of(folder, *kinds):
     """Events of a run, or those of some types, without the wall clock."""
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in lines_of(folder)]
+    rows = [
+        {key: value for key, value in row.items() if key != "seconds"} for row in lines_of(folder)
+    ]
     return [row for row in rows if not kinds or row["type"] in kinds]
 
 
@@ -73,7 +82,11 @@ def manifest_of(folder):
     body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
     listed = {save["number"]: _entry(save) for save in body["generations"]}
     rounds = max((entry.get("rounds", 0) for entry in listed.values()), default=0)
-    return {"checkpoints": list(listed.values()), "best": listed.get(body["best"]), "rounds": rounds}
+    return {
+        "checkpoints": list(listed.values()),
+        "best": listed.get(body["best"]),
+        "rounds": rounds,
+    }
 
 
 def _entry(save):
@@ -95,13 +108,25 @@ def end_of(folder):
     newest = manifest_of(folder)["checkpoints"][-1]
     tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
     facts = {key: value for key, value in plain["facts"].items() if key != "events"}
-    best = {key: value for key, value in manifest_of(folder)["best"].items() if key not in ("sha256", "file")}
-    return tensors, {**plain, "facts": facts, "best": best}, [_without_file(row) for row in events_of(folder)]
+    best = {
+        key: value
+        for key, value in manifest_of(folder)["best"].items()
+        if key not in ("sha256", "file")
+    }
+    return (
+        tensors,
+        {**plain, "facts": facts, "best": best},
+        [_without_file(row) for row in events_of(folder)],
+    )
 
 
 def _without_file(row):
     """What is saved in place of a damaged checkpoint has another name, so that nothing is written over."""
-    return {key: value for key, value in row.items() if (row["type"], key) != ("CheckpointSaved", "file")}
+    return {
+        key: value
+        for key, value in row.items()
+        if (row["type"], key) != ("CheckpointSaved", "file")
+    }
 
 
 def assert_same_end(folder, other):
@@ -121,9 +146,20 @@ def command(out, **changes):
     values = tiny(out, **changes).model_dump(mode="json", exclude_none=True)
     leaves = {"out": values.pop("out")}
     for key, value in values.items():
-        leaves |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        leaves |= (
+            {f"{key}.{name}": inner for name, inner in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
     settings = [f"{key}={json.dumps(value)}" for key, value in leaves.items() if key != "out"]
-    return ["ppo", "--preset", "digits", "--out", str(out), *(part for text in settings for part in ("--set", text))]
+    return [
+        "ppo",
+        "--preset",
+        "digits",
+        "--out",
+        str(out),
+        *(part for text in settings for part in ("--set", text)),
+    ]
 
 
 class Forked:

@@ -5,7 +5,14 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+)
 from esper.simic import PPOAgent, PPOConfig
 from esper.simic.any_env import ActionCodec, ObservationCodec, Player
 from esper.simic.rollout import Rollout
@@ -26,7 +33,16 @@ class Clock(gym.Env):
         last: what the final observation is filled with, if anything.
     """
 
-    def __init__(self, who=0, epochs=None, ends="terminated", actions=None, masked=False, penalty=None, last=None):
+    def __init__(
+        self,
+        who=0,
+        epochs=None,
+        ends="terminated",
+        actions=None,
+        masked=False,
+        penalty=None,
+        last=None,
+    ):
         self.who, self.epochs, self.ends, self.masked, self.penalty, self.last = (
             who,
             epochs,
@@ -63,7 +79,8 @@ class Clock(gym.Env):
             return {}
         forbidden = self.time + self.who + self.episodes
         rows = [
-            (np.arange(size) != forbidden % size) | (size == 1) for size in ActionCodec(self.action_space).spec.sizes
+            (np.arange(size) != forbidden % size) | (size == 1)
+            for size in ActionCodec(self.action_space).spec.sizes
         ]
         mask = np.concatenate(rows)
         return {"action_mask": mask & (not is_last)}
@@ -73,7 +90,8 @@ def clocks(count=3, mode=SAME_STEP, episodes=None, **settings):
     """`count` clocks side by side, each with its own length of an episode."""
     episodes = episodes or [None] * count
     return SyncVectorEnv(
-        [lambda who=who: Clock(who, episodes[who], **settings) for who in range(count)], autoreset_mode=mode
+        [lambda who=who: Clock(who, episodes[who], **settings) for who in range(count)],
+        autoreset_mode=mode,
     )
 
 
@@ -123,21 +141,34 @@ class StepCounter:
     def choose(self, states, hidden, masks, deterministic=False, generator=None):
         zeros = torch.zeros(len(states))
         choices = {name: zeros.long() for name in self.spec.names}
-        return choices, dict.fromkeys(self.spec.names, zeros), self.look(states, hidden), (hidden[0] + 1, hidden[1] + 1)
+        return (
+            choices,
+            dict.fromkeys(self.spec.names, zeros),
+            self.look(states, hidden),
+            (hidden[0] + 1, hidden[1] + 1),
+        )
 
     def look(self, states, hidden):
-        return hidden[0][0, :, 0].clone() if self.value is None else torch.full((len(states),), self.value)
+        return (
+            hidden[0][0, :, 0].clone()
+            if self.value is None
+            else torch.full((len(states),), self.value)
+        )
 
 
 def codecs_of(env, spec=None):
-    return ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec)
+    return ObservationCodec(env.single_observation_space), ActionCodec(
+        env.single_action_space, spec
+    )
 
 
 def agent_for(env, config=SMALL, seed=0):
     """A fresh agent as `learn` builds it."""
     codecs = codecs_of(env)
     torch.manual_seed(seed)
-    network = RecurrentActorCritic(codecs[0].width, codecs[1].spec, hidden_dim=config.hidden_dim, head_dim=8)
+    network = RecurrentActorCritic(
+        codecs[0].width, codecs[1].spec, hidden_dim=config.hidden_dim, head_dim=8
+    )
     return PPOAgent(network, config, seed=seed, codecs=codecs)
 
 
@@ -157,7 +188,9 @@ def counting_player(env, value=None):
 
 def growth_agent(config=SMALL, seed=0):
     torch.manual_seed(seed)
-    network = FactoredRecurrentActorCritic(WIDTH, SLOTS, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
+    network = FactoredRecurrentActorCritic(
+        WIDTH, SLOTS, hidden_dim=config.hidden_dim, head_dim=config.head_dim
+    )
     for head in network.policy_heads.values():
         torch.nn.init.normal_(head[-1].weight, std=0.5)  # a policy with opinions
     return PPOAgent(network, config, seed=seed)
@@ -168,11 +201,18 @@ def growth_masks(count, draw):
 
     def some(*shape):
         mask = torch.rand(*shape, generator=draw) < 0.6
-        return mask | (torch.nn.functional.one_hot(torch.randint(shape[-1], shape[:-1], generator=draw), shape[-1]) > 0)
+        return mask | (
+            torch.nn.functional.one_hot(
+                torch.randint(shape[-1], shape[:-1], generator=draw), shape[-1]
+            )
+            > 0
+        )
 
     op, slot = some(count, NUM_OPS), some(count, NUM_OPS, SLOTS)
     op[:, 0] = True
-    unused = [index for index in range(NUM_OPS) if index not in (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)]
+    unused = [
+        index for index in range(NUM_OPS) if index not in (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)
+    ]
     slot[:, unused] = torch.arange(SLOTS) == 0
     return {
         "op": op,
@@ -182,7 +222,9 @@ def growth_masks(count, draw):
     }
 
 
-def growth_rollout(agent, steps=8, count=4, seed=0, ends=0.15, whole=False, reward=lambda draws: draws):
+def growth_rollout(
+    agent, steps=8, count=4, seed=0, ends=0.15, whole=False, reward=lambda draws: draws
+):
     """A rollout of random observations and masks, with episodes that end at random, half of them truncated.
 
     Args:
@@ -197,15 +239,24 @@ def growth_rollout(agent, steps=8, count=4, seed=0, ends=0.15, whole=False, rewa
     with torch.no_grad():
         for step in range(steps):
             states, masks = torch.randn(count, WIDTH, generator=draw), growth_masks(count, draw)
-            choices, log_probs, values, hidden = network.choose(states, hidden, masks, generator=draw)
+            choices, log_probs, values, hidden = network.choose(
+                states, hidden, masks, generator=draw
+            )
             valid = torch.ones(count, dtype=torch.bool)
             rollout.add_decision(states, masks, choices, log_probs, values, valid, begins)
             begins = torch.rand(count, generator=draw) < ends
             truncated = begins & (torch.rand(count, generator=draw) < 0.5)
             if whole:
-                begins, truncated = torch.full((count,), step == steps - 1), torch.zeros(count, dtype=torch.bool)
+                begins, truncated = (
+                    torch.full((count,), step == steps - 1),
+                    torch.zeros(count, dtype=torch.bool),
+                )
             rewards = reward(torch.randn(count, generator=draw))
-            finals = torch.where(truncated, network.look(torch.randn(count, WIDTH, generator=draw), hidden), torch.nan)
+            finals = torch.where(
+                truncated,
+                network.look(torch.randn(count, WIDTH, generator=draw), hidden),
+                torch.nan,
+            )
             rollout.add_outcome(rewards, begins & ~truncated, truncated, finals)
             hidden = agent.restart(hidden, begins)
         rollout.finish(network.look(torch.randn(count, WIDTH, generator=draw), hidden), hidden)

@@ -28,7 +28,13 @@ SHORT = StageLengths(embargo=1, resetting=1, probation=2)
 
 def epoch_signals(loss=0.5, accuracy=0.7, **others):
     """One healthy epoch, except for what is said."""
-    values = {"progress": 0.25, "lr_share": 1.0, "train_loss": 0.4, "held_out_loss": loss, "train_accuracy": 0.8}
+    values = {
+        "progress": 0.25,
+        "lr_share": 1.0,
+        "train_loss": 0.4,
+        "held_out_loss": loss,
+        "train_accuracy": 0.8,
+    }
     values |= {"held_out_accuracy": accuracy, "params_share": 0.5, "seeds_share": 0.0}
     return EpochSignals(**{**values, **others})
 
@@ -60,8 +66,12 @@ def _texts():
     tokens = torch.randint(5, (2,), generator=torch.Generator().manual_seed(1)).tolist()
     while len(tokens) < 700:
         tokens.append((tokens[-1] + tokens[-2] + (len(tokens) % 7 == 0)) % 5)
-    train, validation, test = (torch.tensor(tokens[a:b]) for a, b in ((0, 400), (400, 550), (550, 700)))
-    return Splits(TokenSplit(train, 12), TokenSplit(validation, 12), SealedSplit(TokenSplit(test, 12)))
+    train, validation, test = (
+        torch.tensor(tokens[a:b]) for a, b in ((0, 400), (400, 550), (550, 700))
+    )
+    return Splits(
+        TokenSplit(train, 12), TokenSplit(validation, 12), SealedSplit(TokenSplit(test, 12))
+    )
 
 
 TASKS = {
@@ -70,7 +80,9 @@ TASKS = {
     "texts": replace(
         get_task("python_text"),
         load=lambda root: _texts(),
-        build_host=lambda: build_transformer_host(vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2),
+        build_host=lambda: build_transformer_host(
+            vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2
+        ),
         chance=0.2,
         batch=16,
         epoch_examples=32,
@@ -102,7 +114,10 @@ class Watched:
         self.population.evaluate()
         views = self.population.views()
         for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
-            tracker.update(read_signals(self.task, run.epoch / self.task.epochs, run.reading, view), view.reports)
+            tracker.update(
+                read_signals(self.task, run.epoch / self.task.epochs, run.reading, view),
+                view.reports,
+            )
         return observe(self.trackers, use_telemetry), compute_batch_masks(views)
 
     def act(self, actions):
@@ -143,7 +158,12 @@ def draw_action(masks, host, draw):
     slot = draw.choice(np.flatnonzero(own["slot"][op]))
     if op != 1:
         return op, slot, 0, 0
-    return op, slot, draw.choice(np.flatnonzero(own["blueprint"][slot])), draw.choice(np.flatnonzero(own["blend"]))
+    return (
+        op,
+        slot,
+        draw.choice(np.flatnonzero(own["blueprint"][slot])),
+        draw.choice(np.flatnonzero(own["blend"])),
+    )
 
 
 class RandomPolicy:

@@ -12,7 +12,9 @@ HEADS = ("op", "slot", "blueprint", "blend")
 def build(slots=3, *, seed=0, sharpness=1.0, hidden_dim=32, head_dim=16, **sizes):
     """A small growth policy; `sharpness` multiplies its logits, which are close to even in a fresh one."""
     torch.manual_seed(seed)
-    net = FactoredRecurrentActorCritic(STATE_DIM, slots, hidden_dim=hidden_dim, head_dim=head_dim, **sizes)
+    net = FactoredRecurrentActorCritic(
+        STATE_DIM, slots, hidden_dim=hidden_dim, head_dim=head_dim, **sizes
+    )
     return sharpen(net, sharpness)
 
 
@@ -66,7 +68,9 @@ def live(net, states, masks, starts=None, hidden=None, generator=None):
     for step in range(steps):
         if starts is not None:
             hidden = tuple(torch.where(starts[None, :, step, None], 0.0, part) for part in hidden)
-        *decision, hidden = net.choose(states[:, step], hidden, at(step, masks), generator=generator)
+        *decision, hidden = net.choose(
+            states[:, step], hidden, at(step, masks), generator=generator
+        )
         seen.append(decision)
     choices, log_probs, values = zip(*seen, strict=True)
     names = net.spec.names

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from esper.leyline.errors import MaskError
-from esper.tamiyo.distributions import MaskedCategorical, entropy_of, masked_log_softmax, normalised_entropy
+from esper.tamiyo.distributions import (
+    MaskedCategorical,
+    entropy_of,
+    masked_log_softmax,
+    normalised_entropy,
+)
 
 LOWEST = torch.finfo(torch.float32).min
 SIZE = 7
@@ -53,7 +58,8 @@ def test_one_mask_serves_all_rows_that_it_is_given_for():
     logits, _ = random_rows(6)
     mask = first_valid(3)
     assert torch.equal(
-        MaskedCategorical(logits, mask).log_probs, MaskedCategorical(logits, mask.expand(6, -1)).log_probs
+        MaskedCategorical(logits, mask).log_probs,
+        MaskedCategorical(logits, mask.expand(6, -1)).log_probs,
     )
 
 
@@ -127,7 +133,9 @@ def test_gradients_are_finite_for_every_number_of_valid_entries_in_every_precisi
     logits = torch.randn(8, SIZE).to(dtype).requires_grad_()
     drawn = MaskedCategorical(logits, first_valid(valid))
     choices = drawn.sample()
-    (drawn.log_prob(choices).sum() + entropy(drawn).sum() + entropy_of(drawn.log_probs).sum()).backward()
+    (
+        drawn.log_prob(choices).sum() + entropy(drawn).sum() + entropy_of(drawn.log_probs).sum()
+    ).backward()
     assert logits.grad.isfinite().all()
     assert (logits.grad != 0).any() == (valid > 1)
 
@@ -197,7 +205,9 @@ def test_the_likeliest_is_the_valid_entry_with_the_largest_logit():
 
 def test_of_a_million_draws_none_is_invalid():
     logits, mask = random_rows(1000, spread=10.0)
-    logits = torch.where(mask, logits - 40, logits + 40)  # what is forbidden would be by far the likeliest
+    logits = torch.where(
+        mask, logits - 40, logits + 40
+    )  # what is forbidden would be by far the likeliest
     drawn = MaskedCategorical(logits.expand(1000, -1, -1), mask.expand(1000, -1, -1))
     for choices in (drawn.sample(), drawn.mode()):
         assert choices.numel() == 1_000_000

@@ -26,7 +26,12 @@ def test_growth_chooses_op_slot_blueprint_blend_in_this_order():
 
 
 def test_slot_is_masked_by_op_and_blueprint_by_slot():
-    assert [head.mask_by for head in HeadSpec.growth(*DEFAULT_SPACE.sizes[1:]).heads] == [None, "op", "slot", None]
+    assert [head.mask_by for head in HeadSpec.growth(*DEFAULT_SPACE.sizes[1:]).heads] == [
+        None,
+        "op",
+        "slot",
+        None,
+    ]
 
 
 def test_waiting_uses_no_head_but_op_and_only_germinating_uses_blueprint_and_blend():

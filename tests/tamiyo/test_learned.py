@@ -36,7 +36,9 @@ def sharp(network, factor=200.0):
 
 def decide(watched, memory=None, **options):
     hosts, seen, masks = watched
-    return NetworkPolicy(sharp(hosts.network()), **options).decide(seen, masks, hosts.population.reports(), memory)
+    return NetworkPolicy(sharp(hosts.network()), **options).decide(
+        seen, masks, hosts.population.reports(), memory
+    )
 
 
 # -- the interface -----------------------------------------------------------------------------------------------------
@@ -59,7 +61,9 @@ def test_actions_are_in_the_order_op_slot_blueprint_blend(watched):
     for name, choice in zip(("op", "slot", "blueprint", "blend"), wanted, strict=True):
         only[name][..., choice] = True
     for deterministic in (True, False):
-        actions, _ = NetworkPolicy(hosts.network(), deterministic=deterministic).decide(seen, only, None, None)
+        actions, _ = NetworkPolicy(hosts.network(), deterministic=deterministic).decide(
+            seen, only, None, None
+        )
         assert actions.tolist() == [wanted] * 3
 
 
@@ -77,7 +81,10 @@ def test_it_plays_where_a_rule_plays():
     """One loop serves both: only the way to build the policy differs."""
     hosts = Watched(TASKS["vectors"], [1])
     model = hosts.population.runs[0].model
-    for policy in (make_policy("heuristic", facts_of(model)), NetworkPolicy(hosts.network(), deterministic=False)):
+    for policy in (
+        make_policy("heuristic", facts_of(model)),
+        NetworkPolicy(hosts.network(), deterministic=False),
+    ):
         assert len(hosts.live(policy, 3)) == 3
 
 
@@ -88,7 +95,9 @@ def facts_of(model):
 def test_reports_are_not_needed(watched):
     hosts, seen, masks = watched
     policy = NetworkPolicy(sharp(hosts.network()))
-    with_reports, without = (policy.decide(seen, masks, given, None)[0] for given in (hosts.population.reports(), None))
+    with_reports, without = (
+        policy.decide(seen, masks, given, None)[0] for given in (hosts.population.reports(), None)
+    )
     assert np.array_equal(with_reports, without)
 
 
@@ -109,7 +118,9 @@ def test_deciding_builds_no_graph_and_leaves_the_global_random_state_alone(watch
 def test_over_a_whole_episode_every_action_of_an_untrained_network_is_carried_out(task):
     """`Watched.act` raises what a population refuses."""
     hosts = Watched(TASKS[task], [1, 2])
-    lived = hosts.live(NetworkPolicy(hosts.network(), deterministic=False, seed=4), hosts.task.epochs)
+    lived = hosts.live(
+        NetworkPolicy(hosts.network(), deterministic=False, seed=4), hosts.task.epochs
+    )
     ops = np.concatenate([actions[:, 0] for _, _, actions in lived])
     assert set(ops) >= {OP_WAIT, OP_GERMINATE}
     for _, masks, actions in lived:
@@ -159,7 +170,10 @@ def test_step_by_step_it_decides_as_the_network_does_over_the_whole_sequence(sho
         actions, memory = policy.decide(seen, masks, None, memory)
         rows.append(actions)
     states = torch.as_tensor(np.stack([seen for seen, _ in epochs], 1))
-    masks = {name: torch.as_tensor(np.stack([mask[name] for _, mask in epochs], 1)) for name in epochs[0][1]}
+    masks = {
+        name: torch.as_tensor(np.stack([mask[name] for _, mask in epochs], 1))
+        for name in epochs[0][1]
+    }
     chosen, _, _, hidden = network.choose(states, None, masks, deterministic=True)
     for column, name in enumerate(network.spec.names):
         assert np.array_equal(np.stack(rows, 1)[..., column], chosen[name].numpy())
@@ -181,7 +195,9 @@ def test_what_it_remembers_changes_with_every_epoch_and_matters(shown):
         _, memory = policy.decide(seen, masks, None, memory)
         assert before is None or not torch.equal(before[0], memory[0])
     assert torch.equal(values["remembering"][0], values["forgetting"][0])
-    assert not torch.allclose(torch.stack(values["remembering"][1:]), torch.stack(values["forgetting"][1:]))
+    assert not torch.allclose(
+        torch.stack(values["remembering"][1:]), torch.stack(values["forgetting"][1:])
+    )
 
 
 def test_no_memory_is_the_state_in_which_episodes_begin(watched):

@@ -22,7 +22,13 @@ from esper.leyline.factored_actions import (
 from esper.leyline.legality import is_legal
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.masks import MaskSeedInfo, build_slot_states, compute_action_masks, compute_batch_masks, masks_for
+from esper.tamiyo.masks import (
+    MaskSeedInfo,
+    build_slot_states,
+    compute_action_masks,
+    compute_batch_masks,
+    masks_for,
+)
 
 DORMANT = {slot: MaskSeedInfo(SeedStage.DORMANT) for slot in SlotConfig.default().slot_ids}
 
@@ -77,7 +83,9 @@ def test_only_dormant_slots_can_be_planted():
     assert masks["slot"][OP_GERMINATE].tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("stage", [SeedStage.EMBARGOED, SeedStage.RESETTING, SeedStage.CULLED, SeedStage.FOSSILIZED])
+@pytest.mark.parametrize(
+    "stage", [SeedStage.EMBARGOED, SeedStage.RESETTING, SeedStage.CULLED, SeedStage.FOSSILIZED]
+)
 def test_a_closed_slot_offers_nothing(stage):
     masks = compute_action_masks({slot: MaskSeedInfo(stage) for slot in DORMANT}, 0, None)
     assert ops(masks) == [0]
@@ -108,7 +116,9 @@ def test_at_the_limit_of_seeds_nothing_can_be_planted():
 
 
 def test_a_head_that_no_op_can_use_has_exactly_its_first_entry():
-    masks = compute_action_masks({slot: MaskSeedInfo(SeedStage.EMBARGOED) for slot in DORMANT}, 0, None)
+    masks = compute_action_masks(
+        {slot: MaskSeedInfo(SeedStage.EMBARGOED) for slot in DORMANT}, 0, None
+    )
     for rows in (masks["slot"], masks["blueprint"], masks["blend"][None]):
         assert rows[:, 0].all()
         assert not rows[:, 1:].any()
@@ -123,7 +133,10 @@ def test_slot_states_are_the_masks_share_of_the_reports():
     model.germinate_seed("r0c1", "norm")
     model.tick()
     states = build_slot_states(model.get_slot_reports())
-    assert states == {"r0c0": MaskSeedInfo(SeedStage.DORMANT), "r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False)}
+    assert states == {
+        "r0c0": MaskSeedInfo(SeedStage.DORMANT),
+        "r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False),
+    }
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -188,7 +201,9 @@ def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, roo
         for slot_id, report in model.get_slot_reports().items():
             if report.stage is SeedStage.PROBATIONARY:
                 losses = torch.arange(3.0)
-                model.record_counterfactual(slot_id, losses, losses * data.draw(st.sampled_from([0.5, 2.0])))
+                model.record_counterfactual(
+                    slot_id, losses, losses * data.draw(st.sampled_from([0.5, 2.0]))
+                )
 
 
 @settings(max_examples=20)

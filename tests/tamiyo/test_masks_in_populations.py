@@ -26,7 +26,10 @@ def check_limits(hosts):
     for run in hosts.population.runs:
         model = run.model
         assert model.total_params <= model.budget
-        assert model.max_seeds is None or model.active_seeds + model.fossilized_seeds <= model.max_seeds
+        assert (
+            model.max_seeds is None
+            or model.active_seeds + model.fossilized_seeds <= model.max_seeds
+        )
 
 
 def play(hosts, policy, epochs):
@@ -76,7 +79,9 @@ def test_in_a_long_episode_every_op_is_done(crowded):
 def test_in_a_long_episode_limits_take_away_what_was_possible_before(crowded):
     """The limits bind, so that the tests above are about them."""
     hosts, shown = crowded
-    can = np.stack([masks["slot"][:, OP_GERMINATE] & masks["op"][:, OP_GERMINATE, None] for masks, _ in shown])
+    can = np.stack(
+        [masks["slot"][:, OP_GERMINATE] & masks["op"][:, OP_GERMINATE, None] for masks, _ in shown]
+    )
     choices = np.stack([masks["blueprint"].sum(-1) for masks, _ in shown])
     assert len(set(choices[can])) > 2, "the budget takes away some blueprints"
     used = [run.model.active_seeds + run.model.fossilized_seeds for run in hosts.population.runs]
@@ -111,7 +116,9 @@ def test_where_only_waiting_is_left_every_policy_waits(crowded):
     hosts, shown = crowded
     for masks, _ in shown[:3]:
         closed = only_waiting(masks)
-        assert {name: mask.shape for name, mask in closed.items()} == {n: m.shape for n, m in masks.items()}
+        assert {name: mask.shape for name, mask in closed.items()} == {
+            n: m.shape for n, m in masks.items()
+        }
         assert all(mask[..., 0].all() and not mask[..., 1:].any() for mask in closed.values())
         seen = np.zeros((3, hosts.network().state_dim), np.float32)
         for policy in (RandomPolicy(1), NetworkPolicy(hosts.network(), deterministic=False)):

@@ -7,9 +7,24 @@ import torch
 from torch.nn import functional as F
 
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, OP_GERMINATE, OP_WAIT
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_GERMINATE,
+    OP_WAIT,
+)
 from esper.tamiyo.network import FactoredRecurrentActorCritic
-from tamiyo.policy_cases import HEADS, STATE_DIM, as_arguments, at, build, joint_masks, live, plain_masks
+from tamiyo.policy_cases import (
+    HEADS,
+    STATE_DIM,
+    as_arguments,
+    at,
+    build,
+    joint_masks,
+    live,
+    plain_masks,
+)
 
 ALL_SLOT_COUNTS = [1, 2, 3, 4, 5, 8]
 HOSTS, STEPS = 3, 4
@@ -47,7 +62,9 @@ def test_forward_gives_logits_of_every_head_values_and_the_state(slots, kind):
 def test_get_action_decides_for_one_step_or_many(slots, shape, kind):
     net = build(slots)
     masks = masks_of(kind, *shape, slots=slots)
-    choices, log_probs, values, hidden = net.get_action(torch.randn(*shape, STATE_DIM), **as_arguments(masks))
+    choices, log_probs, values, hidden = net.get_action(
+        torch.randn(*shape, STATE_DIM), **as_arguments(masks)
+    )
     assert tuple(choices) == tuple(log_probs) == HEADS
     for head, size in sizes(slots).items():
         assert choices[head].shape == log_probs[head].shape == shape
@@ -65,7 +82,9 @@ def test_evaluate_actions_judges_every_step_of_every_host(slots, kind):
     states, masks = torch.randn(HOSTS, STEPS, STATE_DIM), masks_of(kind, HOSTS, STEPS, slots=slots)
     choices, old, *_ = net.get_action(states, **as_arguments(masks))
     begin = net.get_initial_hidden(HOSTS)
-    log_probs, values, entropy, hidden = net.evaluate_actions(states, choices, **as_arguments(masks), hidden=begin)
+    log_probs, values, entropy, hidden = net.evaluate_actions(
+        states, choices, **as_arguments(masks), hidden=begin
+    )
     assert tuple(log_probs) == tuple(entropy) == HEADS
     assert {t.shape for t in (*log_probs.values(), *entropy.values(), values)} == {(HOSTS, STEPS)}
     assert [part.shape for part in hidden] == [(1, HOSTS, net.hidden_dim)] * 2
@@ -112,17 +131,27 @@ def test_the_deterministic_mode_takes_the_likeliest_and_draws_nothing(slots):
     assert torch.equal(torch.get_rng_state(), before)
     said = net(states, **as_arguments(masks))
     is_planted = choices["op"] == OP_GERMINATE
-    used = {"op": choices["op"] >= 0, "slot": choices["op"] != OP_WAIT, "blueprint": is_planted, "blend": is_planted}
+    used = {
+        "op": choices["op"] >= 0,
+        "slot": choices["op"] != OP_WAIT,
+        "blueprint": is_planted,
+        "blend": is_planted,
+    }
     for head in HEADS:
         assert torch.equal(choices[head], again[head])
         assert used[head].any()
-        assert torch.equal(choices[head], torch.where(used[head], said[f"{head}_logits"].argmax(-1), 0))
+        assert torch.equal(
+            choices[head], torch.where(used[head], said[f"{head}_logits"].argmax(-1), 0)
+        )
 
 
 @pytest.mark.parametrize("slots", [2, 5])
 def test_draws_differ_but_repeat_with_the_generator(slots):
     net, states = build(slots), torch.randn(200, STATE_DIM)
-    one, two, three = (net.get_action(states, generator=torch.Generator().manual_seed(seed))[0] for seed in (1, 1, 2))
+    one, two, three = (
+        net.get_action(states, generator=torch.Generator().manual_seed(seed))[0]
+        for seed in (1, 1, 2)
+    )
     for head in HEADS:
         assert torch.equal(one[head], two[head])
         assert not torch.equal(one[head], three[head])
@@ -148,16 +177,24 @@ def test_heads_that_the_op_does_not_use_choose_0_with_certainty():
         assert (log_probs[head][~rows] < 0).all()
 
 
-@pytest.mark.parametrize(("waits", "asked"), [([True] * 3, 1), ([True, False, True], 4), ([False] * 3, 4)])
-def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(waits, asked, monkeypatch):
+@pytest.mark.parametrize(
+    ("waits", "asked"), [([True] * 3, 1), ([True, False, True], 4), ([False] * 3, 4)]
+)
+def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(
+    waits, asked, monkeypatch
+):
     net, cases, real = build(3), [], FactoredRecurrentActorCritic._case
     masks, waits = joint_masks(HOSTS, slots=3), torch.tensor(waits)
     masks["op"] = F.one_hot(torch.where(waits, OP_WAIT, OP_GERMINATE), NUM_OPS).bool()
     states, noise = torch.randn(HOSTS, STATE_DIM), torch.rand(HOSTS, len(HEADS), 16)
-    monkeypatch.setattr(FactoredRecurrentActorCritic, "_case", lambda *all: (cases.append(None), real(*all))[1])
+    monkeypatch.setattr(
+        FactoredRecurrentActorCritic, "_case", lambda *all: (cases.append(None), real(*all))[1]
+    )
     choices, log_probs, _, _ = net.choose(states, None, masks, noise=noise)
     assert len(cases) == asked
-    stored, given = ({head: found[:, None] for head, found in each.items()} for each in (choices, masks))
+    stored, given = (
+        {head: found[:, None] for head, found in each.items()} for each in (choices, masks)
+    )
     judged = net.evaluate(states[:, None], stored, given, net.get_initial_hidden(HOSTS))
     for head in HEADS:
         assert torch.allclose(log_probs[head], judged.log_probs[head][:, 0], atol=1e-6)
@@ -167,7 +204,9 @@ def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(waits
     own = torch.Generator().manual_seed(0)
     for size in sizes(3).values():
         torch.rand(HOSTS, size, generator=own)
-    assert torch.equal(drawn.get_state(), own.get_state())  # from a shared stream every head draws, whoever uses it
+    assert torch.equal(
+        drawn.get_state(), own.get_state()
+    )  # from a shared stream every head draws, whoever uses it
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -180,7 +219,9 @@ def test_two_steps_in_turn_equal_one_sequence_of_two(slots):
     whole = net.get_action(states, **as_arguments(masks), deterministic=True)
     hidden = None
     for step in range(2):
-        *found, hidden = net.get_action(states[:, step], hidden, **as_arguments(at(step, masks)), deterministic=True)
+        *found, hidden = net.get_action(
+            states[:, step], hidden, **as_arguments(at(step, masks)), deterministic=True
+        )
         for head in HEADS:
             assert torch.equal(found[0][head], whole[0][head][:, step])
             torch.testing.assert_close(found[1][head], whole[1][head][:, step], rtol=0, atol=1e-5)
@@ -213,8 +254,12 @@ def test_a_beginning_inside_a_row_equals_two_rows():
         )
         torch.testing.assert_close(whole.values[:, part], apart.values, rtol=0, atol=1e-6)
         for head in HEADS:
-            torch.testing.assert_close(whole.log_probs[head][:, part], apart.log_probs[head], rtol=0, atol=1e-6)
-            torch.testing.assert_close(whole.entropy[head][:, part], apart.entropy[head], rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                whole.log_probs[head][:, part], apart.log_probs[head], rtol=0, atol=1e-6
+            )
+            torch.testing.assert_close(
+                whole.entropy[head][:, part], apart.entropy[head], rtol=0, atol=1e-6
+            )
     torch.testing.assert_close(whole.hidden, apart.hidden, rtol=0, atol=1e-6)
 
 
@@ -226,7 +271,9 @@ def test_what_came_before_a_beginning_reaches_nothing_after_it():
     hidden = net.get_initial_hidden(4)
     disturbed = states.clone()
     disturbed[:, :3] += torch.randn(4, 3, STATE_DIM)
-    one, other = (net.evaluate(seen, choices, masks, hidden, starts) for seen in (states, disturbed))
+    one, other = (
+        net.evaluate(seen, choices, masks, hidden, starts) for seen in (states, disturbed)
+    )
     assert not torch.equal(one.values[:, :3], other.values[:, :3])
     assert torch.equal(one.values[:, 3:], other.values[:, 3:])
     for head in HEADS:
@@ -268,7 +315,11 @@ def test_evaluating_without_the_state_that_rows_began_with_is_refused():
 @pytest.mark.parametrize("slots", [2, 5])
 @pytest.mark.parametrize(
     ("part", "apart"),
-    [("log_probs", "value_head"), ("entropy", "value_head"), ("values", ("policy_heads", "embeddings"))],
+    [
+        ("log_probs", "value_head"),
+        ("entropy", "value_head"),
+        ("values", ("policy_heads", "embeddings")),
+    ],
 )
 def test_gradients_reach_every_parameter(slots, part, apart):
     """Log-probabilities, entropy and values each teach all that they are made of; together that is everything."""
@@ -278,7 +329,11 @@ def test_gradients_reach_every_parameter(slots, part, apart):
     log_probs, values, entropy, _ = net.evaluate_actions(
         states, choices, **as_arguments(masks), hidden=net.get_initial_hidden(16)
     )
-    parts = {"log_probs": sum(log_probs.values()), "entropy": sum(entropy.values()), "values": values.square()}
+    parts = {
+        "log_probs": sum(log_probs.values()),
+        "entropy": sum(entropy.values()),
+        "values": values.square(),
+    }
     parts[part].sum().backward()
     for name, parameter in net.named_parameters():
         if name.startswith(apart):

@@ -52,7 +52,9 @@ def enumerate_all(net, features, masks):
             return
         mask = masks[head.name]
         mask = mask[made[head.mask_by]] if mask.dim() == 2 else mask
-        logits = net._case(place, features[None], {}, {k: torch.tensor([v]) for k, v in made.items()}).logits
+        logits = net._case(
+            place, features[None], {}, {k: torch.tensor([v]) for k, v in made.items()}
+        ).logits
         valid = mask.nonzero().squeeze(1).tolist()
         probs = torch.softmax(logits[0].double()[mask], -1)
         entropy = float(-(probs * probs.log()).sum())
@@ -86,7 +88,10 @@ def test_expected_entropy_equals_the_enumeration_of_all_decisions(seed, make):
     if make == "joint":
         masks = joint_masks(6, 1, slots=SLOTS, blueprints=3, blends=2)
     else:
-        masks = {head: some_of(6, 1, size) for head, size in zip(HEADS, (NUM_OPS, SLOTS, 3, 2), strict=True)}
+        masks = {
+            head: some_of(6, 1, size)
+            for head, size in zip(HEADS, (NUM_OPS, SLOTS, 3, 2), strict=True)
+        }
     found = net.evaluate(states, waits(6, 1), masks, net.get_initial_hidden(6))
     for row, (joint, _, shares) in enumerate(enumerated(net, states, masks)):
         assert sum(joint.values()) == pytest.approx(1, abs=1e-6)
@@ -101,7 +106,12 @@ def even_masks(rows):
     masks["slot"][:] = True
     masks["blueprint"][:] = torch.tensor([[True, False, True], [False, True, True]])
     masks["blend"][:] = True
-    return masks, {"op": math.log(3), "slot": math.log(2), "blueprint": math.log(2), "blend": math.log(2)}
+    return masks, {
+        "op": math.log(3),
+        "slot": math.log(2),
+        "blueprint": math.log(2),
+        "blend": math.log(2),
+    }
 
 
 @torch.no_grad()
@@ -112,7 +122,9 @@ def test_the_heads_entropies_add_up_to_that_of_the_whole_decision():
     for row, (joint, nats, _) in enumerate(enumerated(net, states, masks)):
         whole = -sum(p * math.log(p) for p in joint.values())
         assert sum(nats.values()) == pytest.approx(whole, abs=1e-6)
-        assert sum(float(found.entropy[head][row, 0]) * scale[head] for head in HEADS) == pytest.approx(whole, abs=2e-6)
+        assert sum(
+            float(found.entropy[head][row, 0]) * scale[head] for head in HEADS
+        ) == pytest.approx(whole, abs=2e-6)
 
 
 @torch.no_grad()
@@ -122,9 +134,14 @@ def test_stored_decisions_have_the_probabilities_of_the_enumeration():
     masks["op"][:] = True
     ((joint, _, _),) = enumerated(net, states, masks)
     rows = len(joint)
-    actions = {head: torch.tensor([made[place] for made in joint])[:, None] for place, head in enumerate(HEADS)}
+    actions = {
+        head: torch.tensor([made[place] for made in joint])[:, None]
+        for place, head in enumerate(HEADS)
+    }
     repeated = {head: mask.expand(rows, *mask.shape[1:]) for head, mask in masks.items()}
-    found = net.evaluate(states.expand(rows, -1, -1), actions, repeated, net.get_initial_hidden(rows))
+    found = net.evaluate(
+        states.expand(rows, -1, -1), actions, repeated, net.get_initial_hidden(rows)
+    )
     together = sum(found.log_probs.values())[:, 0].exp()
     assert together.tolist() == pytest.approx(list(joint.values()), abs=1e-6)
 
@@ -149,7 +166,10 @@ def test_on_a_table_of_two_by_three_the_entropy_is_the_closed_form():
     with torch.no_grad():
         net.policy_heads["first"][-1].bias.copy_(torch.tensor([0.25, 0.75]).log())
         net.policy_heads["second"][-1].bias.copy_(torch.tensor([0.5, 0.3, 0.2]).log())
-    stored = {"first": torch.zeros(1, 1, dtype=torch.long), "second": torch.zeros(1, 1, dtype=torch.long)}
+    stored = {
+        "first": torch.zeros(1, 1, dtype=torch.long),
+        "second": torch.zeros(1, 1, dtype=torch.long),
+    }
     found = net.evaluate(torch.randn(1, 1, STATE_DIM), stored, {}, net.get_initial_hidden(1))
     first = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / math.log(2)
     second = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2)) / math.log(3)
@@ -221,7 +241,9 @@ def test_a_step_counts_for_a_head_only_if_it_had_a_choice_there():
     masks["slot"][2, 0, OP_CULL] = True  # host 2 has two slots to cull in
     masks["slot"][3, 0, OP_FOSSILIZE] = True  # host 3 would have two, but cannot fossilize
     masks["op"][4] = torch.tensor([True, True, False, False])  # host 4 can plant, in one slot
-    found = net.evaluate(torch.randn(5, 1, STATE_DIM), waits(5, 1), masks, net.get_initial_hidden(5))
+    found = net.evaluate(
+        torch.randn(5, 1, STATE_DIM), waits(5, 1), masks, net.get_initial_hidden(5)
+    )
     is_open = dict(zip(HEADS, openings(net.spec, masks, torch.zeros(5, 1)), strict=True))
     assert {head: rows[:, 0].tolist() for head, rows in is_open.items()} == {
         "op": [False, True, True, True, True],
@@ -257,7 +279,10 @@ def test_stored_choices_of_unused_heads_change_nothing_by_one_bit(head, make):
     stored, *_ = net.get_action(states, **as_arguments(masks))
     unused = stored["op"] == OP_WAIT if head == "slot" else stored["op"] != OP_GERMINATE
     size = {"slot": 3, "blueprint": 12, "blend": 3}[head]
-    poisoned = {**stored, head: torch.where(unused, torch.randint(1, size, unused.shape), stored[head])}
+    poisoned = {
+        **stored,
+        head: torch.where(unused, torch.randint(1, size, unused.shape), stored[head]),
+    }
     assert int((poisoned[head] != stored[head]).sum()) > 20
     weights = torch.randn(4, 8, 10)
     found, slopes = [], []
@@ -265,7 +290,9 @@ def test_stored_choices_of_unused_heads_change_nothing_by_one_bit(head, make):
         net.zero_grad()
         found.append(net.evaluate(states, actions, masks, net.get_initial_hidden(8)))
         said = found[-1]
-        (torch.stack([said.log_probs[name] + said.entropy[name] for name in HEADS]) * weights).sum().backward()
+        (
+            torch.stack([said.log_probs[name] + said.entropy[name] for name in HEADS]) * weights
+        ).sum().backward()
         slopes.append(gradients(net))
     for name in HEADS:
         assert torch.equal(found[0].log_probs[name], found[1].log_probs[name])

@@ -20,12 +20,16 @@ def test_weights_and_statistics_survive_the_way_into_a_network_of_the_same_shape
     net.observation_stats.update(torch.randn(50, STATE_DIM) * 3 + 1)
     net.update_return_stats(torch.randn(50) * 20)
     other.load_state_dict(net.state_dict())
-    assert torch.equal(net.look(states, net.get_initial_hidden(5)), other.look(states, other.get_initial_hidden(5)))
+    assert torch.equal(
+        net.look(states, net.get_initial_hidden(5)), other.look(states, other.get_initial_hidden(5))
+    )
 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("trained", "wanted"), [(2, 5), (5, 2), (3, 4), (1, 8)])
-def test_weights_for_another_number_of_slots_are_refused_with_reason_and_way_out(trained, wanted, strict):
+def test_weights_for_another_number_of_slots_are_refused_with_reason_and_way_out(
+    trained, wanted, strict
+):
     with pytest.raises(CheckpointMismatchError) as refused:
         build(wanted).load_state_dict(build(trained).state_dict(), strict=strict)
     said = str(refused.value)
@@ -55,8 +59,12 @@ def test_weights_of_another_size_are_refused_by_name(sizes, name):
 
 
 def test_weights_for_observations_without_telemetry_do_not_fit_those_with_it():
-    with pytest.raises(CheckpointMismatchError, match=r"encoder\.0\.weight .*\(128, 50\).*\(128, 80\)"):
-        FactoredRecurrentActorCritic(80, 3).load_state_dict(FactoredRecurrentActorCritic(50, 3).state_dict())
+    with pytest.raises(
+        CheckpointMismatchError, match=r"encoder\.0\.weight .*\(128, 50\).*\(128, 80\)"
+    ):
+        FactoredRecurrentActorCritic(80, 3).load_state_dict(
+            FactoredRecurrentActorCritic(50, 3).state_dict()
+        )
 
 
 def test_a_refused_load_changes_nothing():

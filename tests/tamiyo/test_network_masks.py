@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.errors import MaskError
-from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE, OP_WAIT, ActionSpace, FactoredAction
+from esper.leyline.factored_actions import (
+    OP_CULL,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+    FactoredAction,
+)
 from esper.leyline.legality import GrowthView, is_legal
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
@@ -14,7 +20,15 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import masks_for
 from esper.tamiyo.network import RecurrentActorCritic
-from tamiyo.policy_cases import HEADS, STATE_DIM, as_arguments, build, joint_masks, plain_masks, sharpen
+from tamiyo.policy_cases import (
+    HEADS,
+    STATE_DIM,
+    as_arguments,
+    build,
+    joint_masks,
+    plain_masks,
+    sharpen,
+)
 
 
 def chosen_rows(masks, choices):
@@ -96,7 +110,9 @@ def test_negative_logits_do_not_lead_to_a_masked_choice(deterministic):
     with torch.no_grad():
         for head in net.policy_heads.values():
             head[-1].bias.fill_(-1000.0)
-    choices, *_ = net.get_action(torch.randn(500, STATE_DIM), **as_arguments(masks), deterministic=deterministic)
+    choices, *_ = net.get_action(
+        torch.randn(500, STATE_DIM), **as_arguments(masks), deterministic=deterministic
+    )
     assert_allowed(masks, choices)
 
 
@@ -132,7 +148,9 @@ def test_an_empty_row_of_a_case_that_did_not_happen_is_no_error():
 
 def rows_of(count, size):
     """Strategy: `count` rows of `size` flags, each with at least one true."""
-    row = st.integers(1, 2**size - 1).map(lambda bits: [bool(bits >> place & 1) for place in range(size)])
+    row = st.integers(1, 2**size - 1).map(
+        lambda bits: [bool(bits >> place & 1) for place in range(size)]
+    )
     return st.lists(row, min_size=count, max_size=count)
 
 
@@ -146,7 +164,9 @@ def test_any_masks_give_choices_that_they_allow(data, slots, deterministic, seed
         "blend": data.draw(rows_of(2, 3)),
     }
     masks = {head: torch.tensor(rows).repeat_interleave(20, 0) for head, rows in drawn.items()}
-    choices, *_ = net.get_action(torch.randn(40, STATE_DIM), **as_arguments(masks), deterministic=deterministic)
+    choices, *_ = net.get_action(
+        torch.randn(40, STATE_DIM), **as_arguments(masks), deterministic=deterministic
+    )
     assert_allowed(masks, choices)
 
 
@@ -154,7 +174,10 @@ def a_slot(slot_id):
     """Strategy: the report of a slot in any stage, of any age, measured or not."""
     return st.builds(
         lambda stage, age, known: SeedStateReport(
-            slot_id, stage, seed_age_epochs=age, metrics=SeedMetrics(counterfactual_contribution=known)
+            slot_id,
+            stage,
+            seed_age_epochs=age,
+            metrics=SeedMetrics(counterfactual_contribution=known),
         ),
         st.sampled_from(SeedStage),
         st.integers(0, 3),
@@ -163,8 +186,16 @@ def a_slot(slot_id):
 
 
 @settings(max_examples=40)
-@given(st.data(), st.integers(1, 4), st.sampled_from([None, 1, 2]), st.integers(0, 2), st.none() | st.integers(0, 40))
-def test_what_the_network_chooses_under_a_populations_masks_is_legal(data, slots, max_seeds, total, budget):
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 2]),
+    st.integers(0, 2),
+    st.none() | st.integers(0, 40),
+)
+def test_what_the_network_chooses_under_a_populations_masks_is_legal(
+    data, slots, max_seeds, total, budget
+):
     ids = [f"r0c{column}" for column in range(slots)]
     space = ActionSpace(SlotConfig(ids), (None, "norm", "conv_light", "conv_heavy"))
     prices = {"norm": 4, "conv_light": 20, "conv_heavy": 60}
@@ -174,11 +205,18 @@ def test_what_the_network_chooses_under_a_populations_masks_is_legal(data, slots
         for name, price in prices.items()
         for blend in space.blends
     }
-    view = GrowthView(space, {slot: data.draw(a_slot(slot)) for slot in ids}, total, max_seeds, 0, budget, costs)
-    masks = {head: torch.as_tensor(mask).expand(30, *mask.shape) for head, mask in masks_for(view).items()}
+    view = GrowthView(
+        space, {slot: data.draw(a_slot(slot)) for slot in ids}, total, max_seeds, 0, budget, costs
+    )
+    masks = {
+        head: torch.as_tensor(mask).expand(30, *mask.shape)
+        for head, mask in masks_for(view).items()
+    }
     net = build(slots, sharpness=100, hidden_dim=8, head_dim=8, num_blueprints=4)
     choices, *_ = net.get_action(torch.randn(30, STATE_DIM), **as_arguments(masks))
-    for op, slot, blueprint, blend in set(zip(*(choices[head].tolist() for head in HEADS), strict=True)):
+    for op, slot, blueprint, blend in set(
+        zip(*(choices[head].tolist() for head in HEADS), strict=True)
+    ):
         action = FactoredAction.from_indices(
             op_idx=op, slot_idx=slot, blueprint_idx=blueprint, blend_idx=blend, space=space
         )

@@ -43,7 +43,9 @@ def test_ratios_are_one_at_the_size_that_is_used_in_runs(seed):
 
 def test_ratios_are_one_for_independent_heads():
     torch.manual_seed(3)
-    net = RecurrentActorCritic(STATE_DIM, HeadSpec.independent([3, 5, 7]), hidden_dim=16, head_dim=8)
+    net = RecurrentActorCritic(
+        STATE_DIM, HeadSpec.independent([3, 5, 7]), hidden_dim=16, head_dim=8
+    )
     states = torch.randn(6, 9, STATE_DIM)
     masks = {head.name: torch.rand(6, 9, head.size) < 0.7 for head in net.spec.heads}
     for mask in masks.values():
@@ -74,7 +76,9 @@ def test_ratios_are_one_for_a_chain_that_is_not_growth():
 def test_a_mask_that_is_missing_when_learning_shows_in_the_ratio(head):
     net, (states, choices, masks, begin, starts), (log_probs, *_) = a_rollout(0)
     rest = {name: mask for name, mask in masks.items() if name != head}
-    assert ratios(net.evaluate(states, choices, rest, begin, starts).log_probs, log_probs)[head] > 0.1
+    assert (
+        ratios(net.evaluate(states, choices, rest, begin, starts).log_probs, log_probs)[head] > 0.1
+    )
 
 
 @pytest.mark.parametrize("forgotten", ["starts", "begin"])
@@ -84,7 +88,10 @@ def test_a_wrong_memory_when_learning_shows_in_the_ratio(forgotten):
         starts = None
     else:
         begin = net.get_initial_hidden(HOSTS)
-    assert ratios(net.evaluate(states, choices, masks, begin, starts).log_probs, log_probs)["joint"] > 0.1
+    assert (
+        ratios(net.evaluate(states, choices, masks, begin, starts).log_probs, log_probs)["joint"]
+        > 0.1
+    )
 
 
 def test_judging_draws_nothing():
@@ -138,7 +145,13 @@ def test_log_probabilities_and_values_are_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         choices, log_probs, values, _ = live(net, states, masks, starts, begin)
         found = net.evaluate(states, choices, masks, begin, starts)
-    tensors = [*log_probs.values(), values, found.values, *found.log_probs.values(), *found.entropy.values()]
+    tensors = [
+        *log_probs.values(),
+        values,
+        found.values,
+        *found.log_probs.values(),
+        *found.entropy.values(),
+    ]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
     exact = net.evaluate(states, choices, masks, begin, starts)
     assert not torch.equal(exact.values, found.values)  # autocast was at work

@@ -61,7 +61,11 @@ def test_normalised_rows_have_mean_zero_and_deviation_one():
 
 def test_normalising_clamps_on_both_sides():
     stats = filled(torch.tensor([[0.0], [2.0]]))
-    assert stats.normalise(torch.tensor([[1e9], [-1e9], [1.0]])).tolist() == [[10.0], [-10.0], [0.0]]
+    assert stats.normalise(torch.tensor([[1e9], [-1e9], [1.0]])).tolist() == [
+        [10.0],
+        [-10.0],
+        [0.0],
+    ]
     assert stats.normalise(torch.tensor([[1e9], [-1e9]]), limit=3.0).tolist() == [[3.0], [-3.0]]
 
 
@@ -90,13 +94,17 @@ def judge(net, states):
     return net.look(states, net.get_initial_hidden(len(states)))
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (25.0, 90.0), (1e-3, 0.0), (40.0, -300.0)])
+@pytest.mark.parametrize(
+    ("scale", "offset"), [(1.0, 0.0), (25.0, 90.0), (1e-3, 0.0), (40.0, -300.0)]
+)
 def test_taking_in_returns_changes_no_value(scale, offset):
     net, states = build(), torch.randn(64, STATE_DIM)
     for batch in range(3):
         before = judge(net, states)
         net.update_return_stats(torch.randn(200) * scale * (batch + 1) + offset)
-        unit = max(1.0, abs(offset), scale)  # float32 knows a value only to a share of the returns' size
+        unit = max(
+            1.0, abs(offset), scale
+        )  # float32 knows a value only to a share of the returns' size
         assert float((judge(net, states) - before).abs().max()) <= 1e-5 * unit
     assert net.return_stats.count == 600
 

@@ -57,7 +57,11 @@ def seen(*epochs, slots=ONE, scale=1.0, use_telemetry=True, **given_reports):
 
 
 def of_slot(features, slot="r0c0"):
-    return {name.removeprefix(f"{slot}."): value for name, value in features.items() if name.startswith(f"{slot}.")}
+    return {
+        name.removeprefix(f"{slot}."): value
+        for name, value in features.items()
+        if name.startswith(f"{slot}.")
+    }
 
 
 def live(**values):
@@ -83,7 +87,11 @@ def test_the_width_is_a_base_and_a_share_per_slot(slots):
 
 def test_the_lists_have_the_names_and_the_order_of_the_contract():
     assert (list(BASE_FEATURES), len(BASE)) == (BASE, 23)
-    assert ([*STATE_FEATURES, *BLUEPRINT_FEATURES], len(STATE_FEATURES), len(BLUEPRINT_FEATURES)) == (PER_SLOT, 4, 5)
+    assert (
+        [*STATE_FEATURES, *BLUEPRINT_FEATURES],
+        len(STATE_FEATURES),
+        len(BLUEPRINT_FEATURES),
+    ) == (PER_SLOT, 4, 5)
     assert (list(TELEMETRY_FEATURES), len(TELEMETRY)) == (TELEMETRY, 10)
 
 
@@ -97,7 +105,10 @@ def test_base_comes_first_then_every_slot_then_every_slots_telemetry():
 def test_without_telemetry_it_is_the_same_row_cut_short():
     tracker = tracker_after(epoch_signals(0.5), epoch_signals(0.4))
     reports = reports_of(r0c1={**BLENDING, "seed_gradient_norm": 0.7, "greedy_score": 0.2})
-    whole, short = (signals_to_features(tracker.tracked, reports, THREE, 1.0, use_telemetry=u) for u in (True, False))
+    whole, short = (
+        signals_to_features(tracker.tracked, reports, THREE, 1.0, use_telemetry=u)
+        for u in (True, False)
+    )
     assert np.array_equal(whole[:50], short)
     assert feature_names(THREE)[:50] == feature_names(THREE, use_telemetry=False)
     assert whole[50:].any()
@@ -107,7 +118,9 @@ def test_slots_come_in_numeric_order():
     config = SlotConfig(("r0c10", "r0c2"))
     names = feature_names(config)
     assert names.index("r0c2.occupied") < names.index("r0c10.occupied")
-    features = seen(slots=config, r0c2={**BLENDING, "alpha": 0.25}, r0c10={**BLENDING, "alpha": 0.75})
+    features = seen(
+        slots=config, r0c2={**BLENDING, "alpha": 0.25}, r0c10={**BLENDING, "alpha": 0.75}
+    )
     assert (features["r0c2.alpha"], features["r0c10.alpha"]) == (0.25, 0.75)
 
 
@@ -125,7 +138,11 @@ def test_a_blueprint_of_the_users_own_needs_no_new_width(monkeypatch):
     features = seen(slots=THREE, r0c2={**BLENDING, "blueprint_id": "mine"})
     assert len(features) == 80
     described = of_slot(features, "r0c2")
-    assert [described[name] for name in ("spatial", "attention_like", "normalising")] == [1.0, 1.0, 0.0]
+    assert [described[name] for name in ("spatial", "attention_like", "normalising")] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
     assert described["depth"] == pytest.approx(2 / 3)
 
 
@@ -138,7 +155,9 @@ def test_observations_of_many_hosts_are_stacked():
 
 
 def test_a_trackers_own_scale_slots_and_reports_are_used():
-    tracker = tracker_after(epoch_signals(1.0), scale=2.0, reports=reports_of(r0c1={**BLENDING, "alpha": 0.5}))
+    tracker = tracker_after(
+        epoch_signals(1.0), scale=2.0, reports=reports_of(r0c1={**BLENDING, "alpha": 0.5})
+    )
     row = dict(zip(feature_names(THREE), observe([tracker])[0].tolist(), strict=True))
     assert (row["held_out_loss"], row["r0c1.alpha"]) == (0.5, 0.5)
 
@@ -163,12 +182,18 @@ def test_progress_rate_and_shares_are_told_as_they_are():
 
 def test_losses_are_in_units_of_guessing_up_to_three():
     features = seen(epoch_signals(1.0, train_loss=40.0), scale=2.0)
-    told = [features[name] for name in ("held_out_loss", "train_loss", "best_loss", "held_out_loss_0_ago")]
+    told = [
+        features[name]
+        for name in ("held_out_loss", "train_loss", "best_loss", "held_out_loss_0_ago")
+    ]
     assert told == [0.5, 3.0, 0.5, 0.5]
 
 
 def test_accuracies_are_fractions():
-    features = seen(epoch_signals(accuracy=0.9, train_accuracy=0.95), epoch_signals(accuracy=0.8, train_accuracy=0.97))
+    features = seen(
+        epoch_signals(accuracy=0.9, train_accuracy=0.95),
+        epoch_signals(accuracy=0.8, train_accuracy=0.97),
+    )
     told = [features[name] for name in ("train_accuracy", "held_out_accuracy", "best_accuracy")]
     assert told == pytest.approx([0.97, 0.8, 0.9])
 
@@ -184,7 +209,9 @@ def test_histories_are_newest_first_and_unknown_before_the_beginning():
 
 def test_a_change_has_its_sign_and_a_tenth_of_the_scale_is_about_one():
     for scale in (1.0, 5.0):
-        features = seen(epoch_signals(0.5 * scale, 0.5), epoch_signals(0.4 * scale, 0.6), scale=scale)
+        features = seen(
+            epoch_signals(0.5 * scale, 0.5), epoch_signals(0.4 * scale, 0.6), scale=scale
+        )
         assert features["held_out_loss_change"] == pytest.approx(-math.tanh(1))
         assert features["held_out_accuracy_change"] == pytest.approx(math.tanh(1))
 
@@ -197,7 +224,13 @@ def test_twenty_epochs_on_a_plateau_are_one_and_it_stops_there():
 def test_what_was_not_measured_of_the_host_is_flagged():
     features = seen(epoch_signals(None, None, train_loss=None, train_accuracy=None))
     flagged = {name for name, value in features.items() if value == UNKNOWN}
-    silent = {"progress", "lr_share", "held_out_loss_change", "held_out_accuracy_change", "plateau_epochs"}
+    silent = {
+        "progress",
+        "lr_share",
+        "held_out_loss_change",
+        "held_out_accuracy_change",
+        "plateau_epochs",
+    }
     assert flagged == set(BASE) - silent - {"params_share", "seeds_share"}
     assert (features["held_out_loss_change"], features["held_out_accuracy_change"]) == (0.0, 0.0)
 
@@ -228,7 +261,10 @@ def test_an_empty_slot_is_zero_whatever_its_report_remembers(stage):
 @pytest.mark.parametrize("stage", CLOSED)
 def test_a_place_has_its_score_and_its_time_in_stage_without_a_seed(stage):
     features = of_slot(seen(r0c0={"stage": stage, "epochs_in_stage": 5, "greedy_score": 10.0}))
-    assert {name for name, value in features.items() if value} == {"greedy_score", "epochs_in_stage"}
+    assert {name for name, value in features.items() if value} == {
+        "greedy_score",
+        "epochs_in_stage",
+    }
     assert features["epochs_in_stage"] == 0.25
     assert features["greedy_score"] == pytest.approx(math.log(2))
 
@@ -250,7 +286,10 @@ def test_a_contribution_is_signed_and_in_units_of_the_loss_scale():
 def test_a_contribution_of_zero_is_told_from_none_by_its_flag():
     measured = live(counterfactual_contribution=0.0, counterfactual_standard_error=0.0)
     unmeasured = live()
-    assert (measured.pop("contribution_measured"), unmeasured.pop("contribution_measured")) == (1.0, 0.0)
+    assert (measured.pop("contribution_measured"), unmeasured.pop("contribution_measured")) == (
+        1.0,
+        0.0,
+    )
     assert measured == unmeasured
 
 
@@ -281,7 +320,9 @@ def test_health_is_one_where_seed_and_host_move_alike(ratio, health, vanishing, 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.0, 0.0), (math.e - 1, 1.0), (1e9, 5.0)])
 def test_norms_ratios_and_scores_are_logarithms_from_zero_to_five(value, expected):
-    features = live(seed_gradient_norm=value, seed_gradient_norm_ratio=value, greedy_score=10 * value)
+    features = live(
+        seed_gradient_norm=value, seed_gradient_norm_ratio=value, greedy_score=10 * value
+    )
     told = [features[name] for name in ("gradient_norm", "gradient_ratio", "greedy_score")]
     assert told == pytest.approx([expected] * 3)
 
@@ -293,12 +334,18 @@ def test_ages_are_shares_of_a_long_time():
     assert (features["epochs_in_stage"], features["seed_age"]) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(("seed", "host", "expected"), [(25, 100, 0.25), (900, 100, 2.0), (5, 0, 2.0), (0, 0, 0.0)])
+@pytest.mark.parametrize(
+    ("seed", "host", "expected"), [(25, 100, 0.25), (900, 100, 2.0), (5, 0, 2.0), (0, 0, 0.0)]
+)
 def test_a_seeds_size_is_relative_to_its_hosts(seed, host, expected):
     assert live(seed_param_count=seed, host_param_count=host)["relative_size"] == expected
 
 
-KNOWN = [(kind, name) for kind in ("image", "sequence", "vector") for name in (*REGISTRY.names(kind), SHAM)]
+KNOWN = [
+    (kind, name)
+    for kind in ("image", "sequence", "vector")
+    for name in (*REGISTRY.names(kind), SHAM)
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), KNOWN)
@@ -306,7 +353,9 @@ def test_every_blueprint_is_described_by_its_traits(kind, name):
     traits = REGISTRY.get(kind, name).traits
     features = live(kind=kind, blueprint_id=name)
     told = [features[trait] for trait in ("spatial", "attention_like", "normalising", "depth")]
-    assert told == pytest.approx([traits.spatial, traits.attention_like, traits.normalising, traits.depth / 3])
+    assert told == pytest.approx(
+        [traits.spatial, traits.attention_like, traits.normalising, traits.depth / 3]
+    )
     assert max(told) <= 1.0
 
 
@@ -320,7 +369,9 @@ def test_a_very_deep_blueprint_does_not_leave_the_range(monkeypatch):
 def test_no_feature_is_further_from_zero_than_the_largest(monkeypatch, wild):
     """Losses may be below zero, and whoever registers a blueprint may say anything of it."""
     monkeypatch.setattr(REGISTRY, "_known", dict(REGISTRY._known))
-    REGISTRY.register("image", "wild", spatial=1e6, attention_like=-1e6)(lambda width: nn.Identity())
+    REGISTRY.register("image", "wild", spatial=1e6, attention_like=-1e6)(
+        lambda width: nn.Identity()
+    )
     signals = {"loss": epoch_signals(-1e6, train_loss=-1e9), "rate": epoch_signals(lr_share=1e3)}
     name = "wild" if wild == "trait" else "norm"
     features = seen(signals.get(wild, epoch_signals()), r0c0={**BLENDING, "blueprint_id": name})
@@ -340,10 +391,17 @@ SIGNED = ANY | st.floats(-1e12, 0)
     st.integers(0, 10**9),
     st.sampled_from([0.01, 0.7, 5.5]),
 )
-def test_no_reading_whatever_makes_a_feature_that_is_not_finite_or_beyond_five(epochs, stage, metrics, count, scale):
+def test_no_reading_whatever_makes_a_feature_that_is_not_finite_or_beyond_five(
+    epochs, stage, metrics, count, scale
+):
     names = "counterfactual_contribution counterfactual_standard_error seed_gradient_norm seed_gradient_norm_ratio"
     values = dict(zip([*names.split(), "greedy_score"], metrics, strict=True))
-    values |= {"epochs_in_stage": count, "seed_age_epochs": count, "seed_param_count": count, "blueprint_id": "norm"}
+    values |= {
+        "epochs_in_stage": count,
+        "seed_age_epochs": count,
+        "seed_param_count": count,
+        "blueprint_id": "norm",
+    }
     epochs = [epoch_signals(loss, accuracy, train_loss=loss) for loss, accuracy in epochs]
     features = seen(*epochs, scale=scale, r0c0={"stage": stage, **values})
     assert all(math.isfinite(value) and abs(value) <= LARGEST for value in features.values())

@@ -16,7 +16,9 @@ def loop(lstm, inputs, hidden, starts):
     outputs = []
     for step in range(inputs.shape[1]):
         begins = starts[:, step, None]
-        h, c = torch.lstm_cell(inputs[:, step], (torch.where(begins, 0.0, h), torch.where(begins, 0.0, c)), *weights)
+        h, c = torch.lstm_cell(
+            inputs[:, step], (torch.where(begins, 0.0, h), torch.where(begins, 0.0, c)), *weights
+        )
         outputs.append(h)
     return torch.stack(outputs, 1), (h[None], c[None])
 
@@ -51,7 +53,10 @@ def test_gradients_all_at_once_equal_those_step_by_step(number):
     starts = pattern(9, 13, number)
     found = []
     for run in (run_sequences, loop):
-        leaves = [inputs.clone().requires_grad_(), *(part.clone().requires_grad_() for part in hidden)]
+        leaves = [
+            inputs.clone().requires_grad_(),
+            *(part.clone().requires_grad_() for part in hidden),
+        ]
         outputs, _ = run(lstm, leaves[0], (leaves[1], leaves[2]), starts)
         outputs.square().sum().backward()
         found.append([leaf.grad for leaf in leaves] + [p.grad.clone() for p in lstm.parameters()])

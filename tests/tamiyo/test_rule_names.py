@@ -23,7 +23,10 @@ from user_models import MLP, random_vectors
         ("heuristic", Heuristic(FACTS)),
         ("heuristic:share=0.5", Heuristic(FACTS, share=0.5)),
         ("heuristic:share=0.25:planting_part=1", Heuristic(FACTS, share=0.25, planting_part=1.0)),
-        ("schedule:epochs=2+5:blueprint_id=norm", Schedule(FACTS, epochs=(2, 5), blueprint_id="norm")),
+        (
+            "schedule:epochs=2+5:blueprint_id=norm",
+            Schedule(FACTS, epochs=(2, 5), blueprint_id="norm"),
+        ),
         ("random:seed=7:epochs=3", Random(FACTS, epochs=(3,), seed=7)),
         (
             "schedule:epochs=0+5:places=r0c1.norm+r0c0.conv_light",
@@ -88,7 +91,11 @@ def plays(rule, changes):
         masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
         actions, memory = policy.decide(None, masks, [reports], memory)
         op, slot, blueprint, _ = actions[0].tolist()
-        planted |= {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"} if op == OP_GERMINATE else {}
+        planted |= (
+            {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"}
+            if op == OP_GERMINATE
+            else {}
+        )
     return planted
 
 
@@ -102,7 +109,10 @@ def test_a_plan_waits_until_its_slot_is_open():
 
 
 def test_a_plan_that_is_asked_again_has_several_ops_for_one_decision():
-    plan, reports = RulePolicy(Schedule(FACTS, epochs=(0, 0), places=("r0c1.norm", "r0c0.norm"))), reports_of()
+    plan, reports = (
+        RulePolicy(Schedule(FACTS, epochs=(0, 0), places=("r0c1.norm", "r0c0.norm"))),
+        reports_of(),
+    )
     masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
     first, memory = plan.decide(None, masks, [reports], None)
     second, memory = plan.decide(None, masks, [reports], plan.ask_again(memory))
@@ -122,7 +132,9 @@ class Bare:
     """No dataclass, so it takes nothing."""
 
 
-@pytest.mark.parametrize(("build", "said"), [(Bare, "mine.*facts"), (lambda facts: Bare(), "mine.*choose")])
+@pytest.mark.parametrize(
+    ("build", "said"), [(Bare, "mine.*facts"), (lambda facts: Bare(), "mine.*choose")]
+)
 def test_what_cannot_be_a_rule_is_told_in_one_line(monkeypatch, build, said):
     monkeypatch.setitem(RULES, "mine", build)
     with pytest.raises(EsperError, match=said):
@@ -138,7 +150,10 @@ def test_a_choice_without_its_memory_is_told_in_one_line(monkeypatch, found):
     policy = RulePolicy(Mine(FACTS))
     with pytest.raises(EsperError, match=r"Mine\.choose gave .*, memory"):
         policy.decide(
-            None, {name: mask[None] for name, mask in masks_for(FACTS, reports_of()).items()}, [reports_of()], None
+            None,
+            {name: mask[None] for name, mask in masks_for(FACTS, reports_of()).items()},
+            [reports_of()],
+            None,
         )
 
 
@@ -153,15 +168,20 @@ def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
 
 
 def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):
-    garden = esper.grow(MLP(), slots=["middle"], example=random_vectors(), policy="heuristic:share=0.3")
+    garden = esper.grow(
+        MLP(), slots=["middle"], example=random_vectors(), policy="heuristic:share=0.3"
+    )
     garden.save(tmp_path / "garden")
     loaded = esper.load(tmp_path / "garden", MLP())
     assert (loaded.policy.rule.share, loaded.policy_name) == (0.3, "heuristic:share=0.3")
 
 
-@pytest.mark.parametrize("rule", [Schedule(FACTS, epochs=(1, 2, 4)), Random(FACTS, epochs=(1, 2, 4))], ids=str)
 @pytest.mark.parametrize(
-    ("away", "planted"), [([], [1, 2, 4]), ([0], [2, 3, 5]), ([1, 2], [3, 4, 6]), ([2], [1, 3, 5]), ([3], [1, 2, 5])]
+    "rule", [Schedule(FACTS, epochs=(1, 2, 4)), Random(FACTS, epochs=(1, 2, 4))], ids=str
+)
+@pytest.mark.parametrize(
+    ("away", "planted"),
+    [([], [1, 2, 4]), ([0], [2, 3, 5]), ([1, 2], [3, 4, 6]), ([2], [1, 3, 5]), ([3], [1, 2, 5])],
 )
 def test_a_plan_waits_where_nothing_can_be_done(rule, away, planted):
     """As when the governor has brought the host back: otherwise a control may miss its only chances to plant."""

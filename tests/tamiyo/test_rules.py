@@ -22,7 +22,17 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 from esper.tamiyo.policies import RulePolicy
-from esper.tamiyo.rules import RULES, Heuristic, HostFacts, Never, Random, Schedule, Sham, make_policy, script_of
+from esper.tamiyo.rules import (
+    RULES,
+    Heuristic,
+    HostFacts,
+    Never,
+    Random,
+    Schedule,
+    Sham,
+    make_policy,
+    script_of,
+)
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
@@ -43,7 +53,9 @@ def facts():
     return FACTS
 
 
-def report(slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0):
+def report(
+    slot, stage=SeedStage.DORMANT, *, age=3, epochs=2, mean=None, error=0.1, fossils=0, params=0
+):
     metrics = SeedMetrics(
         mean,
         None if mean is None else error,
@@ -59,7 +71,9 @@ def reports_of(**given):
 
 
 def masks_for(facts, reports):
-    return compute_action_masks(build_slot_states(reports), 0, None, space=facts.space, costs=facts.costs)
+    return compute_action_masks(
+        build_slot_states(reports), 0, None, space=facts.space, costs=facts.costs
+    )
 
 
 def choose(rule, facts, reports=None):
@@ -175,7 +189,11 @@ def test_a_policy_without_prices_is_refused(facts):
 
 def with_work(facts, **work):
     """The facts with FLOPs by blueprint, the same in every slot; what is not named computes nothing."""
-    own = {(name, gated): BlueprintCost(1, work.get(name, 0)) for _, name, _ in facts.costs for gated in (False, True)}
+    own = {
+        (name, gated): BlueprintCost(1, work.get(name, 0))
+        for _, name, _ in facts.costs
+        for gated in (False, True)
+    }
     return replace(facts, prices=dict.fromkeys(facts.space.slots.slot_ids, own))
 
 
@@ -188,7 +206,9 @@ def test_of_equal_work_the_heuristic_plants_the_larger_seed():
     facts = with_work(facts_of(budget=100_000))
     slot, blueprint = choose(Heuristic(facts), facts)[1:3]
     assert facts.cheapest_blend(slot, blueprint)[0] == max(
-        cost for (_, name, blend), cost in facts.costs.items() if name != "sham" and blend == "linear"
+        cost
+        for (_, name, blend), cost in facts.costs.items()
+        if name != "sham" and blend == "linear"
     )
 
 
@@ -210,10 +230,15 @@ def test_in_a_text_attention_comes_before_an_mlp_and_a_copy_before_both():
         ("norm", "mlp", "attention", "copy"): ["copy", "copy", "mlp", "mlp"],
     }.items():
         host = build_transformer_host(vocabulary=8, width=8, layers=2, context=4, slots=2)
-        facts, taken = known_facts(MorphogeneticModel(host, blueprints=names, budget=100_000), None), []
+        facts, taken = (
+            known_facts(MorphogeneticModel(host, blueprints=names, budget=100_000), None),
+            [],
+        )
         for fossils in ((0, 0), (0, 1), (1, 1), (1, 2)):
             slots = zip(("r0c0", "r0c1"), fossils, strict=True)
-            reports = {slot: replace(report(slot, fossils=count), kind="sequence") for slot, count in slots}
+            reports = {
+                slot: replace(report(slot, fossils=count), kind="sequence") for slot, count in slots
+            }
             taken.append(facts.space.blueprint_ids[choose(Heuristic(facts), facts, reports)[2]])
         assert taken == expected
 
@@ -221,16 +246,25 @@ def test_in_a_text_attention_comes_before_an_mlp_and_a_copy_before_both():
 def test_a_vector_has_no_positions_so_there_an_mlp_comes_before_a_copy():
     for names, expected in {("mlp", "copy"): "mlp", ("copy",): "copy"}.items():
         host = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-        model = esper.grow(host, slots=["0"], example=torch.zeros(2, 8), blueprints=names, budget=20.0).model
+        model = esper.grow(
+            host, slots=["0"], example=torch.zeros(2, 8), blueprints=names, budget=20.0
+        ).model
         facts = known_facts(model, None)
-        assert facts.space.blueprint_ids[choose(Heuristic(facts), facts, model.view().reports)[2]] == expected
+        assert (
+            facts.space.blueprint_ids[choose(Heuristic(facts), facts, model.view().reports)[2]]
+            == expected
+        )
 
 
 def test_the_heuristic_reads_the_works_of_a_real_network():
     model = MorphogeneticModel(build_cnn_host(), budget=20_000)
     facts = known_facts(model, None)
     slot, blueprint = choose(Heuristic(facts), facts, model.get_slot_reports())[1:3]
-    works = {(s, b): facts.work(s, facts.space.blueprint_index(b)) for s in range(3) for b in ("conv_heavy", "norm")}
+    works = {
+        (s, b): facts.work(s, facts.space.blueprint_index(b))
+        for s in range(3)
+        for b in ("conv_heavy", "norm")
+    }
     assert (slot, facts.space.blueprint_ids[blueprint]) == (1, "conv_heavy")
     assert works[1, "conv_heavy"] == works[2, "conv_heavy"] > works[2, "norm"]
 
@@ -246,7 +280,11 @@ def price(facts, slot, blueprint):
 
 def test_the_heuristic_plants_within_its_share_or_the_smallest_seed_of_all():
     facts = facts_of(budget=100_000)
-    costs = [price(facts, slot, name) for slot in range(3) for name in ("conv_light", "conv_small", "norm")]
+    costs = [
+        price(facts, slot, name)
+        for slot in range(3)
+        for name in ("conv_light", "conv_small", "norm")
+    ]
     for share, expected in ((1.0, max(costs)), (0.0, min(costs))):
         chosen = choose(Heuristic(facts, share=share), facts)
         assert facts.cheapest_blend(*chosen[1:3])[0] == expected
@@ -257,7 +295,8 @@ def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, 
     small = price(facts, 2, "conv_small")
     least = 1000 + live + math.ceil(small / 0.75)
     reports = reports_of(
-        r0c0={"stage": SeedStage.BLENDING, "params": live}, r0c1={"stage": SeedStage.BLENDING, "params": 0}
+        r0c0={"stage": SeedStage.BLENDING, "params": live},
+        r0c1={"stage": SeedStage.BLENDING, "params": 0},
     )
     limits = [HostFacts(facts.space, facts.costs, 1000, budget) for budget in (least, least - 1)]
     chosen = [own.space.blueprint_ids[choose(Heuristic(own), own, reports)[2]] for own in limits]
@@ -267,7 +306,9 @@ def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, 
 def test_the_heuristic_never_plants_a_sham(facts):
     only_sham = {key: cost for key, cost in facts.costs.items() if key[1] == "sham"}
     reports = reports_of()
-    masks = compute_action_masks(build_slot_states(reports), 0, None, space=facts.space, costs=only_sham)
+    masks = compute_action_masks(
+        build_slot_states(reports), 0, None, space=facts.space, costs=only_sham
+    )
     assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
 
 
@@ -276,11 +317,16 @@ def test_the_heuristic_copies_a_place_once_and_then_plants_something_else():
     model = MorphogeneticModel(host, blueprints=("norm", "copy"), budget=100_000)
     facts, taken = known_facts(model, None), []
     for fossils in ((0, 0), (0, 1), (1, 1)):
-        reports = {slot: report(slot, fossils=count) for slot, count in zip(("r0c0", "r0c1"), fossils, strict=True)}
+        reports = {
+            slot: report(slot, fossils=count)
+            for slot, count in zip(("r0c0", "r0c1"), fossils, strict=True)
+        }
         _, slot, blueprint, _ = choose(Heuristic(facts), facts, reports)
         taken.append((slot, facts.space.blueprint_ids[blueprint]))
     assert taken == [(1, "copy"), (0, "copy"), (1, "norm")]
-    assert facts.space.blueprint_ids[choose(Heuristic(facts, copies=2), facts, reports)[2]] == "copy"
+    assert (
+        facts.space.blueprint_ids[choose(Heuristic(facts, copies=2), facts, reports)[2]] == "copy"
+    )
 
 
 def test_in_a_known_episode_only_the_first_part_is_for_planting():
@@ -299,8 +345,12 @@ seeds = st.tuples(st.sampled_from(SeedStage), evidence)
 @given(drawn=st.tuples(seeds, seeds, seeds))
 def test_whatever_the_evidence_a_rule_plants_or_waits(name, drawn):
     lived = zip(("r0c0", "r0c1", "r0c2"), drawn, strict=True)
-    reports = reports_of(**{slot: {"stage": stage, "mean": m, "error": e} for slot, (stage, (m, e)) in lived})
-    assert {choice[0] for choice in choices_of(make_policy(name, FACTS).rule, FACTS, 4, reports)} <= {0, OP_GERMINATE}
+    reports = reports_of(
+        **{slot: {"stage": stage, "mean": m, "error": e} for slot, (stage, (m, e)) in lived}
+    )
+    assert {
+        choice[0] for choice in choices_of(make_policy(name, FACTS).rule, FACTS, 4, reports)
+    } <= {0, OP_GERMINATE}
 
 
 # -- sham --------------------------------------------------------------------------------------------------------------
@@ -313,7 +363,10 @@ def test_sham_plants_nothing_but_shams_at_the_scripts_times(facts):
 
 
 def test_sham_passes_over_what_has_ended_by_itself(facts):
-    assert choices_of(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (OP_GERMINATE, 1)
+    assert choices_of(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (
+        OP_GERMINATE,
+        1,
+    )
 
 
 def test_sham_without_its_blueprint_is_refused():

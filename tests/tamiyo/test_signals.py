@@ -70,9 +70,15 @@ def test_a_record_follows_even_where_the_progress_is_too_small_to_count():
 @pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf])
 def test_what_was_not_measured_leaves_history_records_and_plateau_alone(nothing):
     before = followed([0.5, 0.6])
-    tracker = tracker_after(epoch_signals(0.5), epoch_signals(0.6), epoch_signals(nothing, nothing, progress=0.5))
+    tracker = tracker_after(
+        epoch_signals(0.5), epoch_signals(0.6), epoch_signals(nothing, nothing, progress=0.5)
+    )
     after = tracker.tracked
-    assert (after.last.held_out_loss, after.last.held_out_accuracy, after.last.progress) == (None, None, 0.5)
+    assert (after.last.held_out_loss, after.last.held_out_accuracy, after.last.progress) == (
+        None,
+        None,
+        0.5,
+    )
     for name in ("losses", "accuracies", "best_loss", "best_accuracy", "plateau_epochs"):
         assert getattr(after, name) == getattr(before, name)
 
@@ -82,7 +88,9 @@ def test_a_host_that_broke_does_not_spoil_its_records():
     assert (tracked.best_loss, tracked.losses) == (0.4, (0.5, 0.4))
 
 
-@pytest.mark.parametrize("name", ["train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy"])
+@pytest.mark.parametrize(
+    "name", ["train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy"]
+)
 def test_a_broken_reading_is_not_measured_and_the_others_are(name):
     last = tracker_after(replace(epoch_signals(), **{name: math.nan})).tracked.last
     readings = ("train_loss", "train_accuracy", "held_out_loss", "held_out_accuracy")
@@ -104,7 +112,9 @@ def test_a_slot_without_a_report_is_refused_by_name():
 def test_only_enabled_slots_are_kept_in_numeric_order():
     enabled = SlotConfig(("r0c10", "r0c2"))
     shuffled = reports_of(SlotConfig(("r0c10", "r0c2", "r0c1")))
-    tracker = tracker_after(epoch_signals(), slots=enabled, reports=dict(reversed(shuffled.items())))
+    tracker = tracker_after(
+        epoch_signals(), slots=enabled, reports=dict(reversed(shuffled.items()))
+    )
     assert list(tracker.reports) == ["r0c2", "r0c10"]
 
 

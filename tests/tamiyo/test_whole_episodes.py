@@ -24,7 +24,9 @@ def draw(seed):
 
 def images(seed):
     inputs = torch.randn(128, 1, 8, 8, generator=draw(seed))
-    return inputs, (inputs[:, 0, :4].square().mean((1, 2)) > inputs[:, 0, 4:].square().mean((1, 2))).long()
+    return inputs, (
+        inputs[:, 0, :4].square().mean((1, 2)) > inputs[:, 0, 4:].square().mean((1, 2))
+    ).long()
 
 
 def vectors(seed):
@@ -41,10 +43,15 @@ def tokens(seed):
 
 
 HOSTS = {
-    "cnn": (lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8, classes=2), images),
+    "cnn": (
+        lambda: build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8, classes=2),
+        images,
+    ),
     "mlp": (lambda: build_mlp_host(inputs=6, widths=(6, 6), classes=2), vectors),
     "transformer": (
-        lambda: build_transformer_host(vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2),
+        lambda: build_transformer_host(
+            vocabulary=5, width=8, layers=2, heads=2, context=12, slots=2
+        ),
         tokens,
     ),
 }
@@ -77,7 +84,11 @@ def grow(host, data, policy, epochs, lengths=None, **options):
 
 
 def stages(garden, slot):
-    return [event.after for event in garden.history if isinstance(event, StageChanged) and event.slot == slot]
+    return [
+        event.after
+        for event in garden.history
+        if isinstance(event, StageChanged) and event.slot == slot
+    ]
 
 
 @every_host
@@ -111,7 +122,13 @@ def test_a_seed_that_does_harm_is_kept_all_the_same():
     assert measured[1].contribution < -measured[1].standard_error
     (planted,) = [event for event in garden.history if isinstance(event, ActionTaken)]
     assert planted.op == "GERMINATE"
-    assert stages(garden, planted.slot) == ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
+    assert stages(garden, planted.slot) == [
+        "GERMINATED",
+        "BLENDING",
+        "PROBATIONARY",
+        "FOSSILIZED",
+        "DORMANT",
+    ]
 
 
 @pytest.mark.parametrize("ramp", [1, 3])
@@ -121,7 +138,13 @@ def test_sham_growth_ends_where_the_host_alone_ends_to_the_bit(host, data, ramp)
     lengths = StageLengths(ramp=ramp)
     names = ["norm", "sham"] if data is images else ["lora", "sham"]
     grown = grow(
-        copy.deepcopy(bare), data, lambda g: RulePolicy(Heuristic(g)), 10, lengths, blueprints=names, max_seeds=2
+        copy.deepcopy(bare),
+        data,
+        lambda g: RulePolicy(Heuristic(g)),
+        10,
+        lengths,
+        blueprints=names,
+        max_seeds=2,
     )
     never = grow(copy.deepcopy(bare), data, "never", 10, lengths, blueprints=names)
 
@@ -129,7 +152,11 @@ def test_sham_growth_ends_where_the_host_alone_ends_to_the_bit(host, data, ramp)
         return RulePolicy(Sham(facts, script_of(grown.history, facts.space)))
 
     sham = grow(copy.deepcopy(bare), data, replay, 10, lengths, blueprints=names, max_seeds=2)
-    planted = [event.blueprint for event in sham.history if isinstance(event, ActionTaken) and event.op == "GERMINATE"]
+    planted = [
+        event.blueprint
+        for event in sham.history
+        if isinstance(event, ActionTaken) and event.op == "GERMINATE"
+    ]
     assert planted
     assert set(planted) == {"sham"}
     assert sham.model.total_params == sham.model.host_params

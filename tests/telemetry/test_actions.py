@@ -59,7 +59,9 @@ def test_every_head_is_masked_by_itself(head):
 def test_everything_is_passed_by_name():
     parameters = inspect.signature(emit_last_action).parameters.values()
     assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
-    assert [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty] == [
+    assert [
+        parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty
+    ] == [
         "env_id",
         "epoch",
         "slot_idx",

@@ -94,7 +94,11 @@ def test_hosts_that_grow_have_curves_of_their_own_and_what_is_not_measured_has_n
 
 def test_a_result_stands_behind_the_last_epoch():
     step, values = scalars_of(RESULT)
-    assert (step, values["result/seed-3/test_accuracy"], values["result/seed-3/final_params"]) == (8, 0.5, 150)
+    assert (step, values["result/seed-3/test_accuracy"], values["result/seed-3/final_params"]) == (
+        8,
+        0.5,
+        150,
+    )
 
 
 def test_of_the_many_small_events_nothing_is_tracked():
@@ -163,7 +167,13 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path):
 def test_tensorboard_shows_the_steps_of_a_resumed_run_once_and_as_they_are_now(tmp_path):
     write_all(tmp_path, [finished(number, 0.25) for number in range(4)])
     write_all(tmp_path, [finished(number, 0.75) for number in (2, 3, 4)])
-    assert curves(tmp_path)["round/accuracy"] == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75), (4, 0.75)]
+    assert curves(tmp_path)["round/accuracy"] == [
+        (0, 0.25),
+        (1, 0.25),
+        (2, 0.75),
+        (3, 0.75),
+        (4, 0.75),
+    ]
 
 
 def test_what_is_tracked_does_not_depend_on_the_level_of_the_records(tmp_path):
@@ -175,7 +185,13 @@ def test_what_is_tracked_does_not_depend_on_the_level_of_the_records(tmp_path):
 def test_wandb_is_opened_once_offline_in_the_run_folder_with_the_configuration(wandb, tmp_path):
     write_all(tmp_path / "mine", [RoundBegan(0), finished(0), finished(1)], ["wandb"])
     assert wandb.opened == [
-        {"mode": "offline", "dir": str(tmp_path / "mine"), "name": "mine", "group": "mine", "config": {"seed": 3}}
+        {
+            "mode": "offline",
+            "dir": str(tmp_path / "mine"),
+            "name": "mine",
+            "group": "mine",
+            "config": {"seed": 3},
+        }
     ]
     assert [step for step, _ in wandb.points] == [0, 1]
     assert wandb.points[1][1] == scalars_of(finished(1))[1]
@@ -270,8 +286,12 @@ def test_a_tracked_training_is_the_same_training_with_curves(tmp_path):
 def test_a_training_that_is_gone_on_with_has_each_round_once(tmp_path):
     run = tmp_path / "run"
     config = tiny(run, telemetry__track=["tensorboard"], rounds=3)
-    run_ppo(config.with_changes([("rounds", 2), ("ppo.anneal_decisions", 18)], "the test"), False, QUIET)
-    (run / "checkpoints/round-000002.safetensors").write_bytes(b"")  # so that a round is lived again
+    run_ppo(
+        config.with_changes([("rounds", 2), ("ppo.anneal_decisions", 18)], "the test"), False, QUIET
+    )
+    (run / "checkpoints/round-000002.safetensors").write_bytes(
+        b""
+    )  # so that a round is lived again
     run_ppo(config, True, QUIET)
     assert [step for step, _ in curves(run)["round/accuracy"]] == [0, 1, 2]
     run_ppo(tiny(tmp_path / "whole", rounds=3), False, QUIET)
@@ -282,7 +302,10 @@ def test_a_training_that_is_gone_on_with_has_each_round_once(tmp_path):
 
 
 def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch):
-    whole, cut = (configured(tmp_path / name, telemetry={"track": ["tensorboard"]}) for name in ("whole", "cut"))
+    whole, cut = (
+        configured(tmp_path / name, telemetry={"track": ["tensorboard"]})
+        for name in ("whole", "cut")
+    )
     assert run_policy(whole, False, QUIET) is not None
     stop = asked_at(3)
     with monkeypatch.context() as patch:
@@ -292,7 +315,9 @@ def test_grown_hosts_have_curves_and_go_on_where_they_were(tmp_path, monkeypatch
     grown_runs.assert_same_end(whole.out, cut.out)
     found, expected = curves(cut.out), curves(whole.out)
     assert found.keys() == expected.keys()
-    assert {tag for tag in found if found[tag] != expected[tag]} <= {f"result/seed-{seed}/seconds" for seed in (0, 1)}
+    assert {tag for tag in found if found[tag] != expected[tag]} <= {
+        f"result/seed-{seed}/seconds" for seed in (0, 1)
+    }
     assert [step for step, _ in found["host-1/params"]] == list(range(1, 9))
 
 

@@ -27,7 +27,9 @@ def test_without_an_anomaly_the_level_is_the_one_that_was_set():
 
 
 def test_levels_are_in_order_so_that_a_recorder_can_compare():
-    assert TelemetryLevel.OFF < TelemetryLevel.MINIMAL < TelemetryLevel.NORMAL < TelemetryLevel.DEBUG
+    assert (
+        TelemetryLevel.OFF < TelemetryLevel.MINIMAL < TelemetryLevel.NORMAL < TelemetryLevel.DEBUG
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
@@ -62,7 +64,9 @@ def test_a_fault_that_stays_is_shown_in_full_once():
 
 
 def test_an_anomaly_after_a_quiet_round_is_a_new_one():
-    levels, answers = lived(TelemetryConfig(escalation_rounds=2), [True, True, True, False, True, False, False])
+    levels, answers = lived(
+        TelemetryConfig(escalation_rounds=2), [True, True, True, False, True, False, False]
+    )
     assert levels == [DEBUG, DEBUG, NORMAL, NORMAL, DEBUG, DEBUG, NORMAL]
     assert answers == [True, False, False, None, True, None, None]
 

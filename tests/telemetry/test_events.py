@@ -31,7 +31,14 @@ from esper.telemetry.events import (
     to_record,
 )
 
-PART = {"slot": "r0c0", "module": "layer3", "blueprint": "norm", "stage": "fossil", "params": 48, "flops": 100}
+PART = {
+    "slot": "r0c0",
+    "module": "layer3",
+    "blueprint": "norm",
+    "stage": "fossil",
+    "params": 48,
+    "flops": 100,
+}
 PART |= {"without": 1.5, "gain": 0.5, "standard_error": 0.125}
 REPORTED = GrowthReported(
     0,
@@ -72,7 +79,22 @@ EVENTS = [
     taught_epoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
     RankTimed(2, 1, 4, 3.5),
     RoundBegan(2),
-    RoundFinished(2, 48, 0.5, 0.75, 0.5, 1.5, {"rent": -0.5}, {"WAIT": 20, "CULL": 4}, 1, 2, 3, 0, {"lr": 0.1}, 3.5),
+    RoundFinished(
+        2,
+        48,
+        0.5,
+        0.75,
+        0.5,
+        1.5,
+        {"rent": -0.5},
+        {"WAIT": 20, "CULL": 4},
+        1,
+        2,
+        3,
+        0,
+        {"lr": 0.1},
+        3.5,
+    ),
     AnomalyFound(2, "kl", None, 0.5, "host 1", True),
     CheckpointSaved(2, "round-000002.safetensors"),
 ]
@@ -126,7 +148,9 @@ def test_a_record_of_another_shape_is_refused(record):
         from_record(record)
 
 
-@pytest.mark.parametrize("event", [e for e in EVENTS if hasattr(e, "slot")], ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize(
+    "event", [e for e in EVENTS if hasattr(e, "slot")], ids=lambda event: type(event).__name__
+)
 def test_an_event_in_a_slot_names_the_module_beside_its_id(event):
     assert "r0c0 (layer3)" in str(replace(event, module="layer3"))
 
@@ -137,7 +161,8 @@ def test_a_report_says_in_words_what_helps_and_what_it_costs():
     assert "2.0000, a gain of +1.0000 ± 0.2500" in first
     assert "by itself" in caution
     assert (
-        part.strip() == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, 10.0% of the host's FLOPs"
+        part.strip()
+        == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, 10.0% of the host's FLOPs"
     )
     assert "150, 1.50 x the host's" in size
     assert "1.1e+03, 1.10 x the host's" in size
@@ -145,7 +170,8 @@ def test_a_report_says_in_words_what_helps_and_what_it_costs():
 
 
 @pytest.mark.parametrize(
-    ("gain", "word"), [(0.5, "helps"), (-0.5, "hurts"), (0.2, "may be chance"), (0.0, "may be chance")]
+    ("gain", "word"),
+    [(0.5, "helps"), (-0.5, "hurts"), (0.2, "may be chance"), (0.0, "may be chance")],
 )
 def test_a_part_within_two_standard_errors_of_nothing_may_be_chance(gain, word):
     told = str(replace(REPORTED, parts=[{**PART, "gain": gain}], host_flops=None))

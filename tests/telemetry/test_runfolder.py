@@ -127,7 +127,11 @@ def test_a_start_that_did_some_work_keeps_it_and_what_it_was_started_with(folder
 
 
 def test_events_are_work_too(folder):
-    start(folder, SaveError("the disk is full"), lambda: (folder / runfolder.EVENTS).write_text("{}\n"))
+    start(
+        folder,
+        SaveError("the disk is full"),
+        lambda: (folder / runfolder.EVENTS).write_text("{}\n"),
+    )
     assert (folder / runfolder.CONFIG).exists()
 
 
@@ -155,7 +159,9 @@ def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path, capsys):
     assert (code, "cannot read" in err, "File name too long" in err) == (2, True, True)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}', '{"seed": NaN}'])
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", '{"seed": 1}', '{"seed": 0, "more": 1}', '{"seed": NaN}']
+)
 def test_what_a_run_was_started_with_is_read_or_nothing(content, folder):
     folder.mkdir()
     if content is not None:

@@ -71,7 +71,9 @@ def test_a_level_keeps_its_own_and_all_lower_ones(path, level, kept):
         for event in (SAVED, ROLLED, HINT, TAKEN):
             sink.write(event)
         sink.write_record("DECISION", {"n": 1}, TelemetryLevel.DEBUG)
-    assert rows(path) == [{"type": event, "n": 1} if isinstance(event, str) else to_record(event) for event in kept]
+    assert rows(path) == [
+        {"type": event, "n": 1} if isinstance(event, str) else to_record(event) for event in kept
+    ]
 
 
 def test_a_sink_says_beforehand_what_it_wants(path):
@@ -157,7 +159,9 @@ def stamps(folder):
     return {name: (folder / name).stat().st_mtime_ns for name in sorted(os.listdir(folder))}
 
 
-def test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again(path, tmp_path, monkeypatch):
+def test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again(
+    path, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sink_module, "SEGMENT", 1000)
     with open_at(path) as sink:
         fill(sink, 20)  # however long a round is, it stays together
@@ -196,7 +200,10 @@ def test_the_end_of_a_segment_is_the_beginning_of_the_next_one(path, tmp_path, m
 
 def test_ranks_do_not_touch_each_other_s_segments(tmp_path, monkeypatch):
     monkeypatch.setattr(sink_module, "SEGMENT", 1000)
-    with open_at(tmp_path / "events-1.jsonl") as other, open_at(tmp_path / "events-11.jsonl") as sink:
+    with (
+        open_at(tmp_path / "events-1.jsonl") as other,
+        open_at(tmp_path / "events-11.jsonl") as sink,
+    ):
         for each in (other, sink):
             fill(each, 20)
             assert each.commit() == (1, 0)

@@ -35,7 +35,9 @@ def test_the_same_seed_gives_the_same_interval_and_another_a_close_one():
 def test_shifted_and_scaled_values_have_the_shifted_and_scaled_interval(values, scale, shift):
     plain, moved = estimate_mean(values), estimate_mean([scale * value + shift for value in values])
     expected = [scale * number + shift for number in (plain.mean, plain.low, plain.high)]
-    assert [moved.mean, moved.low, moved.high] == pytest.approx(expected, abs=1e-9 * (1 + max(map(abs, expected))))
+    assert [moved.mean, moved.low, moved.high] == pytest.approx(
+        expected, abs=1e-9 * (1 + max(map(abs, expected)))
+    )
 
 
 @given(samples)
@@ -77,7 +79,9 @@ def test_an_interval_of_ten_values_holds_the_truth_about_95_times_in_100(draw):
     assert 0.93 <= held <= 0.965
 
 
-@pytest.mark.parametrize("values", [[], [0.5, math.nan], [math.inf, 1.0], [[1.0, 2.0], [3.0, 4.0]]], ids=str)
+@pytest.mark.parametrize(
+    "values", [[], [0.5, math.nan], [math.inf, 1.0], [[1.0, 2.0], [3.0, 4.0]]], ids=str
+)
 def test_what_is_no_list_of_finite_numbers_is_refused(values):
     with pytest.raises(SettingError, match="finite numbers"):
         estimate_mean(values)

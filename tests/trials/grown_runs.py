@@ -24,7 +24,11 @@ TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "hosts": 2
 
 def configured(out, **changes):
     """A small configuration; `changes` are keys, those of the task with `task__` in front."""
-    task = {key.removeprefix("task__"): value for key, value in changes.items() if key.startswith("task__")}
+    task = {
+        key.removeprefix("task__"): value
+        for key, value in changes.items()
+        if key.startswith("task__")
+    }
     rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
     return RunConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
 
@@ -71,7 +75,11 @@ def grow_epoch_by_epoch(config):
 def networks_of(folder):
     """Every file of every exported network."""
     root = Path(folder) / NETWORKS
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 def tensors_of(folder):

@@ -14,7 +14,13 @@ from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import EsperError
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
-from esper.telemetry.events import ActionTaken, FossilJudged, HostEpoch, HostRolledBack, StageChanged
+from esper.telemetry.events import (
+    ActionTaken,
+    FossilJudged,
+    HostEpoch,
+    HostRolledBack,
+    StageChanged,
+)
 from esper.trials.arms import Entry, arm_result, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
 from trials.one_arm import run_arm
@@ -35,11 +41,15 @@ def never():
 
 def same(run, other):
     weights = run.network.state_dict(), other.network.state_dict()
-    return weights[0].keys() == weights[1].keys() and all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
+    return weights[0].keys() == weights[1].keys() and all(
+        torch.equal(v, weights[1][k]) for k, v in weights[0].items()
+    )
 
 
 def planted(run):
-    return [(e.epoch, e.slot) for e in run.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"]
+    return [
+        (e.epoch, e.slot) for e in run.events if isinstance(e, ActionTaken) and e.op == "GERMINATE"
+    ]
 
 
 def timeless(run):
@@ -92,7 +102,9 @@ def test_the_sham_of_a_plan_plants_as_much_in_one_decision():
     plan = "schedule:epochs=0+0:places=r0c0.norm+r0c1.norm"
     arm = run_arm(TASK, plan, SEEDS[:1])
     (sham,) = run_arm(TASK, "sham", SEEDS[:1], replayed=[run.events for run in arm])
-    assert [epoch for epoch, _ in planted(sham)] == [epoch for epoch, _ in planted(arm[0])] == [1, 1]
+    assert (
+        [epoch for epoch, _ in planted(sham)] == [epoch for epoch, _ in planted(arm[0])] == [1, 1]
+    )
 
 
 def test_the_heuristic_arm_grows_within_its_budget(heuristic):
@@ -151,7 +163,10 @@ def test_a_result_names_its_arm_seed_and_length(heuristic):
 
 
 def test_growing_costs_more_flops_than_not_growing(heuristic, never):
-    assert all(grown.result.flops > alone.result.flops > 0 for grown, alone in zip(heuristic, never, strict=True))
+    assert all(
+        grown.result.flops > alone.result.flops > 0
+        for grown, alone in zip(heuristic, never, strict=True)
+    )
 
 
 def test_a_result_holds_the_last_validation_and_the_test_score(never):
@@ -160,7 +175,9 @@ def test_a_result_holds_the_last_validation_and_the_test_score(never):
         population.train_epoch()
         population.evaluate()
         population.tick()
-    for run, reading, final in zip(never, population.readings(), population.final_scores(), strict=True):
+    for run, reading, final in zip(
+        never, population.readings(), population.final_scores(), strict=True
+    ):
         assert run.result.validation_accuracy == final.validation_accuracy
         assert final.validation_accuracy == pytest.approx(reading.held_out_accuracy)
         assert (run.result.test_accuracy, run.result.test_loss) == (final.accuracy, final.loss)
@@ -198,13 +215,17 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
     with torch.no_grad():
         next(population.runs[0].model.host.parameters()).fill_(float("nan"))
     (told,) = play_epoch(episodes, [decider])
-    assert {e.slot for e in told if isinstance(e, StageChanged) and e.after == "CULLED"} == set(live)
+    assert {e.slot for e in told if isinstance(e, StageChanged) and e.after == "CULLED"} == set(
+        live
+    )
 
 
 def test_the_network_that_is_scored_is_the_one_that_was_measured_last():
     """A seed that is planted after the last epoch would never be trained; with a ramp of 0 it would be kept at once."""
     task = replace(TASK, epochs=3, lengths=StageLengths(ramp=0))
-    (never,), (late,) = (run_arm(task, arm, [1]) for arm in ("never", "schedule:epochs=2:places=r0c0.norm"))
+    (never,), (late,) = (
+        run_arm(task, arm, [1]) for arm in ("never", "schedule:epochs=2:places=r0c0.norm")
+    )
     assert not planted(late)
     assert same(never, late)
 

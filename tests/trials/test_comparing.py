@@ -25,7 +25,11 @@ from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
 from trials.test_running import trained
 
-TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96, "held_out": 64}, "seeds": 3, "threads": 1}
+TINY = {
+    "task": {"name": "blobs", "epochs": 8, "epoch_examples": 96, "held_out": 64},
+    "seeds": 3,
+    "threads": 1,
+}
 POLICIES = ("never", "sham", "random", "heuristic")
 STATIC = ("start", "final", "final-equal-flops")
 STATIC_ARMS = ("start", "final of heuristic", "final-equal-flops of heuristic")
@@ -34,7 +38,11 @@ LR = get_task("blobs").lr
 
 def configured(out, **changes):
     """A small comparison; `changes` are keys, those of the task with `task__` in front."""
-    task = {key.removeprefix("task__"): value for key, value in changes.items() if key.startswith("task__")}
+    task = {
+        key.removeprefix("task__"): value
+        for key, value in changes.items()
+        if key.startswith("task__")
+    }
     rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
     return CompareConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
 
@@ -72,12 +80,16 @@ def logged():
     def begun(run):
         begin(run)
         if hasattr(run, "log"):
-            run.log.append((run.plan.rows.tolist(), run.optimizer.param_groups[run.link.home]["lr"]))
+            run.log.append(
+                (run.plan.rows.tolist(), run.optimizer.param_groups[run.link.home]["lr"])
+            )
 
     def lived(task, entries, populate, **options):
         log.sizes.append(len(entries))
         runs = live(task, entries, populate, **options)
-        log.left |= {(entry.arm, task.lr, entry.seed): run for entry, run in zip(entries, runs, strict=True)}
+        log.left |= {
+            (entry.arm, task.lr, entry.seed): run for entry, run in zip(entries, runs, strict=True)
+        }
         return runs
 
     with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +108,9 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A comparison that nobody disturbed."""
-    config = configured(tmp_path_factory.mktemp("whole"), policies=POLICIES, static=STATIC, final_of=["heuristic"])
+    config = configured(
+        tmp_path_factory.mktemp("whole"), policies=POLICIES, static=STATIC, final_of=["heuristic"]
+    )
     with logged() as log:
         done = compare(config)
     return SimpleNamespace(config=config, done=done, log=log)
@@ -108,7 +122,9 @@ def test_whoever_plays_other_episodes_than_a_policy_was_trained_for_is_told(chec
     raised = {"scale_at_birth": 0.25, "prunes": False, "lengths": {"ramp": 4}}
     for name, value in {"name": own["name"], "epochs": own["epochs"] + 3, **raised}.items():
         said = []
-        config = configured(tmp_path / name, policies=[checkpoint], **{**alike, f"task__{name}": value})
+        config = configured(
+            tmp_path / name, policies=[checkpoint], **{**alike, f"task__{name}": value}
+        )
         Comparison(config, said.append, lambda: False)
         told = "lengths.ramp" if name == "lengths" else name
         assert [line.count(f" {told} ") for line in said] == [1] * (name != "name"), name
@@ -138,10 +154,13 @@ def test_the_host_alone_as_policy_as_sham_and_as_static_net_is_one_network_to_th
         assert same(never, sham)
         assert same(never, start)
     scores = [
-        [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] for arm in STATIC_ARMS
+        [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows]
+        for arm in STATIC_ARMS
     ]
     for arm in ("never", "sham"):
-        assert [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows] == scores[0]
+        assert [
+            (row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows
+        ] == scores[0]
 
 
 def test_sham_growth_goes_through_the_events_of_the_named_arm(whole):
@@ -156,7 +175,9 @@ def test_sham_growth_goes_through_the_events_of_the_named_arm(whole):
 
 
 def test_rows_are_in_the_order_of_seeds(whole):
-    assert {tuple(row["seed"] for row in trials.rows) for trials in whole.done.values()} == {(0, 1, 2)}
+    assert {tuple(row["seed"] for row in trials.rows) for trials in whole.done.values()} == {
+        (0, 1, 2)
+    }
     assert all(row["arm"] == arm for (arm, _), trials in whole.done.items() for row in trials.rows)
 
 
@@ -182,7 +203,11 @@ def test_the_network_of_equal_flops_brings_its_yardstick_along(whole, tmp_path):
 
 
 def test_more_seeds_change_nothing_for_the_others(whole, tmp_path):
-    done = compare(configured(tmp_path, policies=POLICIES, static=STATIC, final_of=["heuristic"], seeds=2, seed=1))
+    done = compare(
+        configured(
+            tmp_path, policies=POLICIES, static=STATIC, final_of=["heuristic"], seeds=2, seed=1
+        )
+    )
     for key, trials in done.items():
         expected = [part[1:] for part in timeless(whole.done[key])]
         assert [list(part) for part in timeless(trials)] == [list(part) for part in expected]
@@ -225,10 +250,18 @@ def test_the_better_rate_is_the_one_that_validation_likes():
     """Test scores say the opposite; nobody asks them."""
 
     def trials(rate, validation, test):
-        return Trials("heuristic", rate, ({"validation_accuracy": validation, "test_accuracy": test},), ((),), ((),))
+        return Trials(
+            "heuristic",
+            rate,
+            ({"validation_accuracy": validation, "test_accuracy": test},),
+            ((),),
+            ((),),
+        )
 
     known = [trials(0.5, 0.8, 0.99), trials(1.0, 0.9, 0.1), trials(2.0, 0.9, 0.5)]
-    other = Trials("never", 1.0, ({"validation_accuracy": 1.0, "test_accuracy": 1.0},), ((),), ((),))
+    other = Trials(
+        "never", 1.0, ({"validation_accuracy": 1.0, "test_accuracy": 1.0},), ((),), ((),)
+    )
     done = {(one.arm, one.rate): one for one in [*known, other]}
     assert Comparison.best(SimpleNamespace(done=done), "heuristic") is known[1]
 
@@ -244,15 +277,26 @@ def test_final_networks_are_those_of_the_rate_that_validation_chose(rated):
 def test_rates_that_look_alike_have_files_of_their_own(tmp_path):
     own = Comparison.__new__(Comparison)
     own.config = SimpleNamespace(out=tmp_path, digest=lambda: "settings")
-    places = [own._store("arms", "arm", "never", rate).manifest.name for rate in (1.0, 0.5, 0.3333333, 0.33333333)]
-    assert places == ["never-1.json", "never-0.5.json", "never-0.3333333.json", "never-0.33333333.json"]
+    places = [
+        own._store("arms", "arm", "never", rate).manifest.name
+        for rate in (1.0, 0.5, 0.3333333, 0.33333333)
+    ]
+    assert places == [
+        "never-1.json",
+        "never-0.5.json",
+        "never-0.3333333.json",
+        "never-0.33333333.json",
+    ]
 
 
 def test_sham_growth_replays_its_own_rate(rated, monkeypatch):
     """Rules plant alike at every rate, so one of them is told to have done nothing."""
     monkeypatch.setattr(comparing, "replay", lambda events: events)
     own, slow = copy(rated.comparison), rated.done["heuristic", 1e-6]
-    own.done = {**rated.done, ("heuristic", 1e-6): replace(slow, events=tuple(() for _ in slow.events))}
+    own.done = {
+        **rated.done,
+        ("heuristic", 1e-6): replace(slow, events=tuple(() for _ in slow.events)),
+    }
     assert [entry.policy for entry in own._entries("sham", 1e-6)] == [[], []]
     assert all(entry.policy for entry in own._entries("sham", 1.0))
 
@@ -294,7 +338,9 @@ def test_the_decisions_of_a_trained_policy_are_paid_for(checkpoint, whole, tmp_p
 def test_a_trained_policy_does_in_its_arm_what_it_does_in_a_run_of_its_own(checkpoint, tmp_path):
     done = compare(configured(tmp_path / "compared", policies=["never", checkpoint]), most=6)
     rows, _, _ = timeless(done[checkpoint, 1.0])
-    results = grow(grown_runs.configured(tmp_path / "grown", policy=checkpoint, hosts=3, task__held_out=64))
+    results = grow(
+        grown_runs.configured(tmp_path / "grown", policy=checkpoint, hosts=3, task__held_out=64)
+    )
     own = [
         {**to_record(replace(result, seconds=0)), "peak_params": row["peak_params"]}
         for result, row in zip(results, rows, strict=True)
@@ -334,7 +380,9 @@ def test_what_is_finished_is_read_and_not_run_again(whole):
     assert log.sizes == []
 
 
-@pytest.mark.parametrize("content", [b'{"arm": "never"', b"[]", b"{}", b"\xff\xfe", b'{"arm": 1, "rate": 1}'], ids=str)
+@pytest.mark.parametrize(
+    "content", [b'{"arm": "never"', b"[]", b"{}", b"\xff\xfe", b'{"arm": 1, "rate": 1}'], ids=str
+)
 def test_a_damaged_arm_is_named_and_run_again_once_it_is_deleted(content, whole, tmp_path):
     config = configured(tmp_path, policies=["never"])
     path = tmp_path / ARMS / "never-1.json"
@@ -362,13 +410,17 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     config = configured(tmp_path / "run", policies=policies, task__epochs=2)
     done = compare(config)
     assert compare(config) == done
-    assert [row["arm"] for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [policies[1]] * 3
+    assert [row["arm"] for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [
+        policies[1]
+    ] * 3
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(checkpoint, tmp_path, monkeypatch):
+def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with open("final.safetensors", "wb") as file, open(checkpoint, "rb") as source:
         file.write(source.read())
@@ -387,7 +439,10 @@ def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):
     seen = set()
     torch.set_num_threads(2)
     try:
-        compare(configured(tmp_path, policies=["never"], task__epochs=2), lambda: seen.add(torch.get_num_threads()))
+        compare(
+            configured(tmp_path, policies=["never"], task__epochs=2),
+            lambda: seen.add(torch.get_num_threads()),
+        )
         assert (seen, torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(1)

@@ -37,7 +37,9 @@ def _tasks(monkeypatch):
 
 
 def run_of(out, **changes):
-    return configured(out, task__name="text", task__epochs=None, task__epoch_examples=None, **changes)
+    return configured(
+        out, task__name="text", task__epochs=None, task__epoch_examples=None, **changes
+    )
 
 
 # -- esper run ---------------------------------------------------------------------------------------------------------
@@ -64,7 +66,9 @@ def test_every_decision_tells_its_steps_and_the_share_that_is_used(tmp_path):
 
 
 def test_a_run_tells_its_budget_and_its_corpus(tmp_path, capsys):
-    said = call(capsys, *["run", "--task", "text", "--policy", "never", "--out"], str(tmp_path / "run"))
+    said = call(
+        capsys, *["run", "--task", "text", "--policy", "never", "--out"], str(tmp_path / "run")
+    )
     code, out, _ = said
     assert not code
     assert f"{Population(TASKS['text'], [0]).clock.budget:.4g} FLOPs" in out
@@ -110,7 +114,12 @@ def test_the_corpus_is_in_the_manifest(tmp_path):
 
 
 def comparison(out, **changes):
-    values = {"task": {"name": "text"}, "policies": ["never", "heuristic"], "static": ["final"], "seeds": 1}
+    values = {
+        "task": {"name": "text"},
+        "policies": ["never", "heuristic"],
+        "static": ["final"],
+        "seeds": 1,
+    }
     return CompareConfig.of({**values, "threads": 1, "out": str(out), **changes})
 
 
@@ -159,7 +168,9 @@ def test_a_training_by_compute_resumes_to_the_same_policy(tmp_path):
 
 def test_the_reward_of_compute_is_the_lead_in_loss_over_a_twin_of_the_same_compute(tmp_path):
     task = TASKS["text"]
-    env = GrowthVectorEnv(task, 1, host_seeds=[3], folder=tmp_path, weights=FAMILIES["compute"], data_root=None)
+    env = GrowthVectorEnv(
+        task, 1, host_seeds=[3], folder=tmp_path, weights=FAMILIES["compute"], data_root=None
+    )
     env.reset(seed=0)
     paid = 0.0
     for _ in range(task.epochs - 1):
@@ -168,15 +179,23 @@ def test_the_reward_of_compute_is_the_lead_in_loss_over_a_twin_of_the_same_compu
     assert terminated[0]
     lead = (env.twins[3][-1].held_out_loss - env.loss[0]) / env.units[3]
     assert info["reward_parts"][0].keys() == FAMILIES["compute"].keys()
-    assert paid == pytest.approx(lead, rel=1e-6), "a host that ends behind its twin earns less than nothing"
+    assert paid == pytest.approx(lead, rel=1e-6), (
+        "a host that ends behind its twin earns less than nothing"
+    )
 
 
 def test_a_static_network_pays_for_one_measurement_and_is_not_refused_for_its_size(tmp_path):
-    asked = {"task": {"name": "code_tiny", "compute": 0.1}, "policies": ["heuristic"], "static": ["final"]}
+    asked = {
+        "task": {"name": "code_tiny", "compute": 0.1},
+        "policies": ["heuristic"],
+        "static": ["final"],
+    }
     config = CompareConfig.of({**asked, "seeds": 1, "out": str(tmp_path / "run")})
     arms = comparing.run_compare(config, False, Console(quiet=True))["arms"]
     assert arms["final of heuristic"]["final_params"] == arms["heuristic"]["final_params"] > 42_624
-    assert arms["final of heuristic"]["flops"] == pytest.approx(arms["heuristic"]["flops"], rel=0.05)
+    assert arms["final of heuristic"]["flops"] == pytest.approx(
+        arms["heuristic"]["flops"], rel=0.05
+    )
 
 
 def test_training_that_nobody_pays_for_is_refused(tmp_path):
@@ -187,12 +206,17 @@ def test_training_that_nobody_pays_for_is_refused(tmp_path):
 def test_a_twin_has_the_same_compute_and_pays_for_its_last_measurement_only(tmp_path, monkeypatch):
     played, task = [], TASKS["text"]
     real = Population.start_epoch
-    monkeypatch.setattr(Population, "start_epoch", lambda self, **_: (played.append(self), real(self))[1])
+    monkeypatch.setattr(
+        Population, "start_epoch", lambda self, **_: (played.append(self), real(self))[1]
+    )
     twin_readings(task, [3], tmp_path)
     run = played[-1].runs[0]
     assert run.ledger.phases["validation"].examples == len(run.splits.validation)
     assert 0.9 < run.ledger.flops / played[-1].clock.budget <= 1
-    prints = [fingerprint(replace(task, **changes), {}) for changes in ({}, {"compute": 0.6}, {"decay": 0.3})]
+    prints = [
+        fingerprint(replace(task, **changes), {})
+        for changes in ({}, {"compute": 0.6}, {"decay": 0.3})
+    ]
     assert len(set(prints)) == 3
 
 

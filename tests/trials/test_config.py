@@ -53,7 +53,12 @@ PLACES = {
     "threads": 2,
     "deterministic": True,
 }
-OF_RUN = {"policy": "never", "hosts": 3, "telemetry.level": "minimal", "telemetry.track": ["tensorboard"]}
+OF_RUN = {
+    "policy": "never",
+    "hosts": 3,
+    "telemetry.level": "minimal",
+    "telemetry.track": ["tensorboard"],
+}
 OF_COMPARE = {
     "policies": ["random", "never"],
     "static": ["final"],
@@ -76,12 +81,23 @@ def facets_of(play, config):
     seen = []
     real = population.choose_executor
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "choose_executor", lambda *asked: seen.append((asked[0], asked[-1])) or real(*asked))
+        patch.setattr(
+            population,
+            "choose_executor",
+            lambda *asked: seen.append((asked[0], asked[-1])) or real(*asked),
+        )
         patch.setattr(population, "is_compiled", lambda wanted, *rest: bool(seen.append(wanted)))
         patch.setattr(torch, "set_num_threads", seen.append)
-        patch.setattr(torch, "use_deterministic_algorithms", lambda wanted, **rest: seen.append(wanted))
+        patch.setattr(
+            torch, "use_deterministic_algorithms", lambda wanted, **rest: seen.append(wanted)
+        )
         try:
-            return play(config), seen, sorted(path.name for path in config.out.iterdir()), config.out.name
+            return (
+                play(config),
+                seen,
+                sorted(path.name for path in config.out.iterdir()),
+                config.out.name,
+            )
         except EsperError as problem:
             return str(problem)
 
@@ -115,26 +131,46 @@ def changed(command, key, value):
     """Facets without and with one leaf changed."""
     play, model, base = CASES[command]
     if key == "final_of":
-        base = {**base, "policies": ["random", "heuristic"], "static": ["final"], "final_of": ["heuristic"]}
-    if key in ("task.clock", "task.compute", "task.decay"):  # by compute, held-out examples are not for nothing
+        base = {
+            **base,
+            "policies": ["random", "heuristic"],
+            "static": ["final"],
+            "final_of": ["heuristic"],
+        }
+    if key in (
+        "task.clock",
+        "task.compute",
+        "task.decay",
+    ):  # by compute, held-out examples are not for nothing
         base = {**base, "task": {**base["task"], "held_out": 8, "budget": 2.0}}
     if key in ("task.compute", "task.decay"):
         base = {**base, "task": {**base["task"], "clock": "compute"}}
     if key.startswith("task.lengths"):  # episodes in which slots open again
         base = {**base, "task": {**base["task"], "epochs": 16}}
-    if key in ("task.lengths.embargo", "task.lengths.resetting"):  # what is culled by itself, incubation culls
+    if key in (
+        "task.lengths.embargo",
+        "task.lengths.resetting",
+    ):  # what is culled by itself, incubation culls
         base = {**base, "task": {**base["task"], "lengths": {"training": 1}}}
     config = model.of(base)
     before = known_facets(command, json.dumps(base))
-    other = config.with_changes([(key, value), *([] if key == "out" else [("out", "run2")])], "the test")
+    other = config.with_changes(
+        [(key, value), *([] if key == "out" else [("out", "run2")])], "the test"
+    )
     after = facets_of(play, other)
     if isinstance(before, str) or isinstance(after, str) or key == "out":
         return before, after
     return before[:3], after[:3]
 
 
-OF_STAGES = [pytest.param(key, marks=pytest.mark.slow) for key in TASK if key.startswith("task.lengths")]
-SHORT = [key for key in {**TASK, **PLACES, **OF_RUN} if key != "data_root" and not key.startswith("task.lengths")]
+OF_STAGES = [
+    pytest.param(key, marks=pytest.mark.slow) for key in TASK if key.startswith("task.lengths")
+]
+SHORT = [
+    key
+    for key in {**TASK, **PLACES, **OF_RUN}
+    if key != "data_root" and not key.startswith("task.lengths")
+]
 
 
 @pytest.mark.parametrize("key", [*SHORT, *OF_STAGES])
@@ -163,7 +199,9 @@ def test_the_folder_of_the_data_reaches_the_task(model):
     assert "nowhere" in facets_of(play, config)
 
 
-@pytest.mark.parametrize("config", [RunConfig(policy="never", hosts=3), CompareConfig(rates=(0.5, 1.0), oracle=True)])
+@pytest.mark.parametrize(
+    "config", [RunConfig(policy="never", hosts=3), CompareConfig(rates=(0.5, 1.0), oracle=True)]
+)
 def test_a_configuration_comes_back_from_json(config):
     assert type(config).of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
@@ -172,7 +210,9 @@ def test_a_configuration_comes_back_from_json(config):
 
 
 def test_stage_lengths_are_those_that_are_set(tmp_path):
-    config = RunConfig.of({**BASE, "policy": "schedule", "task": {**BASE["task"], "lengths": {"ramp": 3}}})
+    config = RunConfig.of(
+        {**BASE, "policy": "schedule", "task": {**BASE["task"], "lengths": {"ramp": 3}}}
+    )
     run.run_policy(config, False, QUIET)
     began = {"BLENDING": {}, "PROBATIONARY": {}}
     for event in events_of(config.out, "StageChanged"):
@@ -192,12 +232,17 @@ def test_ways_to_blend_reach_policies_static_networks_and_the_oracle(blends):
     rows = {(row["arm"], row["seed"]): row for row in found["rows"]}
     assert sum(rows["heuristic", seed]["fossilized"] for seed in (0, 1))
     for seed in (0, 1):
-        assert rows["heuristic", seed]["final_params"] == rows["final of heuristic", seed]["final_params"]
+        assert (
+            rows["heuristic", seed]["final_params"]
+            == rows["final of heuristic", seed]["final_params"]
+        )
 
 
 def test_an_unknown_way_to_blend_is_refused():
     with pytest.raises(EsperError, match="sigmoid"):
-        run.run_policy(RunConfig.of({**BASE, "task": {**BASE["task"], "blends": ["sigmod"]}}), False, QUIET)
+        run.run_policy(
+            RunConfig.of({**BASE, "task": {**BASE["task"], "blends": ["sigmod"]}}), False, QUIET
+        )
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -215,8 +260,14 @@ def test_an_unknown_way_to_blend_is_refused():
         ({"policies": ["never", "sham"]}, "sham .*'all'.*none"),
         ({"policies": ["sham", "heuristic"], "final_of": ["sham"]}, "arm 'sham'"),
         ({"policies": ["never"], "static": ["final"], "final_of": ["never"]}, "final .*'never'"),
-        ({"policies": ["random"], "static": ["final"], "final_of": ["heuristic"]}, r"\(random\).*--final-of"),
-        ({"policies": ["random", "schedule"], "final_of": ["random", "heuristic"]}, "final .*'heuristic'"),
+        (
+            {"policies": ["random"], "static": ["final"], "final_of": ["heuristic"]},
+            r"\(random\).*--final-of",
+        ),
+        (
+            {"policies": ["random", "schedule"], "final_of": ["random", "heuristic"]},
+            "final .*'heuristic'",
+        ),
         ({"final_of": []}, r"final_of is \[\]"),
         ({"policies": ["search:episodes=1"]}, "episodes of search is '1'.* 2"),
         ({"policies": ["search:episode=9"]}, "search 'episode'.*'episodes'"),

@@ -11,11 +11,18 @@ from trials.test_comparing import configured, timeless
 
 STARTS = (0, 2, 4)
 """of an episode of 8"""
-EVERY = {f"{slot} {name} @{start}" for slot in ("r0c0", "r0c1") for name in ("lora", "mlp") for start in STARTS}
+EVERY = {
+    f"{slot} {name} @{start}"
+    for slot in ("r0c0", "r0c1")
+    for name in ("lora", "mlp")
+    for start in STARTS
+}
 """of `blobs`"""
 
 
-@pytest.mark.parametrize(("epochs", "starts"), [(8, [0, 2, 4]), (20, [0, 5, 10]), (3, [0, 1]), (2, [0, 1])])
+@pytest.mark.parametrize(
+    ("epochs", "starts"), [(8, [0, 2, 4]), (20, [0, 5, 10]), (3, [0, 1]), (2, [0, 1])]
+)
 def test_starts_are_the_beginning_a_quarter_and_half_of_an_episode(epochs, starts, tmp_path):
     model = Population(configured(tmp_path).task.build(), [0]).runs[0].model
     assert sorted({int(name.partition("@")[2]) for name in placements_of(model, epochs)}) == starts
@@ -48,13 +55,19 @@ def test_a_seed_that_takes_exactly_the_room_there_is_fits(room, has_mlp, tmp_pat
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    config = configured(tmp_path_factory.mktemp("oracle"), policies=["heuristic"], oracle=True, seeds=2)
+    config = configured(
+        tmp_path_factory.mktemp("oracle"), policies=["heuristic"], oracle=True, seeds=2
+    )
     comparison = Comparison(config, lambda line: None, lambda: False)
     return SimpleNamespace(config=config, done=comparison.run())
 
 
 def placed(found):
-    return {arm.removeprefix(f"{ORACLE} "): trials for (arm, _), trials in found.done.items() if arm != "heuristic"}
+    return {
+        arm.removeprefix(f"{ORACLE} "): trials
+        for (arm, _), trials in found.done.items()
+        if arm != "heuristic"
+    }
 
 
 def test_every_placement_is_an_arm_on_every_seed(found):
@@ -65,15 +78,23 @@ def test_every_placement_is_an_arm_on_every_seed(found):
 def test_an_arm_plants_its_seed_where_and_when_it_says_and_keeps_it(found):
     for name, trials in placed(found).items():
         slot, blueprint, start = name.replace("@", "").split()
-        for row, events, built in zip(trials.rows, trials.events, trials.architectures, strict=True):
+        for row, events, built in zip(
+            trials.rows, trials.events, trials.architectures, strict=True
+        ):
             acted = [event for event in events if event["type"] == "ActionTaken"]
             assert [event["op"] for event in acted[:1]] == ["GERMINATE"]
-            assert (acted[0]["slot"], acted[0]["blueprint"], acted[0]["epoch"]) == (slot, blueprint, int(start) + 1)
+            assert (acted[0]["slot"], acted[0]["blueprint"], acted[0]["epoch"]) == (
+                slot,
+                blueprint,
+                int(start) + 1,
+            )
             assert row["germinated"] == 1
             assert built in (((slot, blueprint, "linear"),), ())
             kept = [event["epoch"] for event in acted if event["op"] == "FOSSILIZE"]
             assert not kept or kept == [min(kept)] == [int(start) + 3], "as soon as that is legal"
-    assert sum(len(built) for trials in placed(found).values() for built in trials.architectures) > 12
+    assert (
+        sum(len(built) for trials in placed(found).values() for built in trials.architectures) > 12
+    )
 
 
 def test_the_oracle_is_the_placement_that_validation_likes_most(found):

@@ -55,13 +55,17 @@ def beginnings(config):
 
 
 def equal(state, other):
-    return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())
+    return state.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in state.items()
+    )
 
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory):
     """The same static arms without any pretraining."""
-    config = configured(tmp_path_factory.mktemp("scratch"), policies=["never"], static=["start"], seeds=2)
+    config = configured(
+        tmp_path_factory.mktemp("scratch"), policies=["never"], static=["start"], seeds=2
+    )
     return compare(config)
 
 
@@ -69,7 +73,9 @@ def scratch(tmp_path_factory):
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pretrained")
     static = ["start", "final", "final-whole"]
-    config = configured(folder, policies=["never", "sham", "heuristic"], static=static, seeds=2, pretrain=EPOCHS)
+    config = configured(
+        folder, policies=["never", "sham", "heuristic"], static=static, seeds=2, pretrain=EPOCHS
+    )
     begun, done = beginnings(config)
     return SimpleNamespace(config=config, begun=begun, done=done)
 
@@ -92,7 +98,9 @@ def test_networks_of_fixed_size_begin_from_scratch(found, scratch):
 
 def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
     assert {row["epochs"] for row in found.done["never", 1.0].rows} == {8}
-    assert {row["epochs"] for row in found.done["final-whole of heuristic", 1.0].rows} == {8 + EPOCHS}
+    assert {row["epochs"] for row in found.done["final-whole of heuristic", 1.0].rows} == {
+        8 + EPOCHS
+    }
     ours, theirs = found.done["never", 1.0], scratch["never", 1.0]
     assert [row["flops"] for row in ours.rows] == [row["flops"] for row in theirs.rows]
     assert [row["test_loss"] for row in ours.rows] != [row["test_loss"] for row in theirs.rows]
@@ -100,13 +108,17 @@ def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
 
 def test_the_oracles_placements_go_on_from_trained_hosts_too(found, tmp_path):
     few = {"task__slots": ["r0c1"], "task__blueprints": ["lora"], "task__epochs": 2}
-    begun, _ = beginnings(configured(tmp_path, policies=["never"], oracle=True, seeds=1, pretrain=EPOCHS, **few))
+    begun, _ = beginnings(
+        configured(tmp_path, policies=["never"], oracle=True, seeds=1, pretrain=EPOCHS, **few)
+    )
     assert len(begun) == 3
     assert all(equal(state, found.begun["never", 0]) for state in begun.values())
 
 
 def test_running_statistics_of_a_host_come_along(tmp_path):
-    config = configured(tmp_path, policies=["never"], pretrain=2, seeds=1, task__epochs=2, **OF_PICTURES)
+    config = configured(
+        tmp_path, policies=["never"], pretrain=2, seeds=1, task__epochs=2, **OF_PICTURES
+    )
     begun, _ = beginnings(config)
     state = begun["never", 0]
     assert equal(state, trained_host(0, config.task.build(), 2))
@@ -116,12 +128,16 @@ def test_running_statistics_of_a_host_come_along(tmp_path):
 
 
 def test_a_trained_host_is_trained_once_and_read_again(found, monkeypatch):
-    monkeypatch.setattr(Population, "start_epoch", lambda population, **_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        Population, "start_epoch", lambda population, **_: pytest.fail("trained again")
+    )
     assert all_timeless(compare(found.config)) == all_timeless(found.done)
 
 
 def test_a_host_that_is_missing_is_trained_anew_and_is_the_same(found, tmp_path):
-    shutil.copytree(found.config.out / runfolder.PRETRAINED, tmp_path / "copy" / runfolder.PRETRAINED)
+    shutil.copytree(
+        found.config.out / runfolder.PRETRAINED, tmp_path / "copy" / runfolder.PRETRAINED
+    )
     config = configured(tmp_path / "copy", policies=["never"], seeds=2, pretrain=EPOCHS)
     path = config.out / runfolder.PRETRAINED / "seed-1.safetensors"
     before = load_file(path)
@@ -188,6 +204,10 @@ def test_a_host_with_tied_weights_is_pretrained_and_kept(monkeypatch, tmp_path):
         def forward(self, points):
             return self.leave(torch.relu(self.middle(torch.relu(self.enter(points)))))
 
-    monkeypatch.setitem(TASKS, "tied", replace(TASKS["blobs"], name="tied", build_host=Tied, slots=("middle",)))
-    found = compare(configured(tmp_path, policies=("never",), pretrain=1, seeds=1, task__name="tied"))
+    monkeypatch.setitem(
+        TASKS, "tied", replace(TASKS["blobs"], name="tied", build_host=Tied, slots=("middle",))
+    )
+    found = compare(
+        configured(tmp_path, policies=("never",), pretrain=1, seeds=1, task__name="tied")
+    )
     assert len(found["never", 1.0].rows) == 1

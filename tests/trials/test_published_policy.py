@@ -30,13 +30,19 @@ SPLITS = image_splits(count=64, size=32, channels=3)
 def test_it_is_the_file_whose_results_are_published(question, name):
     found = json.loads((ROOT / "benchmarks" / "results" / f"question_{question}.json").read_text())
     facts = read_checkpoint(POLICIES / f"{name}.safetensors")[1]["facts"]
-    assert found["checkpoint_sha256"] == facts["converted_from"]  # the same tensors in the format of that time
+    assert (
+        found["checkpoint_sha256"] == facts["converted_from"]
+    )  # the same tensors in the format of that time
 
 
-@pytest.mark.parametrize(("name", "task", "splits"), [("cifar10", PHOTOS, SPLITS), ("digits", DIGITS, None)])
+@pytest.mark.parametrize(
+    ("name", "task", "splits"), [("cifar10", PHOTOS, SPLITS), ("digits", DIGITS, None)]
+)
 def test_it_fits_its_task_and_plants(name, task, splits):
     space = Population(task, [0], splits=splits).runs[0].model.space
     policy = load_fitting(POLICIES / f"{name}.safetensors", space)
     assert policy.reads_telemetry
-    (run,) = run_entries(task, [Entry("trained", 3, lambda facts: policy)], partial(Population, splits=splits))
+    (run,) = run_entries(
+        task, [Entry("trained", 3, lambda facts: policy)], partial(Population, splits=splits)
+    )
     assert run.result.germinated > 0

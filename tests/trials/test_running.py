@@ -25,7 +25,14 @@ from esper.trials.config import RunConfig
 from esper.trials.running import build
 from runtime.episodes import IMAGES
 from simic.tiny_runs import checkpoints_in, events_of, tiny, train
-from trials.grown_runs import asked_at, assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
+from trials.grown_runs import (
+    asked_at,
+    assert_same_end,
+    configured,
+    grow,
+    grow_epoch_by_epoch,
+    stopped,
+)
 from trials.one_arm import run_arm
 
 SLOTS, BLUEPRINTS = ["r0c0", "r0c1"], ["lora", "mlp"]
@@ -68,14 +75,23 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     results = grow(config)
     arm = run_arm(config.task.build(), policy, [3, 4])
     assert [timeless(result) for result in results] == [timeless(run.result) for run in arm]
-    told = [event for event in events_of(tmp_path) if event["type"] not in ("ArmFinished", "LedgerClosed")]
+    told = [
+        event
+        for event in events_of(tmp_path)
+        if event["type"] not in ("ArmFinished", "LedgerClosed")
+    ]
     for host, run in enumerate(arm):
         own = [{"type": type(event).__name__, **asdict(event)} for event in run.events]
         assert json.loads(json.dumps(own)) == [event for event in told if event["host"] == host]
-    assert [event["epoch"] for event in events_of(tmp_path, "HostEpoch")] == [e for e in range(1, 9) for _ in range(2)]
+    assert [event["epoch"] for event in events_of(tmp_path, "HostEpoch")] == [
+        e for e in range(1, 9) for _ in range(2)
+    ]
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in (*sorted({*RULES} - {"heuristic"}), "blind")]
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in (*sorted({*RULES} - {"heuristic"}), "blind")
+]
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "checkpoint", *OTHERS])
@@ -83,7 +99,9 @@ def test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_end(policy, r
     named = policy if policy in RULES else str(request.getfixturevalue(policy))
     whole, cut = (configured(tmp_path / name, policy=named) for name in ("whole", "cut"))
     results = grow(whole)
-    assert [timeless(result) for result in grow_epoch_by_epoch(cut)] == [timeless(result) for result in results]
+    assert [timeless(result) for result in grow_epoch_by_epoch(cut)] == [
+        timeless(result) for result in results
+    ]
     assert_same_end(cut.out, whole.out)
 
 
@@ -92,7 +110,9 @@ def test_sham_growth_has_the_sham_blueprint_only(tmp_path):
     assert episodes.population.runs[0].model.space.blueprint_ids[1:] == ("sham",)
     results = grow(configured(tmp_path / "b", policy="sham"))
     assert {event["blueprint"] for event in planted(tmp_path / "b")} == {"sham"}
-    assert all(result.germinated and result.final_params == result.start_params for result in results)
+    assert all(
+        result.germinated and result.final_params == result.start_params for result in results
+    )
 
 
 def test_a_trained_policy_decides(checkpoint, tmp_path):
@@ -123,12 +143,16 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
     config = configured(tmp_path / "run", policy=path, hosts=1, seed=4)
     grow(config)
     task = config.task.build()
-    env = GrowthVectorEnv(task, 1, host_seeds=[4], folder=tmp_path, use_telemetry=policy == "checkpoint")
+    env = GrowthVectorEnv(
+        task, 1, host_seeds=[4], folder=tmp_path, use_telemetry=policy == "checkpoint"
+    )
     shown = [env.reset(seed=0)[0][0]]
     for _, action in seen[: task.epochs - 1]:
         shown.append(env.step(np.array([action]))[0][0])
     assert len(seen) == task.epochs
-    assert [index for index, (mine, _) in enumerate(seen) if not np.array_equal(mine, shown[index])] == []
+    assert [
+        index for index, (mine, _) in enumerate(seen) if not np.array_equal(mine, shown[index])
+    ] == []
     assert any(action[0] for _, action in seen), "chosen so that it does something"
 
 
@@ -141,7 +165,9 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
     ],
     ids=["slots", "blueprints", "task"],
 )
-def test_a_policy_for_other_choices_is_refused_with_both(changes, saved, here, checkpoint, tmp_path, monkeypatch):
+def test_a_policy_for_other_choices_is_refused_with_both(
+    changes, saved, here, checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setitem(TASKS, "pictures", replace(IMAGES, name="pictures"))
     config = configured(tmp_path, policy=str(checkpoint), **changes)
     with pytest.raises(CheckpointMismatchError) as refusal:
@@ -194,7 +220,9 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
 def three_slots(monkeypatch):
     """A CNN with slots r0c0, r0c1, r0c2."""
     host = partial(build_cnn_host, blocks=3, base_channels=2, in_channels=1, image_size=8)
-    task = replace(IMAGES, name="three", build_host=host, lr=0.02, epochs=8, blueprints=("conv_small", "norm"))
+    task = replace(
+        IMAGES, name="three", build_host=host, lr=0.02, epochs=8, blueprints=("conv_small", "norm")
+    )
     monkeypatch.setitem(TASKS, "three", task)
     return {"task__name": "three", "task__epoch_examples": 64}
 
@@ -206,7 +234,9 @@ def test_only_enabled_slots_are_planted(three_slots, tmp_path):
     assert {event["slot"] for event in stages} == {"r0c0", "r0c2"}
 
 
-def test_counterfactuals_of_enabled_slots_are_those_of_the_same_slots_among_all(three_slots, tmp_path):
+def test_counterfactuals_of_enabled_slots_are_those_of_the_same_slots_among_all(
+    three_slots, tmp_path
+):
     """A host with all its slots, planted in the same two, is measured to the same numbers."""
     config = configured(tmp_path, task__slots=["r0c0", "r0c2"], **three_slots)
     chosen, _ = build(config)
@@ -277,7 +307,9 @@ def test_hosts_count_on_from_the_first_seed(tmp_path):
 
 def test_a_result_counts_what_the_events_say(tmp_path):
     for host, result in enumerate(grow(configured(tmp_path))):
-        stages = [event["after"] for event in events_of(tmp_path, "StageChanged") if event["host"] == host]
+        stages = [
+            event["after"] for event in events_of(tmp_path, "StageChanged") if event["host"] == host
+        ]
         assert stages.count("FOSSILIZED") + stages.count("CULLED") == result.germinated > 0
         judged = [event for event in events_of(tmp_path, "FossilJudged") if event["host"] == host]
         gone = sum(not event["is_kept"] for event in judged)
@@ -295,10 +327,19 @@ def test_readings_are_written_for_every_epoch_of_every_host(tmp_path):
         for host, reading in enumerate(population.readings()):
             flops = population.runs[host].ledger.flops
             expected = grown_epoch(
-                host, epoch + 1, reading.train_loss, reading.held_out_loss, reading.held_out_accuracy, 114, flops
+                host,
+                epoch + 1,
+                reading.train_loss,
+                reading.held_out_loss,
+                reading.held_out_accuracy,
+                114,
+                flops,
             )
             expected = replace(expected, steps=3, share=(epoch + 1) / 8)
-            assert events_of(config.out, "HostEpoch")[2 * epoch + host] == {"type": "HostEpoch", **asdict(expected)}
+            assert events_of(config.out, "HostEpoch")[2 * epoch + host] == {
+                "type": "HostEpoch",
+                **asdict(expected),
+            }
 
 
 def test_whoever_watches_sees_every_epoch(tmp_path):

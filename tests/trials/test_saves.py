@@ -61,7 +61,9 @@ def test_the_newest_epochs_are_kept_and_listed(halfway):
         *(f"host-{host}-{part}" for host in (0, 1) for part in ("model", "optimizer", "stream")),
     ]
     names = {Path(name).stem for name in checkpoints_in(halfway)}
-    assert names == {f"epoch-{epoch:06d}-{role}" for epoch in (STOP - 2, STOP - 1) for role in roles}
+    assert names == {
+        f"epoch-{epoch:06d}-{role}" for epoch in (STOP - 2, STOP - 1) for role in roles
+    }
 
 
 def test_a_stopped_run_goes_on_to_the_same_end(copied, straight):
@@ -79,7 +81,9 @@ def test_the_end_can_be_reached_twice(copied, straight):
 def test_without_a_save_a_resumed_run_begins_at_the_beginning(tmp_path, straight):
     config = configured(tmp_path / "run")
     config.out.mkdir()
-    (config.out / runfolder.EVENTS).write_text('{"type": "of a run that was killed in its first epoch"}\n')
+    (config.out / runfolder.EVENTS).write_text(
+        '{"type": "of a run that was killed in its first epoch"}\n'
+    )
     grow(config, resume=True)
     assert_same_end(config.out, straight)
 
@@ -95,7 +99,10 @@ def test_an_epoch_that_was_being_written_does_not_count(copied, straight):
 
 def test_what_is_not_a_saved_epoch_is_left_alone(copied):
     """Somebody's own files are none of our business, whatever folder they lie in."""
-    own = [copied / runfolder.CHECKPOINTS / "precious" / "model.pt", copied / runfolder.CHECKPOINTS / "notes.txt"]
+    own = [
+        copied / runfolder.CHECKPOINTS / "precious" / "model.pt",
+        copied / runfolder.CHECKPOINTS / "notes.txt",
+    ]
     for path in own:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
@@ -117,10 +124,14 @@ ROLES = ["memory", "host-1-stream", "host-1-model", "host-0-optimizer"]
 
 
 @pytest.mark.parametrize(
-    "damage", [flip, Path.unlink, lambda path: path.write_bytes(b"torn")], ids=["bit", "gone", "cut"]
+    "damage",
+    [flip, Path.unlink, lambda path: path.write_bytes(b"torn")],
+    ids=["bit", "gone", "cut"],
 )
 @pytest.mark.parametrize("role", ROLES)
-def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(role, damage, copied, straight, capsys):
+def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(
+    role, damage, copied, straight, capsys
+):
     path = newest(copied, role)
     damage(path)
     grow(configured(copied), resume=True)
@@ -146,8 +157,12 @@ def test_a_save_of_other_hosts_is_not_used(copied):
         grow(configured(copied, seed=5), resume=True)
 
 
-@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), SafetensorError("File too large")])
-def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(problem, copied, straight, monkeypatch):
+@pytest.mark.parametrize(
+    "problem", [OSError(28, "No space left on device"), SafetensorError("File too large")]
+)
+def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(
+    problem, copied, straight, monkeypatch
+):
     def fail(*args):
         raise problem
 
@@ -181,7 +196,9 @@ def test_a_host_under_suspicion_is_not_saved(tmp_path, monkeypatch):
     assert [entry["epoch"] for entry in manifest_of(config.out)["checkpoints"]] == [1, 2]
 
 
-def test_a_run_that_was_stopped_under_suspicion_goes_on_from_the_last_epoch_above_it(tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_under_suspicion_goes_on_from_the_last_epoch_above_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Population, "evaluate", suspect({4, 5}))
     whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
     grow(whole)
@@ -244,7 +261,10 @@ def test_what_had_happened_and_what_was_counted_come_back(tmp_path):
 def test_what_policies_remember_comes_back(tmp_path):
     own, _ = saved(tmp_path)
     live(own)
-    memories = [[{"epoch": 3, "host": 0, "lost": {"r0c1": 2}}], (torch.rand(1, 1, 4), torch.rand(1, 1, 4))]
+    memories = [
+        [{"epoch": 3, "host": 0, "lost": {"r0c1": 2}}],
+        (torch.rand(1, 1, 4), torch.rand(1, 1, 4)),
+    ]
     for decider, memory in zip(own.deciders, memories, strict=True):
         decider.memory = memory
     own.save(0, [[], []], [{}, {}])

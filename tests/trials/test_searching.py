@@ -46,7 +46,9 @@ def searched(value, **settings):
 def closeness(policy, host=0):
     """Best is one conv_light at r0c1, early."""
     parts = parts_of(policy)
-    return sum(2.0 - 0.1 * decision for decision, place in parts if place == "r0c1.conv_light") - len(parts)
+    return sum(
+        2.0 - 0.1 * decision for decision, place in parts if place == "r0c1.conv_light"
+    ) - len(parts)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
@@ -60,7 +62,10 @@ def test_as_many_episodes_as_it_was_given_and_none_twice(episodes):
 
 
 def test_a_search_finds_what_is_best_and_more_episodes_find_better():
-    found = [np.mean([closeness(searched(closeness, episodes=n, seed=s)[0]) for s in range(5)]) for n in (10, 60, 400)]
+    found = [
+        np.mean([closeness(searched(closeness, episodes=n, seed=s)[0]) for s in range(5)])
+        for n in (10, 60, 400)
+    ]
     assert found[0] < found[1] < found[2]
     assert found[2] > 0.8
 
@@ -76,7 +81,9 @@ def test_plans_are_judged_on_the_same_hosts_only():
     """Hosts differ by more than plans do; a plan on one easy host must not beat one on eight."""
     good, bad = ((0, "r0c1.conv_light"),), ((0, "r0c0.norm"),)
     searching = Searching(
-        Search(), FACTS, lambda wanted: [closeness(policy) - 100 * (host > 0) for policy, host in wanted]
+        Search(),
+        FACTS,
+        lambda wanted: [closeness(policy) - 100 * (host > 0) for policy, host in wanted],
     )
     assert searching._extend([bad, good], 1) == [good, bad]
     searching._extend([good], 4)
@@ -87,7 +94,9 @@ def test_plans_are_judged_on_the_same_hosts_only():
 def test_the_better_half_is_played_on_twice_as_many_hosts():
     _, _, played = searched(closeness, episodes=40, plans=8, hosts=4)
     assert [host for _, host in played[:16]] == [0] * 8 + [1] * 4 + [2, 3] * 2
-    first, second = ({policy for policy, _ in played[start:end]} for start, end in ((0, 8), (8, 12)))
+    first, second = (
+        {policy for policy, _ in played[start:end]} for start, end in ((0, 8), (8, 12))
+    )
     assert min(map(closeness, second)) >= max(map(closeness, first - second))
 
 
@@ -98,7 +107,11 @@ def test_the_same_search_finds_the_same_plan_and_another_seed_draws_others():
 
 
 def test_where_every_plan_has_been_tried_it_ends():
-    model = Population(replace(IMAGES, slots=("r0c0",), blueprints=("conv_small",), budget=1.1), [0]).runs[0].model
+    model = (
+        Population(replace(IMAGES, slots=("r0c0",), blueprints=("conv_small",), budget=1.1), [0])
+        .runs[0]
+        .model
+    )
     played = []
 
     def play(wanted):
@@ -163,10 +176,15 @@ def test_validation_chooses(found, tmp_path, monkeypatch):
 
     def opposite(*given, **options):
         runs = play(*given, **options)
-        return [replace(run, result=replace(run.result, test_accuracy=1 - run.result.test_accuracy)) for run in runs]
+        return [
+            replace(run, result=replace(run.result, test_accuracy=1 - run.result.test_accuracy))
+            for run in runs
+        ]
 
     monkeypatch.setattr(comparing, "run_entries", opposite)
-    assert compare(configured(tmp_path, policies=[ARM], seeds=2))[ARM, 1.0].plan == done[ARM, 1.0].plan
+    assert (
+        compare(configured(tmp_path, policies=[ARM], seeds=2))[ARM, 1.0].plan == done[ARM, 1.0].plan
+    )
 
 
 def test_stopped_in_the_middle_it_goes_on_and_plays_nothing_again(found, tmp_path):
@@ -190,7 +208,11 @@ def test_stopped_in_the_middle_it_goes_on_and_plays_nothing_again(found, tmp_pat
 def test_its_hosts_are_trained_first_as_the_others_are(tmp_path):
     arm = "search:episodes=2:hosts=1"
     with logged() as log:
-        compare(configured(tmp_path, policies=[arm], static=["final"], seeds=1, pretrain=1, task__epochs=4))
+        compare(
+            configured(
+                tmp_path, policies=[arm], static=["final"], seeds=1, pretrain=1, task__epochs=4
+            )
+        )
     assert {path.stem for path in (tmp_path / "pretrained").iterdir()} == {"seed-0", "seed-1000000"}
     assert (arm, LR, 1_000_000) in log.left
 
@@ -208,11 +230,20 @@ def test_a_published_policy_says_how_many_episodes_it_learned_from(name, episode
     assert episodes_of(POLICIES / f"{name}.safetensors") == episodes
 
 
-def test_a_trained_arm_and_its_final_network_were_given_its_episodes_and_the_oracle_what_it_tried(tmp_path):
+def test_a_trained_arm_and_its_final_network_were_given_its_episodes_and_the_oracle_what_it_tried(
+    tmp_path,
+):
     path = str(trained(tmp_path / "ppo", hosts=3))
-    few = {"task__slots": ["r0c1"], "task__blueprints": ["lora", "mlp"], "task__epochs": 3, "seeds": 2}
+    few = {
+        "task__slots": ["r0c1"],
+        "task__blueprints": ["lora", "mlp"],
+        "task__epochs": 3,
+        "seeds": 2,
+    }
     assert episodes_of(path) == 3
-    done = compare(configured(tmp_path / "a", policies=[path, "heuristic"], static=["final"], task__epochs=3))
+    done = compare(
+        configured(tmp_path / "a", policies=[path, "heuristic"], static=["final"], task__epochs=3)
+    )
     assert {arm: trials.episodes for (arm, _), trials in done.items()} == {
         path: 3,
         "heuristic": 0,

@@ -15,13 +15,17 @@ from trials.grown_runs import assert_same_end, configured, grow, grow_epoch_by_e
 
 def opened(folder, command):
     """A reader of the folder, which is told what was started there."""
-    (folder / runfolder.CONFIG).write_text(json.dumps({"command": command, "task": {"name": "blobs", "epochs": 8}}))
+    (folder / runfolder.CONFIG).write_text(
+        json.dumps({"command": command, "task": {"name": "blobs", "epochs": 8}})
+    )
     found = RunReader(folder)
     found.refresh()
     return found
 
 
-def test_events_of_a_long_run_are_in_segments_and_a_resume_finds_its_place_in_them(tmp_path, monkeypatch):
+def test_events_of_a_long_run_are_in_segments_and_a_resume_finds_its_place_in_them(
+    tmp_path, monkeypatch
+):
     straight, config = tmp_path / "straight", configured(tmp_path / "run")
     grow(configured(straight))
     monkeypatch.setattr(sink, "SEGMENT", 2000)
@@ -33,12 +37,16 @@ def test_events_of_a_long_run_are_in_segments_and_a_resume_finds_its_place_in_th
     assert len(b"".join(segments).splitlines()) == len(whole)
     seen = [opened(folder, "run").view for folder in (config.out, straight)]
     assert [view.events for view in seen] == [len(whole)] * 2
-    assert seen[0].episodes[1].epochs.column("accuracy") == seen[1].episodes[1].epochs.column("accuracy")
+    assert seen[0].episodes[1].epochs.column("accuracy") == seen[1].episodes[1].epochs.column(
+        "accuracy"
+    )
     write_report([config.out], tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size
 
 
-def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(tmp_path, monkeypatch, capsys):
+def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(
+    tmp_path, monkeypatch, capsys
+):
     whole = tiny(tmp_path / "whole", rounds=4)
     train(whole)
     monkeypatch.setattr(sink, "SEGMENT", 3000)
@@ -53,7 +61,8 @@ def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(tmp
     truncate(config.out / runfolder.CHECKPOINTS / "round-000004.safetensors")
     train(config, resume=True)
     rows = [
-        [row for row in events_of(folder) if row["type"] != "CheckpointSaved"] for folder in (config.out, whole.out)
+        [row for row in events_of(folder) if row["type"] != "CheckpointSaved"]
+        for folder in (config.out, whole.out)
     ]
     assert rows[0] == rows[1]
     assert {path: path.stat().st_mtime_ns for path in complete} == complete
@@ -61,7 +70,9 @@ def test_events_in_segments_are_found_again_and_every_round_can_be_looked_at(tmp
     assert found.view.events == expected.view.events == len(events_of(whole.out))
     for number in range(4):
         assert found.episode(number, 1).round == number
-        assert str(vars(found.episode(number, 1).epochs)) == str(vars(expected.episode(number, 1).epochs))
+        assert str(vars(found.episode(number, 1).epochs)) == str(
+            vars(expected.episode(number, 1).epochs)
+        )
 
 
 @pytest.mark.parametrize("end", [7, None, [1], [0, -1], [-1, 0], ["x", 0], [0, 0, 0], {"0": 1}])

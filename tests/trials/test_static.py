@@ -65,8 +65,14 @@ def test_all_of_it_is_trained_and_harvested():
     population, run = prepared(built_in=BUILT)
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     population.train_epoch()
-    assert [name for name, value in run.model.named_parameters() if torch.equal(value, before[name])] == []
-    assert count_parameters(harvest(run.model)) == count_parameters(run.model) == run.ledger.peak_params
+    assert [
+        name for name, value in run.model.named_parameters() if torch.equal(value, before[name])
+    ] == []
+    assert (
+        count_parameters(harvest(run.model))
+        == count_parameters(run.model)
+        == run.ledger.peak_params
+    )
 
 
 def test_it_is_the_network_that_grows_into_it():
@@ -79,10 +85,14 @@ def test_it_is_the_network_that_grows_into_it():
         slot.petrify()
         slot.assign(type(slot.state)())
     mine, other = harvest(run.model).state_dict(), harvest(grown).state_dict()
-    assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in other.items()}
+    assert {name: value.shape for name, value in mine.items()} == {
+        name: value.shape for name, value in other.items()
+    }
 
 
-@pytest.mark.parametrize("entry", [{"built_in": BUILT}, {"weights": "trained"}], ids=["built in", "trained"])
+@pytest.mark.parametrize(
+    "entry", [{"built_in": BUILT}, {"weights": "trained"}], ids=["built in", "trained"]
+)
 def test_a_host_that_breaks_in_its_first_epoch_is_brought_back_to_how_it_was_prepared(entry):
     if "weights" in entry:
         source = Population(IMAGES, [9])
@@ -102,7 +112,9 @@ def test_parts_that_do_not_change_the_start_leave_it_to_training():
     """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn from the first step."""
     task = replace(BLOBS, epochs=2)
     (bare,) = run_entries(task, [Entry("start", 1, "never")])
-    (built,) = run_entries(task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))])
+    (built,) = run_entries(
+        task, [Entry("final", 1, "never", built_in=(("r0c1", "mlp", "linear"),))]
+    )
     assert built.result.test_loss != bare.result.test_loss
     assert built.result.start_params == built.result.final_params > bare.result.final_params
 
@@ -120,7 +132,9 @@ def found(tmp_path_factory):
     )
     with logged() as log:
         done = compare(config)
-    return SimpleNamespace(done={arm: trials for (arm, _), trials in done.items()}, log=log, task=config.task.build())
+    return SimpleNamespace(
+        done={arm: trials for (arm, _), trials in done.items()}, log=log, task=config.task.build()
+    )
 
 
 def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
@@ -130,11 +144,20 @@ def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
     for arm in FINALS:
         assert found.done[arm].architectures == grown
         for row, other in zip(found.done[arm].rows, found.done["heuristic"].rows, strict=True):
-            assert row["start_params"] == row["peak_params"] == row["final_params"] == other["final_params"]
+            assert (
+                row["start_params"]
+                == row["peak_params"]
+                == row["final_params"]
+                == other["final_params"]
+            )
             assert (row["germinated"], row["fossilized"], row["culled"]) == (0, 0, 0)
     for seed in SEEDS:
-        mine, other = (found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], "heuristic"))
-        assert {name: value.shape for name, value in mine.items()} == {k: v.shape for k, v in other.items()}
+        mine, other = (
+            found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], "heuristic")
+        )
+        assert {name: value.shape for name, value in mine.items()} == {
+            k: v.shape for k, v in other.items()
+        }
 
 
 def test_the_start_is_the_bare_host_of_each_seed(found):
@@ -146,7 +169,9 @@ def test_the_start_is_the_bare_host_of_each_seed(found):
 def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
     for row, grown in zip(found.done[FINALS[1]].rows, found.done["heuristic"].rows, strict=True):
         assert abs(row["flops"] - grown["flops"]) <= 0.5 * row["flops"] / row["epochs"]
-    assert len({row["epochs"] for row in found.done[FINALS[1]].rows}) > 1, "chosen so that episodes differ"
+    assert len({row["epochs"] for row in found.done[FINALS[1]].rows}) > 1, (
+        "chosen so that episodes differ"
+    )
 
 
 def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
@@ -166,7 +191,9 @@ def test_the_other_episodes_are_as_long_as_they_say(found):
 def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
     """An episode of two epochs is too short to keep anything."""
     with logged() as log:
-        done = compare(configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__epochs=2))
+        done = compare(
+            configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__epochs=2)
+        )
     assert done["heuristic", 1.0].architectures == ((), (), ())
     assert all(same(log.left["start", LR, seed], log.left[FINALS[0], LR, seed]) for seed in SEEDS)
     start, final = (timeless(done[arm, 1.0]) for arm in ("start", FINALS[0]))
@@ -174,11 +201,16 @@ def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("final_of", "followed"), [(["schedule"], ["schedule"]), (["all"], ["heuristic", "schedule"])], ids=["one", "all"]
+    ("final_of", "followed"),
+    [(["schedule"], ["schedule"]), (["all"], ["heuristic", "schedule"])],
+    ids=["one", "all"],
 )
 def test_every_arm_that_is_named_has_a_final_network_of_its_own(final_of, followed, tmp_path):
     policies = ["never", "heuristic", "schedule"]
-    done = compare(configured(tmp_path, policies=policies, static=["final"], final_of=final_of, seeds=1), most=3)
+    done = compare(
+        configured(tmp_path, policies=policies, static=["final"], final_of=final_of, seeds=1),
+        most=3,
+    )
     assert [arm for arm, _ in done] == [*policies, *(f"final of {arm}" for arm in followed)]
     for arm in followed:
         assert done[f"final of {arm}", 1.0].architectures == done[arm, 1.0].architectures
@@ -188,9 +220,17 @@ def test_every_arm_that_is_named_has_a_final_network_of_its_own(final_of, follow
 def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
     early, late = "schedule:epochs=0", "schedule:epochs=1+2"
     done = compare(
-        configured(tmp_path, policies=["sham", early, late], final_of=[late], static=["final"], task__epochs=4)
+        configured(
+            tmp_path,
+            policies=["sham", early, late],
+            final_of=[late],
+            static=["final"],
+            task__epochs=4,
+        )
     )
-    assert {arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()} == {
+    assert {
+        arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()
+    } == {
         early: {1},
         late: {2},
         "sham": {2},

@@ -14,9 +14,27 @@ NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)
 
 
 def epochs(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
-    row = {"type": "ArmFinished", "arm": arm, "seed": seed, "epochs": 8, "start_params": 10, "final_params": 20}
-    row |= {"validation_accuracy": validation, "test_accuracy": accuracy, "test_loss": loss or 1 - accuracy}
-    row |= {"flops": 1000, "seconds": 2.0, "germinated": 2, "fossilized": 1, "culled": 1, "peak_params": 30}
+    row = {
+        "type": "ArmFinished",
+        "arm": arm,
+        "seed": seed,
+        "epochs": 8,
+        "start_params": 10,
+        "final_params": 20,
+    }
+    row |= {
+        "validation_accuracy": validation,
+        "test_accuracy": accuracy,
+        "test_loss": loss or 1 - accuracy,
+    }
+    row |= {
+        "flops": 1000,
+        "seconds": 2.0,
+        "germinated": 2,
+        "fossilized": 1,
+        "culled": 1,
+        "peak_params": 30,
+    }
     return row | changes
 
 
@@ -37,17 +55,29 @@ def test_an_arm_is_estimated_from_all_its_seeds():
     arm = summary(trials("heuristic", around(0.8), validation=0.7))["arms"]["heuristic"]
     expected = estimate_mean(around(0.8))
     found = arm["test_accuracy"]
-    assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
+    assert (found["mean"], found["low"], found["high"]) == (
+        expected.mean,
+        expected.low,
+        expected.high,
+    )
     assert arm["test_loss"]["mean"] == pytest.approx(1 - expected.mean)
     assert arm["validation_accuracy"]["mean"] == pytest.approx(0.7)
     assert arm["seeds"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_costs_are_means_over_seeds():
-    rows = (epochs("heuristic", 0, 0.5), epochs("heuristic", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0))
+    rows = (
+        epochs("heuristic", 0, 0.5),
+        epochs("heuristic", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0),
+    )
     arm = summary(Trials("heuristic", 1.0, rows, ((), ()), ((), ())))["arms"]["heuristic"]
     assert (arm["flops"], arm["seconds"], arm["peak_params"], arm["culled"]) == (2000, 3.0, 40, 0.5)
-    assert (arm["final_params"], arm["germinated"], arm["fossilized"], arm["epochs"]) == (20, 2, 1, 8)
+    assert (arm["final_params"], arm["germinated"], arm["fossilized"], arm["epochs"]) == (
+        20,
+        2,
+        1,
+        8,
+    )
 
 
 def test_arms_differ_seed_by_seed():
@@ -55,25 +85,37 @@ def test_arms_differ_seed_by_seed():
     arms = summary(trials("heuristic", mine), trials("never", theirs))["arms"]
     expected = compare_pairs(mine, theirs)
     found = arms["heuristic"]["minus"]["never"]["test_accuracy"]
-    assert (found["mean"], found["low"], found["high"]) == (expected.mean, expected.low, expected.high)
+    assert (found["mean"], found["low"], found["high"]) == (
+        expected.mean,
+        expected.low,
+        expected.high,
+    )
     assert set(arms["heuristic"]["minus"]) == {"never"}
-    assert arms["never"]["minus"]["heuristic"]["test_accuracy"]["mean"] == pytest.approx(-expected.mean)
+    assert arms["never"]["minus"]["heuristic"]["test_accuracy"]["mean"] == pytest.approx(
+        -expected.mean
+    )
 
 
 def test_ahead_is_more_accuracy_and_less_loss():
     better, worse = trials("heuristic", around(0.9)), trials("never", around(0.8))
     arms = summary(better, worse)["arms"]
     for metric, mean in (("test_accuracy", 0.1), ("test_loss", -0.1)):
-        ahead, behind = arms["heuristic"]["minus"]["never"][metric], arms["never"]["minus"]["heuristic"][metric]
+        ahead, behind = (
+            arms["heuristic"]["minus"]["never"][metric],
+            arms["never"]["minus"]["heuristic"][metric],
+        )
         assert ahead["mean"] == pytest.approx(mean)
         assert (ahead["verdict"], behind["verdict"]) == ("ahead", "behind")
 
 
 def test_what_the_data_do_not_support_is_said_to_be_unsupported():
-    found = summary(trials("heuristic", around(0.801)), trials("never", around(0.8, NOISE[::-1])))["arms"]
-    assert {found["heuristic"]["minus"]["never"][metric]["verdict"] for metric in ("test_accuracy", "test_loss")} == {
-        "unsupported"
-    }
+    found = summary(trials("heuristic", around(0.801)), trials("never", around(0.8, NOISE[::-1])))[
+        "arms"
+    ]
+    assert {
+        found["heuristic"]["minus"]["never"][metric]["verdict"]
+        for metric in ("test_accuracy", "test_loss")
+    } == {"unsupported"}
 
 
 def test_fewer_than_five_seeds_claim_nothing():
@@ -96,7 +138,9 @@ def test_an_arm_is_reported_at_the_rate_that_validation_chose():
         arm = found["arms"]["heuristic"]
         assert arm["rate"] == 2.0
         assert arm["test_accuracy"]["mean"] == pytest.approx(estimate_mean(around(0.7)).mean)
-        assert sorted({row["rate"] for row in found["rows"]}) == [0.5, 2.0, 4.0], "rows of every rate are kept"
+        assert sorted({row["rate"] for row in found["rows"]}) == [0.5, 2.0, 4.0], (
+            "rows of every rate are kept"
+        )
         assert len(found["rows"]) == 18
 
 

@@ -32,12 +32,20 @@ class OneScreen(TyperGroup):
             commands = [command for command in known if command.rich_help_panel == panel]
             formatter.write(f"{panel}\n")
             with formatter.indentation():
-                formatter.write_dl([(f"{command.name:8}", command.get_short_help_str(60)) for command in commands])
-        formatter.write("\nesper COMMAND --help: options of a command. esper --version: the version.\n")
-        formatter.write("esper --import FILE COMMAND: with your own tasks, rules, seeds and rewards.\n")
+                formatter.write_dl(
+                    [(f"{command.name:8}", command.get_short_help_str(60)) for command in commands]
+                )
+        formatter.write(
+            "\nesper COMMAND --help: options of a command. esper --version: the version.\n"
+        )
+        formatter.write(
+            "esper --import FILE COMMAND: with your own tasks, rules, seeds and rewards.\n"
+        )
 
 
-app = typer.Typer(cls=OneScreen, add_completion=False, help="Grow neural networks while they train.")
+app = typer.Typer(
+    cls=OneScreen, add_completion=False, help="Grow neural networks while they train."
+)
 data_app = typer.Typer(no_args_is_help=True, help="Fetch official data sets to this machine.")
 app.add_typer(data_app, name="data", rich_help_panel="Data")
 
@@ -52,10 +60,16 @@ def _print_version(wanted: bool) -> None:
 def _root(
     call: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
     ] = False,
     imports: Annotated[
-        list[str] | None, typer.Option("--import", metavar="FILE", help="Import a Python file or module of your own.")
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="FILE", help="Import a Python file or module of your own."
+        ),
     ] = None,
 ) -> None:
     if call.invoked_subcommand is None:
@@ -68,8 +82,12 @@ def _root(
 @app.command(rich_help_panel="Train")
 def demo(
     epochs: Annotated[int, typer.Option(min=8, help="Epochs of training per arm.")] = 40,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds the host's weights and its order of the data.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")] = _DEMO,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seeds the host's weights and its order of the data.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")
+    ] = _DEMO,
 ) -> None:
     """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy
@@ -85,7 +103,9 @@ def demo(
     results = []
     for policy in ("never", "heuristic"):
         task = {"name": "digits", "epochs": epochs}
-        config = RunConfig.of({"task": task, "seed": seed, "policy": policy, "out": str(out / policy)})
+        config = RunConfig.of(
+            {"task": task, "seed": seed, "policy": policy, "out": str(out / policy)}
+        )
         if (found := run_policy(config, False, console)) is None:
             raise typer.Exit(130)
         results += found
@@ -107,7 +127,11 @@ def unused(folder: Path) -> Path:
         return folder
     if folder.name in ("", ".."):
         raise SettingError(f"--out {folder} is not a folder name; give one, such as runs/demo.")
-    return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
+    return next(
+        path
+        for number in count(2)
+        if not (path := folder.with_name(f"{folder.name}-{number}")).exists()
+    )
 
 
 for name, panel, summary in (
@@ -120,7 +144,9 @@ for name, panel, summary in (
 
 @app.command(rich_help_panel="Train")
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished esper run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a finished esper run.", show_default=False)
+    ],
     to: Annotated[Path | None, typer.Option(help="Where to; RUN/exported if not given.")] = None,
 ) -> None:
     """Write the best network of a run as a plain module."""
@@ -129,12 +155,16 @@ def export(
     folder = to or run / "exported"
     best = export_run(run, folder)
     scores = f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}"
-    print(f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, {scores}.")
+    print(
+        f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, {scores}."
+    )
 
 
 @data_app.command("fetch")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="Name of a data set; `esper list` has them.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Name of a data set; `esper list` has them.", show_default=False)
+    ],
     data_root: DataRoot = None,
 ) -> None:
     """Download a data set from its official address."""
@@ -153,10 +183,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         for odd in [word for word in given if CONTROLS.search(word)]:
-            raise SettingError(f"the argument {odd!r} holds control characters; write it without them.")
+            raise SettingError(
+                f"the argument {odd!r} holds control characters; write it without them."
+            )
         app(args=given, obj=given)
     except (EsperError, OSError, MemoryError) as problem:
-        text = str(problem) or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."
+        text = (
+            str(problem)
+            or "out of memory. What was saved is kept; try fewer hosts or a smaller batch."
+        )
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             text = f"the path {str(problem.filename)[:60]}... is too long; choose another."
         complain(text)

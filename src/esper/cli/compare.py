@@ -20,7 +20,9 @@ from esper.trials.comparing import Comparison, summarise, to_csv
 from esper.trials.config import CompareConfig
 
 CONFIG = CompareConfig
-OPTIONS = options_of("policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle")
+OPTIONS = options_of(
+    "policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle"
+)
 
 
 def play(asked: Asked) -> None:
@@ -39,7 +41,9 @@ def play(asked: Asked) -> None:
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
     """Compare in `config.out`; what was found, or None if somebody stopped it."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
-    values["files"] = {str(p): digest(p.resolve()) for p in map(Path, config.checkpoints) if p.is_file()}
+    values["files"] = {
+        str(p): digest(p.resolve()) for p in map(Path, config.checkpoints) if p.is_file()
+    }
     values["code"] = code_digest()
     tell = teller(console)
     with runfolder.only_writer(config.out, fresh=not resume):
@@ -47,8 +51,14 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
         values |= {} if splits.corpus is None else {"corpus": splits.corpus}
         if resume and saved.is_file() and (begun := read_started(config.out, "compare")) != values:
             require_corpus(begun.get("corpus"), splits.corpus, config.out)
-            other = "code of Esper" if {**begun, "code": values["code"]} == values else "settings or files"
-            raise SettingError(f"{config.out} began with other {other} (see {saved}); choose another --out.")
+            other = (
+                "code of Esper"
+                if {**begun, "code": values["code"]} == values
+                else "settings or files"
+            )
+            raise SettingError(
+                f"{config.out} began with other {other} (see {saved}); choose another --out."
+            )
         try:
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop, splits).run())

@@ -15,7 +15,9 @@ from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
 
-Row = tuple[str, float, float | None, float | None]  # label, mean, lower and upper end; no ends is a single value
+Row = tuple[
+    str, float, float | None, float | None
+]  # label, mean, lower and upper end; no ends is a single value
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
 _LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
 _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -30,7 +32,11 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
         table.add_column(column, justify="right")
     for result in results:
         scores = [f"{score:.2%}" for score in (result.validation_accuracy, result.test_accuracy)]
-        counts = f"{result.fossilized}, {result.culled}", f"{result.flops:.3g}", f"{result.seconds:.1f}"
+        counts = (
+            f"{result.fossilized}, {result.culled}",
+            f"{result.flops:.3g}",
+            f"{result.seconds:.1f}",
+        )
         table.add_row(Text(printable(result.arm)), f"{result.final_params:,}", *scores, *counts)
     return table
 
@@ -62,7 +68,9 @@ def ago(seconds: float) -> str:
 
 def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """One row per task: what it is, how large, and whether its data is there; sizes that are None are not known."""
-    table = Table(Column("name", no_wrap=True), Column("what it is", min_width=16), title="tasks", **_LOOK)
+    table = Table(
+        Column("name", no_wrap=True), Column("what it is", min_width=16), title="tasks", **_LOOK
+    )
     table.add_column("train +\nvalidation", justify="right", no_wrap=True)
     table.add_column("host\nparameters", justify="right", no_wrap=True)
     table.add_column("source", min_width=11, max_width=14)
@@ -71,7 +79,9 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
         is_there = "yes" if row["is_there"] else "no" if row["problem"] is None else "error"
         examples = "-" if row["train"] is None else f"{row['train']:,} +\n{row['validation']:,}"
         params = "?" if row["host_parameters"] is None else f"{row['host_parameters']:,}"
-        table.add_row(str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there)
+        table.add_row(
+            str(row["name"]), str(row["summary"]), examples, params, str(row["source"]), is_there
+        )
     return table
 
 
@@ -103,11 +113,16 @@ def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
     seeds["alive"] = event.germinated - event.fossilized - event.culled
     speed, left = _pace(event, rounds)
     table.add_row("return", f"{event.mean_return:+.3f} (best {best:+.3f})")
-    table.add_row("held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin")
+    table.add_row(
+        "held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin"
+    )
     table.add_row("parameters", f"{event.params_share:.2f} x the host's")
     table.add_row("seeds", ", ".join(f"{count} {name}" for name, count in seeds.items()))
     table.add_row("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items()))
-    table.add_row("reward parts", ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items()))
+    table.add_row(
+        "reward parts",
+        ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items()),
+    )
     table.add_row("speed", speed)
     table.add_row("time left", left)
     return table
@@ -116,8 +131,12 @@ def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
 @contextmanager
 def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinished], None]]:
     """Draws every round that it is given: live on a terminal, else a line each."""
-    if console.quiet or not console.is_terminal:  # a live display would swallow what is written to stderr
-        yield lambda event: console.print(round_line(event, rounds), markup=False, highlight=False, soft_wrap=True)
+    if (
+        console.quiet or not console.is_terminal
+    ):  # a live display would swallow what is written to stderr
+        yield lambda event: console.print(
+            round_line(event, rounds), markup=False, highlight=False, soft_wrap=True
+        )
         return
     returns: list[float] = []
     with Live(console=console, refresh_per_second=4) as live:
@@ -132,7 +151,9 @@ def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinish
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
     """(arm, other) to be held against each other: every policy with the controls and with the policies before it."""
     names = list(arms)
-    finals = {f"{kind} of {arm}": arm for kind in CONTROLS for arm in names}  # each held against its own arm only
+    finals = {
+        f"{kind} of {arm}": arm for kind in CONTROLS for arm in names
+    }  # each held against its own arm only
     others = [name for name in names if name not in finals]
     controls = [name for name in others if name.partition(":")[0] in CONTROLS]
     if not (tried := [name for name in others if name not in controls]):
@@ -140,12 +161,16 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
     pairs = []
     for name in others:
         before = [*controls, *tried[: tried.index(name)]] if name in tried else []
-        pairs += [(name, other) for other in (*before, *(one for one in names if finals.get(one) == name))]
+        pairs += [
+            (name, other) for other in (*before, *(one for one in names if finals.get(one) == name))
+        ]
     return pairs
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
-    table = Table(Column("arm", overflow="fold"), title="arms: mean over seeds, 95 % interval", **_LOOK)
+    table = Table(
+        Column("arm", overflow="fold"), title="arms: mean over seeds, 95 % interval", **_LOOK
+    )
     gap = ["to the\noracle"] if "oracle" in results["arms"] else []
     costs = "parameters", "FLOPs\nseconds", "planted\nkept,\nculled", "epi-\nsodes\nbefore"
     for column in ("test accuracy", *gap, "test\nloss", *costs):
@@ -174,13 +199,23 @@ def _interval(estimate: Mapping[str, Any], form: str) -> str:
 
 def differences(results: Mapping[str, Any]) -> Table:
     """Arms minus those they are held against, paired by seed, with what the data let us say."""
-    table = Table(title="differences in test accuracy, points, paired by seed", box=SIMPLE, pad_edge=False)
+    table = Table(
+        title="differences in test accuracy, points, paired by seed", box=SIMPLE, pad_edge=False
+    )
     for column in ("arm", "minus", "points", "95 %", "claim"):
         side: JustifyMethod = "right" if column in ("points", "95 %") else "left"
-        table.add_column(column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold")
+        table.add_column(
+            column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold"
+        )
     for arm, other in pairs_of(results["arms"]):
         found = results["arms"][arm]["minus"][other]["test_accuracy"]
-        table.add_row(Text(arm), Text(other), f"{100 * found['mean']:+.2f}", _interval(found, "+.2f"), found["verdict"])
+        table.add_row(
+            Text(arm),
+            Text(other),
+            f"{100 * found['mean']:+.2f}",
+            _interval(found, "+.2f"),
+            found["verdict"],
+        )
     return table
 
 
@@ -209,13 +244,21 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
     for step in range(5):
         value = low + (high - low) * step / 4
         x = place(value)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
+        parts.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>'
+        )
         parts.append(_text(x, bottom + 16, f"{value:.4g}", "tick"))
     for number, (label, mean, start, end) in enumerate(rows):
         y = _TOP + _LINE * number + 8
-        parts.append(_text(12, y + 4, label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}", "label"))
+        parts.append(
+            _text(
+                12, y + 4, label if len(label) <= _LETTERS else f"…{label[1 - _LETTERS :]}", "label"
+            )
+        )
         if start is not None and end is not None:
-            parts.append(f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="{y}" y2="{y}"/>')
+            parts.append(
+                f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="{y}" y2="{y}"/>'
+            )
         parts.append(f'<circle class="dot" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
         parts.append(_text(_WIDTH - 76, y + 4, f"{mean:.4g}", "label"))
     style = (
@@ -225,7 +268,9 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         ".grid{stroke:#444}rect{fill:#181818}}"
     )
     size = f'width="{_WIDTH}" height="{bottom + 28}" viewBox="0 0 {_WIDTH} {bottom + 28}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    )
     return f'{head}<style>{style}</style><rect width="100%" height="100%"/>{"".join(parts)}</svg>\n'
 
 

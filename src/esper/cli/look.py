@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataRoot = Annotated[
-    Path | None, typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False)
+    Path | None,
+    typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False),
 ]
 
 
@@ -30,7 +31,11 @@ def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
         reader.refresh()
     found = [summarise(reader) for reader in readers]
     if as_json:
-        print(json.dumps([asdict(summary) for summary in found], indent=1, default=str, allow_nan=False))
+        print(
+            json.dumps(
+                [asdict(summary) for summary in found], indent=1, default=str, allow_nan=False
+            )
+        )
     else:
         Console().print(runs_table(found))
 
@@ -44,9 +49,13 @@ def watch(run: Annotated[Path, typer.Argument(help="Run folder.", show_default=F
 
 def serve(
     folder: Folder = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
-    token: Annotated[str | None, typer.Option(help="What a browser must know; made up if not given.")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="What a browser must know; made up if not given.")
+    ] = None,
 ) -> None:
     """Show runs in a browser, live."""
     from esper.dashboard.server import serve as start
@@ -74,7 +83,10 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
 
     rows = [_describe(task, data_root) for task in TASKS.values()]
     kinds = KINDS.values()
-    fits = {name: [kind for kind in kinds if REGISTRY.has(kind, name)] for name in REGISTRY.names_for(kinds)}
+    fits = {
+        name: [kind for kind in kinds if REGISTRY.has(kind, name)]
+        for name in REGISTRY.names_for(kinds)
+    }
     names = {
         "rules": _first_lines(RULES),
         "blueprints": {name: f"for {', '.join(known)}" for name, known in fits.items()},
@@ -108,17 +120,30 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
 
     from esper.runtime.fetch import is_fetched
 
-    row: dict[str, Any] = {"name": task.name, "summary": task.summary, "train": None, "validation": None}
+    row: dict[str, Any] = {
+        "name": task.name,
+        "summary": task.summary,
+        "train": None,
+        "validation": None,
+    }
     row |= {"host_parameters": None, "source": task.source, "is_there": False, "problem": None}
     try:
         with torch.device("meta"):
-            row["host_parameters"] = sum(parameter.numel() for parameter in task.build_host().parameters())
+            row["host_parameters"] = sum(
+                parameter.numel() for parameter in task.build_host().parameters()
+            )
     except Exception as problem:  # of a user's own code
-        return row | {"problem": f"its host cannot be built without memory (device meta): {problem}"}
+        return row | {
+            "problem": f"its host cannot be built without memory (device meta): {problem}"
+        }
     if not is_fetched(task.name, root):
         return row
     try:
         splits = task.load(root)
     except (EsperError, OSError) as problem:
         return row | {"problem": str(problem)}
-    return row | {"train": len(splits.train), "validation": len(splits.validation), "is_there": True}
+    return row | {
+        "train": len(splits.train),
+        "validation": len(splits.validation),
+        "is_there": True,
+    }

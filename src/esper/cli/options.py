@@ -14,7 +14,10 @@ from typer.core import TyperCommand
 
 from esper.leyline.configuration import leaves, read_setting, read_value
 
-_NAMES = {"task.name": "--task", "reward.family": "--reward-family"}  # Not called after the last part of their key.
+_NAMES = {
+    "task.name": "--task",
+    "reward.family": "--reward-family",
+}  # Not called after the last part of their key.
 
 
 def options_of(*keys: str) -> dict[str, str]:
@@ -24,11 +27,24 @@ def options_of(*keys: str) -> dict[str, str]:
 
 HOSTS = options_of(  # Every command has these.
     *("task.name", "task.epochs", "task.compute", "task.slots", "task.budget", "task.max_seeds"),
-    *("seed", "devices", "executor", "amp", "compile", "graph_memory", "deterministic", "data_root", "out"),
+    *(
+        "seed",
+        "devices",
+        "executor",
+        "amp",
+        "compile",
+        "graph_memory",
+        "deterministic",
+        "data_root",
+        "out",
+    ),
 )
 _TRACKERS = ("tensorboard", "wandb")
 _WIRING: dict[str, Any] = {
-    **{f"--{name}": (bool, False, f"Curves by {name} as well, in OUT/{name}.") for name in _TRACKERS},
+    **{
+        f"--{name}": (bool, False, f"Curves by {name} as well, in OUT/{name}.")
+        for name in _TRACKERS
+    },
     "--set": (list[str] | None, None, "Any other setting, see docs/config.md.", "KEY=VALUE"),
     "--preset": (str | None, None, "Configuration that comes with Esper, such as digits."),
     "--config-json": (Path | None, None, "Configuration file, instead of a preset."),
@@ -42,7 +58,9 @@ class Asked:
     """What a command line asks for: its arguments as written, and what they mean."""
 
     arguments: Sequence[str]
-    changes: list[tuple[str, Any]]  # (key, value) of the options that were given, then of each --set; later ones win
+    changes: list[
+        tuple[str, Any]
+    ]  # (key, value) of the options that were given, then of each --set; later ones win
     preset: str | None
     file: Path | None
     resume: bool
@@ -63,7 +81,12 @@ class ConfiguredCommand(TyperCommand):
         return self._inner.get_params(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        lists = {option for parameter in self.get_params(ctx) if parameter.multiple for option in parameter.opts}
+        lists = {
+            option
+            for parameter in self.get_params(ctx)
+            if parameter.multiple
+            for option in parameter.opts
+        }
         return super().parse_args(ctx, join_lists(args, lists - {"--set"}))
 
     def invoke(self, ctx: Any) -> Any:
@@ -91,8 +114,16 @@ def _function(module: Any) -> Callable[..., None]:
 
     def call(call: typer.Context, **values: Any) -> None:
         sources = {name: call.get_parameter_source(name) for name in values}
-        given = {name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
-        options = [(key, given[_name(option)]) for option, key in module.OPTIONS.items() if _name(option) in given]
+        given = {
+            name: values[name]
+            for name, source in sources.items()
+            if source and source.name != "DEFAULT"
+        }
+        options = [
+            (key, given[_name(option)])
+            for option, key in module.OPTIONS.items()
+            if _name(option) in given
+        ]
         changes = [(key, _plain(kinds[key], value)) for key, value in options]
         tracked = [name for name in _TRACKERS if name in given]
         changes += [("telemetry.track", tracked)] if tracked else []
@@ -103,9 +134,15 @@ def _function(module: Any) -> Callable[..., None]:
     parameters = [Parameter("call", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for option, key in module.OPTIONS.items():
         text = leaves(module.CONFIG)[key].description.replace("`", "")
-        parameters.append(_option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}."))
-    lacking = () if "telemetry" in module.CONFIG.model_fields else [f"--{name}" for name in _TRACKERS]
-    parameters += [_parameter(name, *parts) for name, parts in _WIRING.items() if name not in lacking]
+        parameters.append(
+            _option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}.")
+        )
+    lacking = (
+        () if "telemetry" in module.CONFIG.model_fields else [f"--{name}" for name in _TRACKERS]
+    )
+    parameters += [
+        _parameter(name, *parts) for name, parts in _WIRING.items() if name not in lacking
+    ]
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
@@ -123,10 +160,14 @@ def _option(option: str, kind: Any, default: Any, help_text: str) -> Parameter:
     return _parameter(option, kind if kind is bool else kind | None, default, help_text)
 
 
-def _parameter(option: str, kind: Any, default: Any, help_text: str, metavar: str | None = None) -> Parameter:
+def _parameter(
+    option: str, kind: Any, default: Any, help_text: str, metavar: str | None = None
+) -> Parameter:
     envvar = "ESPER_DATA" if option == "--data-root" else None
     info = typer.Option(option, help=help_text, metavar=metavar, envvar=envvar, show_envvar=False)
-    return Parameter(_name(option), Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+    return Parameter(
+        _name(option), Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
 
 
 def _kind(annotation: Any) -> Any:

@@ -45,12 +45,21 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         console = console if team.rank == 0 else Console(quiet=True)
         _tell_start(own, team, console)
         try:
-            with stop_on_signals(patient=is_launched()) as is_asked, show_rounds(own.rounds, console) as watch:
-                asks: dict[str, Any] = {"should_stop": is_asked, "watch": watch, "tell": teller(console)}
+            with (
+                stop_on_signals(patient=is_launched()) as is_asked,
+                show_rounds(own.rounds, console) as watch,
+            ):
+                asks: dict[str, Any] = {
+                    "should_stop": is_asked,
+                    "watch": watch,
+                    "tell": teller(console),
+                }
                 asks["watch_ranks"] = lambda ranks: _tell_ranks(ranks, console)
                 train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **asks)
         except InterruptedTraining as stop:
-            teller(console)(f"stopped; {stop.rounds} whole rounds are saved. Go on with: {way_on('ppo', own.out)}")
+            teller(console)(
+                f"stopped; {stop.rounds} whole rounds are saved. Go on with: {way_on('ppo', own.out)}"
+            )
             return False
     return True
 
@@ -62,14 +71,20 @@ def _tell_start(config: TrainingConfig, team: Team, console: Console) -> None:
         tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
         return
     ranks = zip(team.gather(str(team.device)), team.assign(config.hosts), strict=True)
-    places = ", ".join(f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks))
+    places = ", ".join(
+        f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks)
+    )
     tell(f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}")
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:
     """Each rank's speed and the one that all wait for, where there are several."""
     if len(ranks) > 1:
-        speeds = ", ".join(f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks)
+        speeds = ", ".join(
+            f"{rank.hosts / rank.seconds:.1f} ({rank.hosts} hosts)" for rank in ranks
+        )
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
-        teller(console)(f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean")
+        teller(console)(
+            f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
+        )

@@ -20,7 +20,14 @@ from esper.tamiyo.rules import is_rule
 from esper.telemetry import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, FossilJudged, HostRolledBack, StageChanged
+from esper.telemetry.events import (
+    ActionTaken,
+    ArmFinished,
+    Event,
+    FossilJudged,
+    HostRolledBack,
+    StageChanged,
+)
 from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
 from esper.trials.running import run_hosts
@@ -54,16 +61,25 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         def watch(epoch: int, events: Sequence[Event]) -> None:
             for event in events:
                 match event:
-                    case ActionTaken() | FossilJudged() | HostRolledBack() | StageChanged(after="CULLED"):
+                    case (
+                        ActionTaken()
+                        | FossilJudged()
+                        | HostRolledBack()
+                        | StageChanged(after="CULLED")
+                    ):
                         say(f"  host {event.host}, {event}")
 
         try:
             with (
                 runfolder.begun(config.out, values),
-                TrackingSink(config.out / runfolder.EVENTS, level, config.telemetry.track, values) as sink,
+                TrackingSink(
+                    config.out / runfolder.EVENTS, level, config.telemetry.track, values
+                ) as sink,
                 stop_on_signals() as should_stop,
             ):
-                results = run_hosts(config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say)
+                results = run_hosts(
+                    config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say
+                )
         except Stopped as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
             return None
@@ -80,18 +96,24 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     runfolder.require_plain(run)
     path = run / runfolder.RESULTS
     if not path.is_file():
-        raise SaveError(f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume")
+        raise SaveError(
+            f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume"
+        )
     try:
         found = runfolder.read_json(path)
         results: list[dict[str, Any]] = found["results"]
         best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
         digests = {name: str(found["networks"][best][name]) for name in (SOURCE, WEIGHTS)}
     except (OSError, ValueError, LookupError, TypeError) as problem:
-        raise SaveError(f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume") from problem
+        raise SaveError(
+            f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume"
+        ) from problem
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:
         copy_files(run / runfolder.NETWORKS / f"host-{best}", folder, digests)
     except SaveError as problem:
-        raise SaveError(f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume") from problem
+        raise SaveError(
+            f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume"
+        ) from problem
     return results[best]

@@ -23,7 +23,13 @@ Form = Callable[[float], str]
 
 ROUNDS_OF_PACE = 5  # Newest rounds whose mean time says how long the rest takes.
 GREEN, GREY, AMBER, VIOLET, BLUE = "#5fb49c", "#9fb0c8", "#e0a458", "#c792ea", "#7fc8f8"
-STYLES = {"GERMINATED": BLUE, "TRAINING": BLUE, "BLENDING": AMBER, "PROBATIONARY": VIOLET, "CULLED": "#ef6f6c"}
+STYLES = {
+    "GERMINATED": BLUE,
+    "TRAINING": BLUE,
+    "BLENDING": AMBER,
+    "PROBATIONARY": VIOLET,
+    "CULLED": "#ef6f6c",
+}
 SIGNS = {"running": "▶", "finished": "■", "stopped": "▲"}
 
 
@@ -34,18 +40,26 @@ class Moment:
     view: RunView
     summary: RunSummary
     episode: Episode | None  # the chosen host's
-    seen: Sequence[tuple[float, int]] = ()  # clock and progress, whenever it moved while somebody watched
+    seen: Sequence[
+        tuple[float, int]
+    ] = ()  # clock and progress, whenever it moved while somebody watched
     wanted: str = ""  # words that an event must have to be listed
     note: str = ""  # why there is nothing newer
 
 
-def lay_out(rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()) -> Table:
+def lay_out(
+    rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()
+) -> Table:
     """Rows in columns, of which the wide one takes what is left. Text stays as it is: it is never markup."""
     rows = list(rows)
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, show_header=bool(heads))
+    table = Table(
+        box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, show_header=bool(heads)
+    )
     for place in range(max(map(len, rows), default=0)):
         head = Text(heads[place], "dim") if heads else ""
-        table.add_column(head, ratio=1 if place == wide else None, no_wrap=True, overflow="ellipsis")
+        table.add_column(
+            head, ratio=1 if place == wide else None, no_wrap=True, overflow="ellipsis"
+        )
     for row in rows:
         table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
@@ -76,7 +90,11 @@ def _none(what: str) -> Text:
 def seconds_left(moment: Moment) -> float | None:
     """By the newest rounds' own time; of a run without rounds by the pace that was seen."""
     seen, steps = moment.seen, moment.summary.total - moment.summary.done
-    times = [value for value in moment.view.rounds.column("seconds")[-ROUNDS_OF_PACE:] if math.isfinite(value)]
+    times = [
+        value
+        for value in moment.view.rounds.column("seconds")[-ROUNDS_OF_PACE:]
+        if math.isfinite(value)
+    ]
     if not times and len(seen) > 1 and seen[-1][1] > seen[0][1]:
         times = [(seen[-1][0] - seen[0][0]) / (seen[-1][1] - seen[0][1])]
     return steps * sum(times) / len(times) if times and steps >= 0 else None
@@ -89,7 +107,9 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     text.append(printable(f" · task {summary.task} · policy {summary.policy} · "))
     text.append(f"{SIGNS.get(summary.status, '!')} {summary.status}", "bold")
     share = min(1.0, summary.done / summary.total) if summary.total else 0.0
-    parts = [f"{summary.done} of {summary.total or '?'} {'rounds' if summary.kind == 'ppo' else 'epochs'}"]
+    parts = [
+        f"{summary.done} of {summary.total or '?'} {'rounds' if summary.kind == 'ppo' else 'epochs'}"
+    ]
     if summary.status == "running":
         parts.append(f"ETA {'not known' if left is None else clock(left)}")
     if summary.best_accuracy is not None:
@@ -115,7 +135,9 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
         title += f" · {last(episode.epochs, 'share', '{:.1%}'.format)} of its compute"
         title += f", {last(episode.epochs, 'steps', '{:.0f}'.format)} steps"
     heads = ("slot", "stage", "blueprint", "alpha", "", "contribution", "age", "fossils")
-    return title, lay_out((_slot_row(episode, slot) for slot in view.slots), 3, heads) if view.slots else _none("seed")
+    return title, lay_out(
+        (_slot_row(episode, slot) for slot in view.slots), 3, heads
+    ) if view.slots else _none("seed")
 
 
 def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
@@ -132,7 +154,16 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
         told += "" if seed.removed is None else f", removed at {seed.removed}"
         return place, shown, blueprint, "", "", told, "", fossils
     gain = tell_gain(seed.contribution, seed.standard_error)
-    return place, shown, blueprint, bar(seed.alpha), f"{seed.alpha:.2f}", gain, str(seed.age), fossils
+    return (
+        place,
+        shown,
+        blueprint,
+        bar(seed.alpha),
+        f"{seed.alpha:.2f}",
+        gain,
+        str(seed.age),
+        fossils,
+    )
 
 
 def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], height: int) -> Table:
@@ -141,7 +172,14 @@ def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], he
     for label, name, form, style in curves:
         if values := [value for value in series.column(name) if math.isfinite(value)]:
             between = f"{form(min(values))} to {form(max(values))}"
-            rows.append((label, form(values[-1]), spark(values, style, max(1, height // len(curves))), between))
+            rows.append(
+                (
+                    label,
+                    form(values[-1]),
+                    spark(values, style, max(1, height // len(curves))),
+                    between,
+                )
+            )
     return lay_out(rows[: max(1, height)], wide=2)
 
 
@@ -156,14 +194,21 @@ def draw_episode(moment: Moment, width: int, height: int) -> Picture:
         (f"held-out {name.removeprefix('held_out_')}", name, "{:.4f}".format, AMBER),
         ("training loss", "train_loss", "{:.4f}".format, AMBER),
     )
-    return f"host {moment.episode.host}, epoch by epoch", draw_curves(moment.episode.epochs, curves, height)
+    return f"host {moment.episode.host}, epoch by epoch", draw_curves(
+        moment.episode.epochs, curves, height
+    )
 
 
 def draw_reward(moment: Moment, width: int, height: int) -> Picture:
     """What the chosen host earned so far, part by part; beside it the mean of the newest finished round."""
     episode, rounds = moment.episode, moment.view.rounds
-    names = [name for name in (episode.epochs if episode else rounds).columns if name.startswith("part.")]
-    earned = {name: sum(filter(math.isfinite, episode.epochs.column(name))) if episode else 0.0 for name in names}
+    names = [
+        name for name in (episode.epochs if episode else rounds).columns if name.startswith("part.")
+    ]
+    earned = {
+        name: sum(filter(math.isfinite, episode.epochs.column(name))) if episode else 0.0
+        for name in names
+    }
     most = max(map(abs, earned.values()), default=0.0) or 1.0
     is_wide = width >= 50
     rows: list[Sequence[RenderableType]] = [("", "episode", "", "last round")] if is_wide else []
@@ -190,7 +235,9 @@ def draw_ops(moment: Moment, width: int, height: int) -> Picture:
     ops = moment.view.ops
     most = max(ops.values(), default=0) or 1
     names = [*OP_NAMES, *sorted(set(ops) - set(OP_NAMES))]
-    return f"ops · {sum(ops.values()):,} decisions", lay_out(([n, str(ops[n]), bar(ops[n] / most)] for n in names), 2)
+    return f"ops · {sum(ops.values()):,} decisions", lay_out(
+        ([n, str(ops[n]), bar(ops[n] / most)] for n in names), 2
+    )
 
 
 def draw_health(moment: Moment, width: int, height: int) -> Picture:
@@ -205,12 +252,24 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
         ("clip", "clip_fraction", "{:.2f}".format),
         ("explained variance", "explained_variance", "{:.2f}".format),
         ("first ratio gap", "first_ratio_gap", "{:.1e}".format),
-        *((f"entropy {printable(name.removeprefix('entropy.'))}", name, "{:.2f}".format) for name in heads),
+        *(
+            (f"entropy {printable(name.removeprefix('entropy.'))}", name, "{:.2f}".format)
+            for name in heads
+        ),
     ]
-    numbers = [(label, last(rounds, name, form), spark(rounds.column(name), VIOLET)) for label, name, form in columns]
+    numbers = [
+        (label, last(rounds, name, form), spark(rounds.column(name), VIOLET))
+        for label, name, form in columns
+    ]
     if height >= len(numbers):
-        told = [f"! round {a['round']}: {a['kind']} is {a['value']}" for a in view.anomalies[len(numbers) - height :]]
-        return title, Group(lay_out(numbers, wide=2), *map(Text, map(printable, told if height > len(numbers) else ())))
+        told = [
+            f"! round {a['round']}: {a['kind']} is {a['value']}"
+            for a in view.anomalies[len(numbers) - height :]
+        ]
+        return title, Group(
+            lay_out(numbers, wide=2),
+            *map(Text, map(printable, told if height > len(numbers) else ())),
+        )
     items = [f"{label} {value}".replace(" ", "\xa0") for label, value, _ in numbers]
     short = "  ".join(items[:5] + [item.removeprefix("entropy\xa0") for item in items[5:]])
     return title, Text("\n".join(wrap(short, max(1, width))).replace("\xa0", " "))
@@ -219,16 +278,26 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
 def choose_lines(lines: Iterable[LogLine], wanted: str) -> list[LogLine]:
     """The lines that have all the words, in whatever case, in their kind, their text or their place (`r5 h3`)."""
     words = wanted.lower().split()
-    return [line for line in lines if all(w in f"{line.kind} {_where(line)} {line.text}".lower() for w in words)]
+    return [
+        line
+        for line in lines
+        if all(w in f"{line.kind} {_where(line)} {line.text}".lower() for w in words)
+    ]
 
 
 def draw_log(moment: Moment, width: int, height: int) -> Picture:
     """The newest events, one a line, the newest last."""
     log = moment.view.log
     lines = choose_lines(log, moment.wanted)
-    rows = [((f"{line.number:>7} ", "dim"), (f"{_where(line):<9}", GREY), line.text) for line in lines]
+    rows = [
+        ((f"{line.number:>7} ", "dim"), (f"{_where(line):<9}", GREY), line.text) for line in lines
+    ]
     text = Text("\n").join(Text.assemble(*row) for row in rows)
-    title = f"events · filter {moment.wanted!r}: {len(lines)} of {len(log)}" if moment.wanted else "events"
+    title = (
+        f"events · filter {moment.wanted!r}: {len(lines)} of {len(log)}"
+        if moment.wanted
+        else "events"
+    )
     return title, text or _none("event" + (" with these words" if moment.wanted else ""))
 
 

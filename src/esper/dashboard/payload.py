@@ -32,7 +32,10 @@ def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if depth < _DEEPEST and isinstance(value, Mapping):
-        return {str(name)[:_LONGEST_TEXT]: plain(item, depth + 1, digits) for name, item in value.items()}
+        return {
+            str(name)[:_LONGEST_TEXT]: plain(item, depth + 1, digits)
+            for name, item in value.items()
+        }
     if depth < _DEEPEST and isinstance(value, list | tuple):
         return [plain(item, depth + 1, digits) for item in value]
     return "…" if isinstance(value, Mapping | list | tuple) else str(value)[:_LONGEST_TEXT]
@@ -40,7 +43,9 @@ def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
 
 def header(reader: RunReader) -> dict[str, Any]:
     view = reader.view
-    lived = max((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
+    lived = max(
+        (int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0
+    )
     told = view.config.get("task", {}).get("epochs")
     grown, twin = view.rounds.last("accuracy"), view.rounds.last("twin_accuracy")
     return {name: value for name, value in vars(summarise(reader)).items() if name != "path"} | {
@@ -57,7 +62,10 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
     """One episode: curves, spans with the evidence of their gates, and how much was left out."""
     spans = episode.spans[-MOST_SPANS:]
     share = min(points, max(24, 8 * points // max(1, len(spans))))
-    told = [{**vars(s), "readings": s.readings.thinned(share), "verdicts": s.verdicts[-MOST_ROWS:]} for s in spans]
+    told = [
+        {**vars(s), "readings": s.readings.thinned(share), "verdicts": s.verdicts[-MOST_ROWS:]}
+        for s in spans
+    ]
     return {
         "host": episode.host,
         "round": episode.round,
@@ -81,7 +89,9 @@ class Sent:
     view: RunView | None = None
     events: int = 0
     status: str = ""
-    counts: dict[str, Any] = field(default_factory=dict)  # part of a message -> how much there was to tell in it
+    counts: dict[str, Any] = field(
+        default_factory=dict
+    )  # part of a message -> how much there was to tell in it
 
 
 def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
@@ -111,8 +121,12 @@ def curves(view: RunView) -> dict[str, list[float | None]]:
     if view.kind == "ppo":
         return view.rounds.thinned(POINTS)
     rows: dict[float, dict[str, list[float]]] = {}
-    for episode, name in product(view.episodes.values(), ("accuracy", "held_out_loss", "score", "params")):
-        for epoch, value in zip(episode.epochs.column("epoch"), episode.epochs.column(name), strict=True):
+    for episode, name in product(
+        view.episodes.values(), ("accuracy", "held_out_loss", "score", "params")
+    ):
+        for epoch, value in zip(
+            episode.epochs.column("epoch"), episode.epochs.column(name), strict=True
+        ):
             if isfinite(value):
                 rows.setdefault(epoch, {}).setdefault(name, []).append(value)
     series = Series()
@@ -144,20 +158,46 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
         arm = Arm(f"ppo ({run})", name, None, "held-out", f"ppo {run}", "")
         # episode by episode as long as the finished round is the newest, else its means
         for host, episode in view.episodes.items() if view.closed[0] == view.round else ():
-            grown, twin, params = (episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params"))
+            grown, twin, params = (
+                episode.epochs.last(name) for name in ("accuracy", "twin_accuracy", "params")
+            )
             if grown is not None and twin is not None and params is not None:
-                arm.accuracy[host], arm.twins[host], arm.epochs = grown, twin, episode.epochs.last("epoch")
+                arm.accuracy[host], arm.twins[host], arm.epochs = (
+                    grown,
+                    twin,
+                    episode.epochs.last("epoch"),
+                )
                 arm.params.append(params)
         if not arm.accuracy:
-            arm.accuracy[0], arm.twins[0] = (view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy"))
+            arm.accuracy[0], arm.twins[0] = (
+                view.rounds.last(name) or 0.0 for name in ("accuracy", "twin_accuracy")
+            )
         return [arm] if view.rounds.rows else []
     arms = []
     for result in view.results:
-        policy, epochs, accuracy = result["arm"], result["epochs"], {result["seed"]: result["test_accuracy"]}
+        policy, epochs, accuracy = (
+            result["arm"],
+            result["epochs"],
+            {result["seed"]: result["test_accuracy"]},
+        )
         own = json.dumps([policy, task, epochs, *map(view.config.get, _WAYS)], sort_keys=True)
-        training = json.dumps([*(task.get(name) for name in _TRAINING), epochs, *map(view.config.get, _WAYS[:2])])
+        training = json.dumps(
+            [*(task.get(name) for name in _TRAINING), epochs, *map(view.config.get, _WAYS[:2])]
+        )
         if isfinite(result["test_accuracy"]):
-            arms.append(Arm(policy, name, epochs, "test", own, training, accuracy, {}, [result["final_params"]]))
+            arms.append(
+                Arm(
+                    policy,
+                    name,
+                    epochs,
+                    "test",
+                    own,
+                    training,
+                    accuracy,
+                    {},
+                    [result["final_params"]],
+                )
+            )
     return arms
 
 
@@ -169,7 +209,10 @@ def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
         whole.accuracy |= arm.accuracy
         whole.params += arm.params
     control = {arm.training: arm.accuracy for arm in joined.values() if arm.policy == CONTROL}
-    return [_standing(arm, {} if arm.policy == CONTROL else control.get(arm.training, {})) for arm in joined.values()]
+    return [
+        _standing(arm, {} if arm.policy == CONTROL else control.get(arm.training, {}))
+        for arm in joined.values()
+    ]
 
 
 def _standing(arm: Arm, control: dict[int, float]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
 _LARGEST_CONFIG, _LARGEST_EVENTS, _TAIL = 2**20, 16 * SEGMENT, 4096
-Stamp = tuple[float, bool, list[tuple[int, int, int]]]  # When its last event was written; what changes with news.
+Stamp = tuple[
+    float, bool, list[tuple[int, int, int]]
+]  # When its last event was written; what changes with news.
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
@@ -37,7 +39,9 @@ class RunReader:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.problem: str | None = None  # why the folder cannot be shown: a file is damaged, or all of it is older
+        self.problem: str | None = (
+            None  # why the folder cannot be shown: a file is damaged, or all of it is older
+        )
         self.is_older = False
         self.places: dict[tuple[int, int], Place] = {}  # (rank, segment) -> how far it is folded
         self.view = _blank(self._config())
@@ -50,7 +54,9 @@ class RunReader:
         if self.problem is None:
             self.view.config = blank.config
         files = event_files(self.folder)
-        is_same = all(key in files and _is_same(files[key], place) for key, place in self.places.items())
+        is_same = all(
+            key in files and _is_same(files[key], place) for key, place in self.places.items()
+        )
         if not is_same or (self.problem is None and self.view.kind != blank.kind):
             self.view, self.places = blank, {}
         before = self.view.events
@@ -83,9 +89,14 @@ class RunReader:
         """Whole rounds (ppo) or epochs (run) so far, and how many there will be: 0 where nobody wrote that down."""
         view = self.view
         if view.kind == "ppo":
-            return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(view.config.get("rounds"))
+            return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(
+                view.config.get("rounds")
+            )
         told = max((_whole(result["epochs"]) for result in view.results), default=0)
-        done = min((int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()), default=0)
+        done = min(
+            (int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()),
+            default=0,
+        )
         return max(done, told), _whole(view.config["task"].get("epochs")) or told
 
     def episode(self, round: int, host: int) -> Episode | None:
@@ -93,10 +104,14 @@ class RunReader:
         if (newest := self.view.episodes.get(host)) is not None and newest.round == round:
             return newest
         past = _blank(self.view.config)
-        for (rank, segment), path in event_files(self.folder).items():  # a round is saved, so it is in one segment
+        for (rank, segment), path in event_files(
+            self.folder
+        ).items():  # a round is saved, so it is in one segment
             starts = self.places.get((rank, segment), Place()).rounds
             if round in starts:
-                end = min((start for start in starts.values() if start > starts[round]), default=inf)
+                end = min(
+                    (start for start in starts.values() if start > starts[round]), default=inf
+                )
                 with reading(path) as file:
                     _follow(file, Place(starts[round]), past, rank, end)
         return past.episodes.get(host)
@@ -111,7 +126,9 @@ class RunReader:
             if (command := config.get("command", "ppo")) not in ("ppo", "run", "grow", GARDEN):
                 raise ValueError(f"it is of `esper {command}`, which no page shows")
         except FileNotFoundError:
-            raise SaveError(f"{self.folder} is not a run folder: it has no {CONFIG}. Name a run's --out.") from None
+            raise SaveError(
+                f"{self.folder} is not a run folder: it has no {CONFIG}. Name a run's --out."
+            ) from None
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
@@ -187,7 +204,12 @@ class RunSummary:
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like what a training command leaves behind; a link does not."""
     config = folder / CONFIG
-    return not folder.is_symlink() and config.is_file() and not config.is_symlink() and bool(event_files(folder))
+    return (
+        not folder.is_symlink()
+        and config.is_file()
+        and not config.is_symlink()
+        and bool(event_files(folder))
+    )
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -195,7 +217,9 @@ def find_runs(folder: Path) -> list[Path]:
     try:
         return [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
     except OSError as problem:
-        raise SaveError(f"cannot list the runs in {folder}: {problem.strerror}. Name their folder.") from problem
+        raise SaveError(
+            f"cannot list the runs in {folder}: {problem.strerror}. Name their folder."
+        ) from problem
 
 
 def stamp_of(folder: Path) -> Stamp:
@@ -213,17 +237,37 @@ def summarise(reader: RunReader) -> RunSummary:
     view = reader.view
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
     age = max(0.0, time.time() - max(times)) if times else None
-    task, policy = str(view.config.get("task", {}).get("name", "")), str(view.config.get("policy", ""))
-    what = reader.folder.resolve().name, reader.folder, view.kind, task, policy if view.kind == "run" else "ppo"
+    task, policy = (
+        str(view.config.get("task", {}).get("name", "")),
+        str(view.config.get("policy", "")),
+    )
+    what = (
+        reader.folder.resolve().name,
+        reader.folder,
+        view.kind,
+        task,
+        policy if view.kind == "run" else "ppo",
+    )
     return RunSummary(*what, reader.status(), *reader.progress(), *_best(view), age, view.events)
 
 
 def _best(view: RunView) -> tuple[float | None, int | None]:
-    last = [(episode.epochs.last("accuracy"), episode.epochs.last("params")) for episode in view.episodes.values()]
-    known = [(accuracy, int(params)) for accuracy, params in last if params is not None and isfinite(params)]
+    last = [
+        (episode.epochs.last("accuracy"), episode.epochs.last("params"))
+        for episode in view.episodes.values()
+    ]
+    known = [
+        (accuracy, int(params))
+        for accuracy, params in last
+        if params is not None and isfinite(params)
+    ]
     if view.kind != "run":
-        best = max((value for value in view.rounds.column("accuracy") if value == value), default=None)
+        best = max(
+            (value for value in view.rounds.column("accuracy") if value == value), default=None
+        )
         return best, round(fmean(params for _, params in known)) if known else None
     found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
     # one's own loop may have no accuracy
-    return max(found or [pair for pair in known if pair[0] is not None] or known[:1], default=(None, None))
+    return max(
+        found or [pair for pair in known if pair[0] is not None] or known[:1], default=(None, None)
+    )

@@ -14,7 +14,17 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esper.dashboard.payload import Arm, Sent, arms_of, curves, encode, episode_data, header, news, standings
+from esper.dashboard.payload import (
+    Arm,
+    Sent,
+    arms_of,
+    curves,
+    encode,
+    episode_data,
+    header,
+    news,
+    standings,
+)
 from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
 from esper.leyline.errors import EsperError, SettingError
 
@@ -32,7 +42,9 @@ try:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
-    raise SettingError("esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'") from missing
+    raise SettingError(
+        "esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'"
+    ) from missing
 
 STATIC = Path(__file__).parent / "static"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -45,9 +57,16 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-TICK, IDLE_TICK, HEARTBEAT = 0.15, 1.0, 15.0  # Seconds between looks: running, not running; between heartbeats.
+TICK, IDLE_TICK, HEARTBEAT = (
+    0.15,
+    1.0,
+    15.0,
+)  # Seconds between looks: running, not running; between heartbeats.
 KEPT_SECONDS = 60.0  # How long a run stays in memory after somebody looked at it alone.
-PATIENCE, MOST_CONNECTIONS = 10.0, 1000  # Seconds that a request may take, or an answer stand still; connections.
+PATIENCE, MOST_CONNECTIONS = (
+    10.0,
+    1000,
+)  # Seconds that a request may take, or an answer stand still; connections.
 MOST_COMPARED = 12
 Answer = TypeVar("Answer")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
@@ -60,30 +79,42 @@ class Guard(BaseHTTPMiddleware):
     def __init__(self, app: ASGIApp, token: str | None, allowed_hosts: Collection[str]):
         super().__init__(app)
         self.token, self.allowed_hosts = token, {name.lower() for name in allowed_hosts}
-        self.cookie = "esper-" + sha256((token or "").encode()).hexdigest()[:8]  # ports share cookies, tokens do not
+        self.cookie = (
+            "esper-" + sha256((token or "").encode()).hexdigest()[:8]
+        )  # ports share cookies, tokens do not
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         is_new = self._is_right(request.query_params.get("token")) and request.url.path == "/"
         answer = self._refuse(request, is_new) or await call_next(request)
         answer.headers.update(HEADERS)
         if is_new:
-            answer.headers.append("set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/")
+            answer.headers.append(
+                "set-cookie", f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            )
         return answer
 
     def _refuse(self, request: Request, is_new: bool) -> Response | None:
         name = re.sub(r":\d+$", "", request.headers.get("host", "").lower())
-        is_number = address_of(name.strip("[]")) is not None  # nobody can make a number point elsewhere
+        is_number = (
+            address_of(name.strip("[]")) is not None
+        )  # nobody can make a number point elsewhere
         # another name was made to point here by somebody else's page
         if name not in self.allowed_hosts and not (self.token is not None and is_number):
             return PlainTextResponse("This server does not answer under that name.", 421)
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("There is nothing to change here.", 405, {"allow": "GET, HEAD"})
+            return PlainTextResponse(
+                "There is nothing to change here.", 405, {"allow": "GET, HEAD"}
+            )
         if self.token is None or is_new or self._is_right(request.cookies.get(self.cookie)):
             return None
-        return PlainTextResponse("Open the address that esper serve has printed: it holds the token.", 401)
+        return PlainTextResponse(
+            "Open the address that esper serve has printed: it holds the token.", 401
+        )
 
     def _is_right(self, given: str | None) -> bool:
-        return self.token is not None and secrets.compare_digest((given or "").encode(), self.token.encode())
+        return self.token is not None and secrets.compare_digest(
+            (given or "").encode(), self.token.encode()
+        )
 
 
 class Connection(H11Protocol):
@@ -123,12 +154,17 @@ class Feed:
     def __init__(self, folder: Path):
         self.folder, self.lock, self.looked = folder, Lock(), -inf
         self.reader: RunReader | None = None
-        self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}  # the list's row, as of the stamp
+        self.row: dict[str, Any] = {
+            "name": folder.name,
+            "status": "being read",
+        }  # the list's row, as of the stamp
         self.stamp: Stamp | None = None
         self.glance: asyncio.Task[None] | None = None
         self.asked = -inf  # when somebody last looked at this run alone
 
-    async def ask(self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None) -> Answer:
+    async def ask(
+        self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None
+    ) -> Answer:
         async with self.lock:
             self.asked = self.asked if limit else time.monotonic()
             return await to_thread.run_sync(self._answer, question, limiter=limit)
@@ -189,18 +225,28 @@ class Site:
         stamps = await to_thread.run_sync(lambda: [stamp_of(feed.folder) for feed in feeds])
         for feed in feeds:
             feed.close()
-        news = [(feed, stamp) for feed, stamp in zip(feeds, stamps, strict=True) if feed.stamp != stamp]
-        news.sort(key=lambda pair: sum(size for _, size, _ in pair[1][2]))  # a long run keeps no short one waiting
+        news = [
+            (feed, stamp) for feed, stamp in zip(feeds, stamps, strict=True) if feed.stamp != stamp
+        ]
+        news.sort(
+            key=lambda pair: sum(size for _, size, _ in pair[1][2])
+        )  # a long run keeps no short one waiting
         if news:
             patience = max(0.1, 1.0 - (time.monotonic() - begun))
-            await asyncio.wait([feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience)
+            await asyncio.wait(
+                [feed.look(stamp, self.limit) for feed, stamp in news], timeout=patience
+            )
         ages = ({"age_seconds": max(0.0, time.time() - stamp[0])} for stamp in stamps)
-        return _json(encode({"runs": [feed.row | age for feed, age in zip(feeds, ages, strict=True)]}))
+        return _json(
+            encode({"runs": [feed.row | age for feed, age in zip(feeds, ages, strict=True)]})
+        )
 
     async def episode(self, request: Request) -> Response:
         feed = await self.find(request.path_params["name"])
         host, number = _whole(request, "host"), _whole(request, "round")
-        found = await feed.ask(lambda reader: (lived := reader.episode(number, host)) and encode(episode_data(lived)))
+        found = await feed.ask(
+            lambda reader: (lived := reader.episode(number, host)) and encode(episode_data(lived))
+        )
         if not found:
             raise HTTPException(404, f"Host {host} has no episode in round {number}.")
         return _json(found)
@@ -218,7 +264,9 @@ class Site:
     async def _follow(self, feed: Feed, host: int) -> AsyncIterator[str]:
         sent, told = Sent(), time.monotonic()
         while not self.is_closing():
-            message = await feed.ask(lambda reader: (new := news(reader, host, sent)) and encode(new))
+            message = await feed.ask(
+                lambda reader: (new := news(reader, host, sent)) and encode(new)
+            )
             if message or time.monotonic() - told > HEARTBEAT:
                 told = time.monotonic()
                 yield f"data: {message}\n\n" if message else ": still here\n\n"
@@ -226,7 +274,9 @@ class Site:
 
 
 def _side(reader: RunReader) -> tuple[dict[str, Any], list[Arm]]:
-    return {"header": header(reader), "curves": curves(reader.view)}, arms_of(reader.view, reader.folder.name)
+    return {"header": header(reader), "curves": curves(reader.view)}, arms_of(
+        reader.view, reader.folder.name
+    )
 
 
 def _whole(request: Request, name: str) -> int:
@@ -240,7 +290,9 @@ async def _tell(request: Request, problem: Exception) -> Response:
     return PlainTextResponse(f"This run cannot be read: {type(problem).__name__}.", 404)
 
 
-def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[str] = LOCAL_HOSTS) -> Starlette:
+def build_app(
+    folder: Path, token: str | None = None, allowed_hosts: Collection[str] = LOCAL_HOSTS
+) -> Starlette:
     """The application; `app.state.site` holds the runs."""
     site = Site(folder)
     routes = [
@@ -252,22 +304,35 @@ def build_app(folder: Path, token: str | None = None, allowed_hosts: Collection[
         Route("/api/compare", site.compare),
     ]
     guard = Middleware(Guard, token=token, allowed_hosts=allowed_hosts)
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers={EsperError: _tell, OSError: _tell})
+    app = Starlette(
+        routes=routes, middleware=[guard], exception_handlers={EsperError: _tell, OSError: _tell}
+    )
     app.router.redirect_slashes = False
     app.state.site = site
     return app
 
 
-def serve(folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | None = None) -> None:
+def serve(
+    folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | None = None
+) -> None:
     """Show the runs in a folder to a browser until somebody ends it; away from this machine only with a token."""
     find_runs(folder)
     token = choose_token(host, token)
     with listen(host, port) as listener:
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
         shown = f"[{shown}]" if ":" in shown else shown
-        app = build_app(folder, token, {*LOCAL_HOSTS, shown, socket.gethostname(), socket.getfqdn()})
-        limits: dict[str, Any] = {"limit_concurrency": MOST_CONNECTIONS, "timeout_graceful_shutdown": 2}
-        quiet: dict[str, Any] = {"log_level": "error", "server_header": False, "proxy_headers": False}
+        app = build_app(
+            folder, token, {*LOCAL_HOSTS, shown, socket.gethostname(), socket.getfqdn()}
+        )
+        limits: dict[str, Any] = {
+            "limit_concurrency": MOST_CONNECTIONS,
+            "timeout_graceful_shutdown": 2,
+        }
+        quiet: dict[str, Any] = {
+            "log_level": "error",
+            "server_header": False,
+            "proxy_headers": False,
+        }
         server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", **limits, **quiet))
         app.state.site.is_closing = lambda: server.should_exit
         query = "" if token is None else f"?token={token}"
@@ -282,7 +347,9 @@ def choose_token(host: str, token: str | None) -> str | None:
         is_local = host == "localhost" or getattr(address_of(host), "is_loopback", False)
         return None if is_local else secrets.token_urlsafe(32)
     if not _TOKEN.fullmatch(token):
-        raise SettingError("a token has at least 16 letters, digits, - or _. Leave it out to get one where needed.")
+        raise SettingError(
+            "a token has at least 16 letters, digits, - or _. Leave it out to get one where needed."
+        )
     return token
 
 
@@ -294,6 +361,10 @@ def address_of(name: str) -> IPv4Address | IPv6Address | None:
 
 def listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except (OSError, OverflowError) as problem:
-        raise SettingError(f"cannot listen on {host}:{port}: {problem}. Choose another --port or --host.") from None
+        raise SettingError(
+            f"cannot listen on {host}:{port}: {problem}. Choose another --port or --host."
+        ) from None

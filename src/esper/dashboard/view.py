@@ -31,7 +31,9 @@ class Series:
         if list(values) != list(self.columns):
             for name in values:
                 self.columns.setdefault(name, array("d", [nan]) * self.rows)
-            row = array("d", [dict(zip(values, row, strict=True)).get(name, nan) for name in self.columns])
+            row = array(
+                "d", [dict(zip(values, row, strict=True)).get(name, nan) for name in self.columns]
+            )
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
         self.rows += 1
@@ -47,13 +49,17 @@ class Series:
     def thinned(self, points: int) -> dict[str, list[float | None]]:
         """At most `points` rows: the first, the last, where a column is lowest or highest, and even steps between."""
         kept = range(self.rows) if self.rows <= points else sorted(self._choose(points))
-        return {name: [finite(column[row]) for row in kept] for name, column in self.columns.items()}
+        return {
+            name: [finite(column[row]) for row in kept] for name, column in self.columns.items()
+        }
 
     def _choose(self, points: int) -> set[int]:
         wanted = dict.fromkeys((self.rows - 1, 0))
         for column in self.columns.values():
             known = [row for row in range(self.rows) if isfinite(column[row])]
-            wanted |= dict.fromkeys(extreme(known, key=column.__getitem__) for extreme in (min, max) if known)
+            wanted |= dict.fromkeys(
+                extreme(known, key=column.__getitem__) for extreme in (min, max) if known
+            )
         chosen = set(list(wanted)[:points])
         room = points - len(chosen)
         return chosen | {step * (self.rows - 1) // (room + 1) for step in range(1, room + 1)}
@@ -66,7 +72,9 @@ class SeedSpan:
     slot: str
     module: str | None  # the host's name of the place
     blueprint: str | None
-    stages: list[tuple[str, int]] = field(default_factory=list)  # (stage, its first epoch); those behind CULLED too
+    stages: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # (stage, its first epoch); those behind CULLED too
     end: int | None = None
     fate: str | None = None  # the epoch it was FOSSILIZED or CULLED, and which; None is alive
     removed: int | None = None  # the epoch in which late pruning removed the fossil
@@ -76,7 +84,9 @@ class SeedSpan:
     contribution: float | None = None
     standard_error: float | None = None
     readings: Series = field(default_factory=Series)  # epoch, alpha, contribution, standard_error
-    verdicts: list[dict[str, Any]] = field(default_factory=list)  # gate, measured, needed, verdict, reason, epoch
+    verdicts: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # gate, measured, needed, verdict, reason, epoch
 
 
 @dataclass
@@ -92,7 +102,9 @@ class Episode:
     actions: int = 0  # those that were refused included
     acted: int = -1  # epoch of the newest action
     rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
-    unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # slot -> verdicts before a seed germinated
+    unborn: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # slot -> verdicts before a seed germinated
 
     @property
     def has_begun(self) -> bool:
@@ -137,7 +149,9 @@ class RunView:
     events: int = 0
     unknown: int = 0  # records folded, and those of them that were not understood
     begun: dict[int, int] = field(default_factory=dict)  # rank -> the round that it plays
-    chosen: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # rank -> ops so far
+    chosen: defaultdict[int, Counter[str]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )  # rank -> ops so far
     closed: tuple[int, dict[str, int]] = (-1, {})  # the newest finished round and its ops
     newest: deque[tuple[int, int, Record]] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     """number, round and record of the newest events"""
@@ -147,7 +161,10 @@ class RunView:
         """Ops of the current round, WAIT included."""
         if self.closed[0] == self.round:
             return Counter(self.closed[1])
-        return sum((self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round), Counter())
+        return sum(
+            (self.chosen[rank] for rank, lived in self.begun.items() if lived == self.round),
+            Counter(),
+        )
 
     @property
     def log(self) -> list[LogLine]:
@@ -175,7 +192,11 @@ class RunView:
         self.begun[rank], self.chosen[rank] = number, Counter()
         self.round = max(self.begun.values())
         others = {host: episode for host, episode in self.episodes.items() if episode.rank != rank}
-        own = [host for host, episode in self.episodes.items() if episode.rank == rank and episode.has_begun]
+        own = [
+            host
+            for host, episode in self.episodes.items()
+            if episode.rank == rank and episode.has_begun
+        ]
         self.episodes = others | {host: Episode(host, number, rank) for host in own}
 
     def _episode(self, record: Record, rank: int) -> Episode:
@@ -185,16 +206,23 @@ class RunView:
             self.enter(0, rank)
         host, lived = record["host"], self.begun[rank]
         episode = self.episodes.get(host)
-        if episode is None or (episode.rank != rank and episode.round <= lived):  # hosts may change their rank
+        if episode is None or (
+            episode.rank != rank and episode.round <= lived
+        ):  # hosts may change their rank
             episode = self.episodes[host] = Episode(host, lived, rank)
-        return episode if episode.rank == rank else Episode(host, lived, rank)  # older than what is known
+        return (
+            episode if episode.rank == rank else Episode(host, lived, rank)
+        )  # older than what is known
 
     def _word(self, number: int, lived: int, record: Record) -> LogLine:
         kind, host = record["type"], record.get("host", record.get("env_id"))
         try:
             text = str(from_record(dict(record))).partition("\n")[0]
         except (EsperError, ArithmeticError, LookupError, TypeError, ValueError):
-            text = f"{record.get('op', '')} {record.get('slot_id', '')}".strip() or "not put into words"
+            text = (
+                f"{record.get('op', '')} {record.get('slot_id', '')}".strip()
+                or "not put into words"
+            )
         host = host if isinstance(host, int) else None
         return LogLine(number, printable(kind), lived, host, printable(text[:_LONGEST_TEXT]))
 
@@ -221,9 +249,20 @@ def is_sound(record: Record) -> bool:
 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     parts = {f"part.{name}": value for name, value in (record["reward_parts"] or {}).items()}
-    names = ("train_loss", "held_out_loss", "twin_accuracy", "params", "flops", "steps", "share", "reward")
+    names = (
+        "train_loss",
+        "held_out_loss",
+        "twin_accuracy",
+        "params",
+        "flops",
+        "steps",
+        "share",
+        "reward",
+    )
     held_out = {name: record[f"held_out_{name}"] for name in ("accuracy", "score")}
-    episode.epochs.append(epoch=epoch, **held_out, **{name: record[name] for name in names}, **parts)
+    episode.epochs.append(
+        epoch=epoch, **held_out, **{name: record[name] for name in names}, **parts
+    )
     if epoch > 1 and episode.acted != epoch - 1:
         view.chosen[episode.rank]["WAIT"] += 1
 
@@ -252,13 +291,19 @@ def _stage(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 
 def _plant(episode: Episode, record: Record) -> SeedSpan:
     slot = record["slot"]
-    episode.spans.append(SeedSpan(slot, record["module"], record["blueprint"], verdicts=episode.unborn.pop(slot, [])))
+    episode.spans.append(
+        SeedSpan(slot, record["module"], record["blueprint"], verdicts=episode.unborn.pop(slot, []))
+    )
     return episode.spans[-1]
 
 
 def _gate(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     names = ("gate", "needed", "verdict", "reason")
-    verdict = {"epoch": epoch, "measured": finite(record["measured"]), **{name: record[name] for name in names}}
+    verdict = {
+        "epoch": epoch,
+        "measured": finite(record["measured"]),
+        **{name: record[name] for name in names},
+    }
     span = episode.alive(record["slot"])
     (span.verdicts if span else episode.unborn.setdefault(record["slot"], [])).append(verdict)
 
@@ -268,7 +313,9 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
         span = _plant(episode, record)
         span.stages.append((record["stage"], epoch))
     gain, error = finite(record["contribution"]), finite(record["standard_error"])
-    span.readings.append(epoch=epoch, alpha=record["alpha"], contribution=gain, standard_error=error)
+    span.readings.append(
+        epoch=epoch, alpha=record["alpha"], contribution=gain, standard_error=error
+    )
     span.alpha, span.age, span.params = record["alpha"], record["age"], record["params"]
     span.contribution, span.standard_error = gain, error
 
@@ -276,12 +323,30 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     """Late pruning tells the newest fossil of a slot first, so this is about the newest without a verdict of then."""
     for span in reversed(episode.spans):
-        is_judged = any((verdict["gate"], verdict["epoch"]) == ("LATE", epoch) for verdict in span.verdicts)
+        is_judged = any(
+            (verdict["gate"], verdict["epoch"]) == ("LATE", epoch) for verdict in span.verdicts
+        )
         is_fossil = span.fate == "FOSSILIZED" and span.removed is None
-        if is_fossil and not is_judged and (span.slot, span.blueprint) == (record["slot"], record["blueprint"]):
-            gain, error, is_kept = finite(record["contribution"]), finite(record["standard_error"]), record["is_kept"]
-            reason = "not measured" if gain is None or error is None else f"contribution {gain:+.4f} ± {error:.4f}"
-            verdict = {"gate": "LATE", "needed": "contribution above 0", "verdict": "passed" if is_kept else "failed"}
+        if (
+            is_fossil
+            and not is_judged
+            and (span.slot, span.blueprint) == (record["slot"], record["blueprint"])
+        ):
+            gain, error, is_kept = (
+                finite(record["contribution"]),
+                finite(record["standard_error"]),
+                record["is_kept"],
+            )
+            reason = (
+                "not measured"
+                if gain is None or error is None
+                else f"contribution {gain:+.4f} ± {error:.4f}"
+            )
+            verdict = {
+                "gate": "LATE",
+                "needed": "contribution above 0",
+                "verdict": "passed" if is_kept else "failed",
+            }
             span.verdicts.append({"epoch": epoch, "measured": gain, "reason": reason, **verdict})
             span.contribution, span.standard_error = gain, error
             span.removed = None if is_kept else epoch
@@ -297,7 +362,10 @@ def _round_finished(view: RunView, record: Record, rank: int) -> None:
         **{f"part.{name}": value for name, value in record["reward_parts"].items()},
         **{f"op.{name}": count for name, count in record["ops"].items()},
         kl=update.get("approx_kl"),
-        **{name: update.get(name) for name in ("clip_fraction", "explained_variance", "value_loss", "policy_loss")},
+        **{
+            name: update.get(name)
+            for name in ("clip_fraction", "explained_variance", "value_loss", "policy_loss")
+        },
         first_ratio_gap=max(gaps, default=None),
         **{f"entropy.{name}": head["entropy"] for name, head in heads.items()},
         **{f"clip.{name}": head["clip_fraction"] for name, head in heads.items()},
@@ -322,7 +390,9 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "SeedMeasured": _seed,
     "FossilJudged": _fossil,
     "GrowthReported": lambda view, episode, record, epoch: view.worth.append(dict(record)),
-    "HostRolledBack": lambda view, own, record, at: own.rollbacks.append({"epoch": at, "reason": record["reason"]}),
+    "HostRolledBack": lambda view, own, record, at: own.rollbacks.append(
+        {"epoch": at, "reason": record["reason"]}
+    ),
 }
 OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
     "RoundBegan": lambda view, record, rank: view.enter(record["round"], rank),

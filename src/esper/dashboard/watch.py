@@ -71,7 +71,10 @@ class WatchApp(App[None]):
         yield Horizontal(Panel(id="episode"), Panel(id="rounds"), id="curves")
         yield Horizontal(Panel(id="ops"), Panel(id="reward"), Panel(id="health"), id="numbers")
         yield Panel(id="log")
-        yield Input(placeholder="filter events: words that a line must have; Enter keeps, Escape drops it", id="filter")
+        yield Input(
+            placeholder="filter events: words that a line must have; Enter keeps, Escape drops it",
+            id="filter",
+        )
         yield Footer()
 
     def on_mount(self) -> None:

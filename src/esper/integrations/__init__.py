@@ -25,7 +25,9 @@ class Stepper:
 
     def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
         if every is not None and (every < 1 or every % 1):
-            raise SettingError(f"every must be whole, at least 1, or None for once per epoch, got {every!r}.")
+            raise SettingError(
+                f"every must be whole, at least 1, or None for once per epoch, got {every!r}."
+            )
         self.garden, self.evaluate, self.every = garden, evaluate, every
 
     def step(self) -> None:
@@ -37,7 +39,9 @@ class Stepper:
         """Say what growing was worth; Trainer and Lightning call it by this name."""
         try:
             said = str(self.garden.report(self.evaluate))
-        except EsperError as problem:  # training is over, and what it made must not be lost for a report
+        except (
+            EsperError
+        ) as problem:  # training is over, and what it made must not be lost for a report
             said = f"what growing was worth could not be measured: {problem}"
         if is_first():
             print(said)

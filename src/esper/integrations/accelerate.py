@@ -23,5 +23,9 @@ def join(accelerator: Accelerator, garden: Garden) -> None:
     `load_state`: accelerate then finds the network and the parameter groups that it saved.
     """
     refuse_sharding(accelerator)
-    accelerator.register_save_state_pre_hook(lambda models, weights, folder: garden.save(Path(folder, GARDEN)))
-    accelerator.register_load_state_pre_hook(lambda models, folder: garden.restore(Path(folder, GARDEN)))
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: garden.save(Path(folder, GARDEN))
+    )
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: garden.restore(Path(folder, GARDEN))
+    )

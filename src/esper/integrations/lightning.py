@@ -26,24 +26,36 @@ class GrowthCallback(Stepper, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise SettingError(f"{type(trainer.strategy).__name__} {UNAWARE}")
-        kinds = [kind.__name__ for other in vars(trainer)["callbacks"] for kind in type(other).__mro__]
+        kinds = [
+            kind.__name__ for other in vars(trainer)["callbacks"] for kind in type(other).__mro__
+        ]
         for kind in [kind for kind in kinds if kind.endswith("WeightAveraging")]:
-            raise SettingError(f"{kind} would leave out seeds that are planted later; use garden.ema(decay).")
+            raise SettingError(
+                f"{kind} would leave out seeds that are planted later; use garden.ema(decay)."
+            )
         names = [name for name, part in pl_module.named_modules() if part is self.garden.model]
         if not names:
-            raise SettingError(f"{type(pl_module).__name__} has no garden.model; write self.net = garden.model in it.")
+            raise SettingError(
+                f"{type(pl_module).__name__} has no garden.model; write self.net = garden.model in it."
+            )
         before, self.saved = pl_module.on_load_checkpoint, None
 
         def leave_slots_alone() -> None:
             own = vars(self.garden.model)["_ddp_params_and_buffers_to_ignore"]
-            vars(pl_module)["_ddp_params_and_buffers_to_ignore"] = [f"{names[0]}.{name}" for name in own]
+            vars(pl_module)["_ddp_params_and_buffers_to_ignore"] = [
+                f"{names[0]}.{name}" for name in own
+            ]
 
         def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
             if GARDEN not in checkpoint:
-                raise SaveError(f"this checkpoint has no garden, only {', '.join(checkpoint)}. Use one of a garden.")
+                raise SaveError(
+                    f"this checkpoint has no garden, only {', '.join(checkpoint)}. Use one of a garden."
+                )
             self.saved = checkpoint[GARDEN]
             if stage != "fit":
-                self.garden.record(None)  # the run is told as it was, not up to the checkpoint that is looked at
+                self.garden.record(
+                    None
+                )  # the run is told as it was, not up to the checkpoint that is looked at
             self._restore()
             leave_slots_alone()
             before(checkpoint)
@@ -58,9 +70,14 @@ class GrowthCallback(Stepper, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.done = trainer.global_step
         if self.saved is not None:
-            link, rates = self.garden.model.link, [(g, g["lr"]) for o in trainer.optimizers for g in o.param_groups]
+            link, rates = (
+                self.garden.model.link,
+                [(g, g["lr"]) for o in trainer.optimizers for g in o.param_groups],
+            )
             self._restore()  # Lightning has loaded the optimiser's state by position; here it is by name
-            if link is not None and any(group["lr"] != rate for group, rate in rates):  # a rate finder chose them
+            if link is not None and any(
+                group["lr"] != rate for group, rate in rates
+            ):  # a rate finder chose them
                 for group, rate in rates:
                     group["lr"] = rate
                 link.peak_rate = link.rate
@@ -68,13 +85,24 @@ class GrowthCallback(Stepper, Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         before, self.done = self.done, trainer.global_step
-        if trainer.is_last_batch if self.every is None else self.done // self.every > before // self.every:
+        if (
+            trainer.is_last_batch
+            if self.every is None
+            else self.done // self.every > before // self.every
+        ):
             self.step()  # before validation, so that a checkpoint's score is that of the network in it
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         with TemporaryDirectory() as folder:
-            files = sorted(self.garden.save(folder).iterdir())  # of several processes the first one writes
-            checkpoint[GARDEN] = {f.name: torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8) for f in files}
+            files = sorted(
+                self.garden.save(folder).iterdir()
+            )  # of several processes the first one writes
+            checkpoint[GARDEN] = {
+                f.name: torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8)
+                for f in files
+            }
 
     def _restore(self) -> None:
         with TemporaryDirectory() as folder:

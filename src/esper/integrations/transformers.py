@@ -31,11 +31,19 @@ class GrowthCallback(Stepper, TrainerCallback):
             self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every is None and self.done != state.global_step:  # it ended early, or nobody knew its length
+        if (
+            self.every is None and self.done != state.global_step
+        ):  # it ended early, or nobody knew its length
             self.step()
 
 
-def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None = None, seed_lr: float = 1.0) -> None:
+def join(
+    trainer: Trainer,
+    garden: Garden,
+    evaluate: Evaluate,
+    every: int | None = None,
+    seed_lr: float = 1.0,
+) -> None:
     """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the best.
 
     Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint / "garden", model)`
@@ -46,13 +54,19 @@ def join(trainer: Trainer, garden: Garden, evaluate: Evaluate, every: int | None
         every: optimiser steps from one `garden.step` to the next; by default it happens after each epoch.
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
-        raise SettingError(f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...).")
+        raise SettingError(
+            f"the trainer has a {type(trainer.model).__name__}; write Trainer(garden.model, ...)."
+        )
     refuse_sharding(trainer.accelerator)
     _show_host(trainer, garden)
     trainer.add_callback(GrowthCallback(garden, evaluate, every))
-    trainer.create_optimizer = partial(_create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer)
+    trainer.create_optimizer = partial(
+        _create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer
+    )
     trainer._save = partial(_save, trainer, garden, trainer._save)
-    trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(Path(checkpoint, GARDEN))
+    trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(
+        Path(checkpoint, GARDEN)
+    )
     trainer._load_best_model = lambda: _load_best(trainer, garden)
 
 
@@ -70,12 +84,18 @@ def _show_host(trainer: Any, garden: Garden) -> None:
     trainer.label_names = trainer.args.label_names or find_labels(type(host))
     trainer.can_return_loss = can_return_loss(type(host))
     trainer._signature_columns = [*taken, "label", "label_ids", *trainer.label_names]
-    if "generation_config" in vars(garden.model):  # Seq2SeqTrainer has set it there, and the host generates
+    if "generation_config" in vars(
+        garden.model
+    ):  # Seq2SeqTrainer has set it there, and the host generates
         host.generation_config = vars(garden.model).pop("generation_config")
-    vars(garden.model)["_get_name"] = host._get_name  # by its name a model has its labels shifted when smoothed
+    vars(garden.model)["_get_name"] = (
+        host._get_name
+    )  # by its name a model has its labels shifted when smoothed
 
 
-def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: Any, *model: Any) -> Any:
+def _create_optimizer(
+    trainer: Trainer, garden: Garden, seed_lr: float, create: Any, *model: Any
+) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
     optimizer, link = create(*model), garden.model.link
     if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
@@ -83,7 +103,9 @@ def _create_optimizer(trainer: Trainer, garden: Garden, seed_lr: float, create: 
     return optimizer
 
 
-def _save(trainer: Trainer, garden: Garden, save: Any, output_dir: Any = None, state_dict: Any = None) -> None:
+def _save(
+    trainer: Trainer, garden: Garden, save: Any, output_dir: Any = None, state_dict: Any = None
+) -> None:
     """The garden first: older checkpoints go when the Trainer is done with this one."""
     folder = str(trainer.args.output_dir if output_dir is None else output_dir)
     garden.save(Path(folder, GARDEN))

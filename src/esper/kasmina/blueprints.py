@@ -17,12 +17,21 @@ from esper.kasmina.copies import Copy, Site
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
 from esper.leyline.own import enter
 
-KINDS = {4: "image", 3: "sequence", 2: "vector"}  # Rank of a slot's features, batch included -> kind of blueprint.
+KINDS = {
+    4: "image",
+    3: "sequence",
+    2: "vector",
+}  # Rank of a slot's features, batch included -> kind of blueprint.
 SHAM = "sham"  # The blueprint without parameters or effect.
-COPY, COPY_ZERO = "copy", "copy_zero"  # A copy of the slot's own module; the second is the identity at birth.
+COPY, COPY_ZERO = (
+    "copy",
+    "copy_zero",
+)  # A copy of the slot's own module; the second is the identity at birth.
 Shape = tuple[int, ...]
 AnySeed = seeds.Seed | seeds.Sham | Copy
-Builder = Callable[..., nn.Module]  # From the number of channels, and the `Site` if it asks for it, to a seed's body.
+Builder = Callable[
+    ..., nn.Module
+]  # From the number of channels, and the `Site` if it asks for it, to a seed's body.
 
 
 def channels_of(kind: str, shape: Shape) -> int:
@@ -60,20 +69,26 @@ class Blueprint:
         """Whether it asks for the site, so that what it builds depends on the network."""
         return "site" in signature(self.build).parameters
 
-    def build_seed(self, shape: Shape, *, scale: float = 0.0, gated: bool = False, site: Site | None = None) -> AnySeed:
+    def build_seed(
+        self, shape: Shape, *, scale: float = 0.0, gated: bool = False, site: Site | None = None
+    ) -> AnySeed:
         """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity, unless it is a copy."""
         if self.name == SHAM:
             return seeds.Sham()
         channels = channels_of(self.kind, shape)
         if self.inherits and site is None:
-            raise BlueprintError(f"blueprint {self.name!r} takes after a module; it is built in a network only.")
+            raise BlueprintError(
+                f"blueprint {self.name!r} takes after a module; it is built in a network only."
+            )
         given: dict[str, Any] = {"site": site} if self.inherits else {}
         try:
             body = self.build(channels, **given)
         except ValueError as problem:
             raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
-            raise BlueprintError(f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module.")
+            raise BlueprintError(
+                f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module."
+            )
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
         if isinstance(body, Copy):
@@ -94,8 +109,14 @@ class Blueprint:
             seed = self.build_seed(shape, gated=gated, site=site)
             known = {id(parameter) for parameter in site.network.parameters()}
             if any(id(parameter) in known for parameter in seed.parameters()):
-                raise _misfit(self, shape, "it shares weights with the network, which only copy and copy_zero can")
-            alone = deepcopy(seed).cpu().float()  # what the seed shares with the network stays as it is
+                raise _misfit(
+                    self,
+                    shape,
+                    "it shares weights with the network, which only copy and copy_zero can",
+                )
+            alone = (
+                deepcopy(seed).cpu().float()
+            )  # what the seed shares with the network stays as it is
             return _measured(self, alone, shape)
 
 
@@ -123,7 +144,9 @@ class BlueprintRegistry:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Blueprint] = {}
 
-    def register(self, kind: str, name: str, *, replace: bool = False, **traits: float) -> Callable[[Builder], Builder]:
+    def register(
+        self, kind: str, name: str, *, replace: bool = False, **traits: float
+    ) -> Callable[[Builder], Builder]:
         """Decorator: the function takes the number of channels and returns the body of a seed.
 
         With a second parameter named `site` it also gets the `Site`: `site.module` stands there, `site.copy()` copies.
@@ -131,9 +154,13 @@ class BlueprintRegistry:
         if kind not in KINDS.values():
             raise UnknownNameError("kind of blueprint", kind, KINDS.values())
         if replace and name in (SHAM, COPY, COPY_ZERO):
-            raise BlueprintError(f"blueprint {name!r} is part of how growing works; it cannot be replaced.")
+            raise BlueprintError(
+                f"blueprint {name!r} is part of how growing works; it cannot be replaced."
+            )
         if not name.isidentifier():
-            raise BlueprintError(f"blueprint name {name!r} is not a plain identifier; write it like 'my_conv'.")
+            raise BlueprintError(
+                f"blueprint name {name!r} is not a plain identifier; write it like 'my_conv'."
+            )
 
         def enter_under(build: Builder) -> Builder:
             made = Blueprint(kind, name, build, BlueprintTraits(**traits))
@@ -156,7 +183,9 @@ class BlueprintRegistry:
 
     def names_for(self, kinds: Iterable[str]) -> tuple[str, ...]:
         """The union over kinds, each name once."""
-        return tuple(dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in self.names(kind)))
+        return tuple(
+            dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in self.names(kind))
+        )
 
     def defaults_for(self, kinds: Iterable[str]) -> tuple[str, ...]:
         """What is planted where nobody says what: all but copies, each of which adds a whole block."""
@@ -188,4 +217,9 @@ _BUILT_IN: tuple[tuple[str, str, Builder, dict[str, float]], ...] = (
     *((kind, SHAM, lambda channels: seeds.Sham(), {"depth": 0.0}) for kind in KINDS.values()),
 )
 for _kind, _name, _build, _traits in _BUILT_IN:
-    enter(REGISTRY._known, _name, (_kind, _name), Blueprint(_kind, _name, _build, BlueprintTraits(**_traits)))
+    enter(
+        REGISTRY._known,
+        _name,
+        (_kind, _name),
+        Blueprint(_kind, _name, _build, BlueprintTraits(**_traits)),
+    )

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_REGISTRIES = frozenset(vars(nn.Module()))  # what every module has of its own: parameters, children, hooks ...
+_REGISTRIES = frozenset(
+    vars(nn.Module())
+)  # what every module has of its own: parameters, children, hooks ...
 _CACHES = re.compile("cache|past")
 
 
@@ -20,7 +22,9 @@ class Copy(nn.Module):
     Parameters that the original shares with the rest of the network stay the network's: they are not this seed's own.
     """
 
-    def __init__(self, body: nn.Module, shared: frozenset[str] = frozenset(), gate: nn.Module | None = None):
+    def __init__(
+        self, body: nn.Module, shared: frozenset[str] = frozenset(), gate: nn.Module | None = None
+    ):
         super().__init__()
         self.body = body
         self.shared = frozenset(f"body.{name}" for name in shared)
@@ -50,11 +54,17 @@ class Copy(nn.Module):
                 yield name, parameter
 
     def _grown(self, features: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        rest = {name: _uncached(value, name, features) for name, value in kwargs.items() if name != self.first}
+        rest = {
+            name: _uncached(value, name, features)
+            for name, value in kwargs.items()
+            if name != self.first
+        }
         if "use_cache" in rest:
             rest["use_cache"] = False
         grown = self.body(features, *(_uncached(value, "", features) for value in args), **rest)
-        assert isinstance(grown, Tensor)  # the original's output is one tensor, or it would carry no slot
+        assert isinstance(
+            grown, Tensor
+        )  # the original's output is one tensor, or it would carry no slot
         return grown.to(features.dtype)
 
 
@@ -65,7 +75,10 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
         return value
     try:
         cached = value.get_seq_length()
-    except (AttributeError, ValueError):  # another kind of memory, of which nobody can say how much it holds
+    except (
+        AttributeError,
+        ValueError,
+    ):  # another kind of memory, of which nobody can say how much it holds
         cached = features.shape[1] + 1
     if cached > features.shape[1]:
         raise RuntimeError(
@@ -75,12 +88,18 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
     return None
 
 
-def copy_module(source: nn.Module, network: nn.Module, held: Sequence[object] = ()) -> tuple[nn.Module, frozenset[str]]:
+def copy_module(
+    source: nn.Module, network: nn.Module, held: Sequence[object] = ()
+) -> tuple[nn.Module, frozenset[str]]:
     """A deep copy of a part of `network`, ready to learn, and the names of the parameters it shares with the network.
 
     What the part shares with the rest, or has in `held`, the copy shares too: tied weights, a configuration, a table.
     """
-    memo = detached_memo(source) | {id(thing): thing for thing in held} | _things_around(source, network)
+    memo = (
+        detached_memo(source)
+        | {id(thing): thing for thing in held}
+        | _things_around(source, network)
+    )
     copied = copy.deepcopy(source, memo)
     shared = shared_names(source, network)
     is_frozen = not any(parameter.requires_grad for parameter in source.parameters())
@@ -99,13 +118,19 @@ def shared_names(source: nn.Module, network: nn.Module) -> frozenset[str]:
     around = _things_around(source, network)
     parts = [part for part in source.modules() if id(part) in around]
     held = {id(parameter) for part in parts for parameter in part.parameters()} | around.keys()
-    return frozenset(name for name, p in source.named_parameters(remove_duplicate=False) if id(p) in held)
+    return frozenset(
+        name for name, p in source.named_parameters(remove_duplicate=False) if id(p) in held
+    )
 
 
 def detached_memo(module: nn.Module) -> dict[int, Any]:
     """For `deepcopy`: what a forward pass left behind in attributes, without its graph, which cannot be copied."""
     values = [value for part in module.modules() for value in vars(part).values()]
-    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+    return {
+        id(value): value.detach().clone()
+        for value in values
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
 
 
 def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:
@@ -114,9 +139,15 @@ def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for module in network.modules():
         if id(module) not in own:
-            things = [*module._parameters.values(), *module._buffers.values(), *module._modules.values()]
+            things = [
+                *module._parameters.values(),
+                *module._buffers.values(),
+                *module._modules.values(),
+            ]
             things += [value for name, value in vars(module).items() if name not in _REGISTRIES]
-            found |= {id(thing): thing for thing in things if thing is not None and thing is not source}
+            found |= {
+                id(thing): thing for thing in things if thing is not None and thing is not source
+            }
     return found
 
 

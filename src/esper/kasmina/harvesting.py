@@ -30,9 +30,15 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     """A copy of the host with its fossils built in and every unfinished seed left out."""
     grown = copy.deepcopy(model, copies.detached_memo(model))
     remove_slots(grown.host, runs=False)
-    for slot, site in [(grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids]:
+    for slot, site in [
+        (grown.slot(slot_id), grown.site(slot_id)) for slot_id in grown.slot_config.slot_ids
+    ]:
         hooks = site._forward_hooks
-        own = next(key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), SeedSlot))
+        own = next(
+            key
+            for key, hook in hooks.items()
+            if isinstance(getattr(hook, "__self__", None), SeedSlot)
+        )
         try:  # copies become members of their original's list if they can; the module before runs all else from a hook
             fossils = [(fossil, _becomes_member(slot, fossil)) for fossil in slot.fossils]
             natives.place_fossils(grown.host, site, fossils, partial(_graft, site, own))
@@ -40,10 +46,14 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
             raise HostError(f"slot {slot.slot_id} cannot be harvested: {problem}.") from problem
         if isinstance(getattr(hooks[own], "__self__", None), SeedSlot):
             del hooks[own], site._forward_hooks_with_kwargs[own]
-    grafted = [name for name, module in grown.host.named_modules() if isinstance(module, seeds.Fossils)]
+    grafted = [
+        name for name, module in grown.host.named_modules() if isinstance(module, seeds.Fossils)
+    ]
     if grafted and any(hasattr(module, "save_pretrained") for module in grown.host.modules()):
         lost = f"save_pretrained would drop the fossils in {', '.join(grafted)}: its configuration does not know them"
-        warnings.warn(f"{lost}. Keep this network with garden.export(folder) or torch.save.", stacklevel=3)
+        warnings.warn(
+            f"{lost}. Keep this network with garden.export(folder) or torch.save.", stacklevel=3
+        )
     return grown.host
 
 
@@ -67,7 +77,9 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """Write the harvested weights and `grown.py`, whose `graft(model)` rebuilds the network without esper."""
     if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
         way_out = "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
-        raise HostError(f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}")
+        raise HostError(
+            f"this host was harvested and grew again: earlier fossils have no source to export. {way_out}"
+        )
     plain = harvest(model)
     _prove(render_source(model, ""), model, plain)
     sweep(folder, {SOURCE, WEIGHTS}.__contains__)
@@ -86,15 +98,39 @@ def render_source(model: MorphogeneticModel, digest: str) -> str:
         for fossil, name in zip(slot.fossils, slot.fossil_names, strict=True):
             if name != SHAM:
                 own.setdefault((slot.kind, name), _builder_source(slot.kind, name))
-            inherits, is_member = REGISTRY.get(slot.kind, name).inherits, _becomes_member(slot, fossil)
-            stack.append((slot.kind, name, slot.channels, slot.kind == "image", has_gate(fossil), inherits, is_member))
+            inherits, is_member = (
+                REGISTRY.get(slot.kind, name).inherits,
+                _becomes_member(slot, fossil),
+            )
+            stack.append(
+                (
+                    slot.kind,
+                    name,
+                    slot.channels,
+                    slot.kind == "image",
+                    has_gate(fossil),
+                    inherits,
+                    is_member,
+                )
+            )
         if stack:
             table.append((module, natives.source_name(model.host, module), stack))
-    parts = [seeds, *([copies, natives] if any(entry[5] for *_, stack in table for entry in stack) else [])]
-    builders = "\n".join(f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items())
+    parts = [
+        seeds,
+        *([copies, natives] if any(entry[5] for *_, stack in table for entry in stack) else []),
+    ]
+    builders = "\n".join(
+        f"BUILDERS[{key!r}] = {code}" if "\n" not in code else code for key, code in own.items()
+    )
     sources = [inspect.getsource(part).split('"""', 2)[2].strip() for part in parts]
     place = _PLACE if len(parts) > 1 else _GRAFT
-    names = {"builders": builders, "table": table, "weights": WEIGHTS, "digest": digest, "place": place}
+    names = {
+        "builders": builders,
+        "table": table,
+        "weights": WEIGHTS,
+        "digest": digest,
+        "place": place,
+    }
     return _TEMPLATE.format(parts="\n\n\n".join(sources), **names)
 
 
@@ -110,7 +146,9 @@ def _builder_source(kind: str, name: str) -> str:
             raise TypeError("it is not a plain function")
     except (OSError, TypeError, SyntaxError) as problem:
         way_out = "Define it as a plain function in a file, using only torch, so that its source can be exported."
-        raise BlueprintError(f"{kind} blueprint {name!r} cannot be exported ({problem}). {way_out}") from problem
+        raise BlueprintError(
+            f"{kind} blueprint {name!r} cannot be exported ({problem}). {way_out}"
+        ) from problem
     function.decorator_list = []
     wrapper = f"_own_{kind}_{name}"
     body = textwrap.indent(ast.unparse(function), "    ")
@@ -120,7 +158,10 @@ def _builder_source(kind: str, name: str) -> str:
 def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
     """Run the generated code here and compare what it builds with ours: a file that cannot work is never written."""
     scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
-    slots = {model.slot_config.modules[slot_id]: model.slot(slot_id) for slot_id in model.slot_config.slot_ids}
+    slots = {
+        model.slot_config.modules[slot_id]: model.slot(slot_id)
+        for slot_id in model.slot_config.slot_ids
+    }
     unequal: list[str] = []
     try:
         exec(compile(source, SOURCE, "exec"), scope)
@@ -129,19 +170,30 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         built = scope["build"](fresh)
         for (name, _, entries), stack in zip(scope["FOSSILS"], built, strict=True):
             # a copy runs with its original's arguments, which nobody has here: modules and weights are compared
-            if not any(entry[5] for entry in entries) and not _are_equal(seeds.Fossils(*stack), slots[name]):
+            if not any(entry[5] for entry in entries) and not _are_equal(
+                seeds.Fossils(*stack), slots[name]
+            ):
                 unequal.append(slots[name].slot_id)
         scope["place"](fresh, built)
         fresh.load_state_dict(plain.state_dict())
-        shapes = [[(name, type(module).__name__) for name, module in each.named_modules()] for each in (fresh, plain)]
+        shapes = [
+            [(name, type(module).__name__) for name, module in each.named_modules()]
+            for each in (fresh, plain)
+        ]
     except Exception as problem:
         what = f"the exported source does not run by itself: {type(problem).__name__}: {problem}"
-        rule = "A blueprint of your own must be a self-contained function that uses only torch and nn"
+        rule = (
+            "A blueprint of your own must be a self-contained function that uses only torch and nn"
+        )
         raise BlueprintError(f"{what}. {rule}; import what else it needs inside it.") from problem
     if unequal:
-        raise BlueprintError(f"the exported fossils of slot {unequal[0]} do not compute what the grown ones do.")
+        raise BlueprintError(
+            f"the exported fossils of slot {unequal[0]} do not compute what the grown ones do."
+        )
     if shapes[0] != shapes[1]:
-        raise BlueprintError("the exported source builds other modules than the harvested network has.")
+        raise BlueprintError(
+            "the exported source builds other modules than the harvested network has."
+        )
 
 
 def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:

@@ -18,14 +18,22 @@ class SegmentedHost(Protocol):
 
     def slot_config(self) -> SlotConfig: ...
     def example(self) -> Tensor: ...
-    def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor: ...
+    def forward_to_segment(
+        self, slot_id: str, inputs: Tensor, from_segment: str | None = None
+    ) -> Tensor: ...
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor: ...
 
 
 class ChainHost(nn.Module):
     """A stem, blocks, a head. After each block comes a site: an identity whose output a slot may take over."""
 
-    def __init__(self, blocks: Sequence[nn.Module], head: nn.Module, example: Tensor, stem: nn.Module | None = None):
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        head: nn.Module,
+        example: Tensor,
+        stem: nn.Module | None = None,
+    ):
         super().__init__()
         if not blocks:
             raise SettingError("a host needs at least one block, got none.")
@@ -55,11 +63,15 @@ class ChainHost(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return self._finish(self._enter(inputs), 0)
 
-    def forward_to_segment(self, slot_id: str, inputs: Tensor, from_segment: str | None = None) -> Tensor:
+    def forward_to_segment(
+        self, slot_id: str, inputs: Tensor, from_segment: str | None = None
+    ) -> Tensor:
         """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
         end, start = self._index(slot_id), 0 if from_segment is None else self._index(from_segment)
         if start > end:
-            raise SettingError(f"from_segment {from_segment} comes after {slot_id}; a pass goes forward only.")
+            raise SettingError(
+                f"from_segment {from_segment} comes after {slot_id}; a pass goes forward only."
+            )
         return self._advance(self._enter(inputs) if from_segment is None else inputs, start, end)
 
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
@@ -82,7 +94,12 @@ class ChainHost(nn.Module):
 
 
 def build_cnn_host(
-    *, blocks: int = 3, base_channels: int = 8, in_channels: int = 3, image_size: int = 32, classes: int = 10
+    *,
+    blocks: int = 3,
+    base_channels: int = 8,
+    in_channels: int = 3,
+    image_size: int = 32,
+    classes: int = 10,
 ) -> ChainHost:
     """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear head."""
     _require_positive(**locals())
@@ -93,7 +110,9 @@ def build_cnn_host(
         if size >= 2:  # a small image stops shrinking, the blocks go on
             parts.append(nn.MaxPool2d(2))
             size //= 2
-        layers.append(nn.Sequential(*parts, nn.ReLU()))  # the same as before the pool, at a quarter of the cost
+        layers.append(
+            nn.Sequential(*parts, nn.ReLU())
+        )  # the same as before the pool, at a quarter of the cost
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
     return ChainHost(layers, head, torch.zeros(2, in_channels, image_size, image_size))
 
@@ -103,16 +122,24 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
-        self.branch = nn.Sequential(*_conv_bn(inputs, outputs, 3, stride), nn.ReLU(), *_conv_bn(outputs, outputs, 3))
+        self.branch = nn.Sequential(
+            *_conv_bn(inputs, outputs, 3, stride), nn.ReLU(), *_conv_bn(outputs, outputs, 3)
+        )
         is_same = stride == 1 and inputs == outputs
-        self.skip = nn.Identity() if is_same else nn.Sequential(*_conv_bn(inputs, outputs, 1, stride))
+        self.skip = (
+            nn.Identity() if is_same else nn.Sequential(*_conv_bn(inputs, outputs, 1, stride))
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         return nn.functional.relu(self.skip(features) + self.branch(features))
 
 
-def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+def _conv_bn(
+    inputs: int, outputs: int, kernel: int, stride: int = 1
+) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(
+        inputs, outputs, kernel, stride, padding=kernel // 2, bias=False
+    ), nn.BatchNorm2d(outputs)
 
 
 def build_resnet_host(
@@ -127,15 +154,26 @@ def build_resnet_host(
         layers.append(BasicBlock(own // 2, own, stride=2) if stage else BasicBlock(own, own))
         layers += [BasicBlock(own, own) for _ in range(blocks - 1)]
     stem = nn.Sequential(*_conv_bn(in_channels, width, 3), nn.ReLU())
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 2 ** (stages - 1), classes))
+    head = nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 2 ** (stages - 1), classes)
+    )
     return ChainHost(layers, head, torch.zeros(2, in_channels, 32, 32), stem)
 
 
-def build_mlp_host(*, inputs: int, widths: Sequence[int] = (32, 32), classes: int = 10) -> ChainHost:
+def build_mlp_host(
+    *, inputs: int, widths: Sequence[int] = (32, 32), classes: int = 10
+) -> ChainHost:
     """Linear-ReLU blocks and a linear head."""
-    _require_positive(inputs=inputs, classes=classes, **{f"widths_{i}": width for i, width in enumerate(widths)})
-    layers = [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise([inputs, *widths])]
-    return ChainHost(layers, nn.Linear(widths[-1] if widths else inputs, classes), torch.zeros(2, inputs))
+    _require_positive(
+        inputs=inputs, classes=classes, **{f"widths_{i}": width for i, width in enumerate(widths)}
+    )
+    layers = [
+        nn.Sequential(nn.Linear(before, after), nn.ReLU())
+        for before, after in pairwise([inputs, *widths])
+    ]
+    return ChainHost(
+        layers, nn.Linear(widths[-1] if widths else inputs, classes), torch.zeros(2, inputs)
+    )
 
 
 class TokenEmbedding(nn.Module):
@@ -147,7 +185,9 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] > self.context:
-            raise SettingError(f"{tokens.shape[1]} tokens are longer than this host's context of {self.context}.")
+            raise SettingError(
+                f"{tokens.shape[1]} tokens are longer than this host's context of {self.context}."
+            )
         return self.token(tokens) + self.position.weight[: tokens.shape[1]]
 
 
@@ -158,7 +198,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = CausalAttention(width, heads)
         inner = 4 * width
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         features = features + self.attention(features)
@@ -166,16 +208,27 @@ class DecoderLayer(nn.Module):
 
 
 def build_transformer_host(
-    *, vocabulary: int, width: int = 64, layers: int = 4, heads: int = 4, context: int = 64, slots: int = 2
+    *,
+    vocabulary: int,
+    width: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    context: int = 64,
+    slots: int = 2,
 ) -> ChainHost:
     """A small GPT; its layers form `slots` groups with a slot after each group."""
     _require_positive(**locals())
     if width % heads:
         raise SettingError(f"width {width} is not divisible by {heads} heads; choose a multiple.")
     if slots > layers:
-        raise SettingError(f"{slots} slots need as many layers, got {layers}; lower slots or raise layers.")
+        raise SettingError(
+            f"{slots} slots need as many layers, got {layers}; lower slots or raise layers."
+        )
     cuts = [round(index * layers / slots) for index in range(slots + 1)]
-    groups = [nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end))) for start, end in pairwise(cuts)]
+    groups = [
+        nn.Sequential(*(DecoderLayer(width, heads) for _ in range(start, end)))
+        for start, end in pairwise(cuts)
+    ]
     stem = TokenEmbedding(vocabulary, width, context)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
     return ChainHost(groups, head, torch.zeros(2, context, dtype=torch.long), stem)

@@ -15,7 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies import Copy, copy_module, shared_names, silence
 from esper.kasmina.natives import locate, members_of, restack, source_name
-from esper.kasmina.probing import Call, Example, batch_size, call_with, record_calls, refuse_copy, undisturbed
+from esper.kasmina.probing import (
+    Call,
+    Example,
+    batch_size,
+    call_with,
+    record_calls,
+    refuse_copy,
+    undisturbed,
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +31,12 @@ class Inheritance:
     """What one slot's module hands down."""
 
     problem: str | None = None  # why it cannot be copied; None if it can
-    zero_problem: str | None = "it was not looked for"  # why no copy of it is the identity; None if one is
-    zeroed: Mapping[str, float] = field(default_factory=dict)  # layers to zero for that, and the value of their weights
+    zero_problem: str | None = (
+        "it was not looked for"  # why no copy of it is the identity; None if one is
+    )
+    zeroed: Mapping[str, float] = field(
+        default_factory=dict
+    )  # layers to zero for that, and the value of their weights
     flops: int = 0  # of one example forward through the copy
     deviation: float = 0.0  # how far it moves its own output
     is_native: bool = False  # whether a copy can stand behind it in the list that both are in
@@ -36,26 +48,42 @@ Reasons = dict[str, str | None]
 
 
 def study_copies(
-    host: nn.Module, modules: Mapping[str, str], example: Example, names: Collection[str], sites: Collection[str] = ()
+    host: nn.Module,
+    modules: Mapping[str, str],
+    example: Example,
+    names: Collection[str],
+    sites: Collection[str] = (),
 ) -> dict[str, Inheritance]:
     """What the module of each slot (slot id -> name) hands down to `names`, blueprints; `sites` carry slots too."""
     sources = {slot_id: source_name(host, name) for slot_id, name in modules.items()}
     calls = record_calls(host, example, {*modules.values(), *sources.values()})
     count, known = max(batch_size(example), 1), dict[Any, Zeroed]()
     found: dict[str, Inheritance] = {}
-    with undisturbed(host), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
+    with (
+        undisturbed(host),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # the CPU's fused attention is not counted
         for slot_id, name in modules.items():
             call = calls[name][-1]
-            inner = next((other for other in (*modules.values(), *sites) if other.startswith(f"{name}.")), None)
+            inner = next(
+                (other for other in (*modules.values(), *sites) if other.startswith(f"{name}.")),
+                None,
+            )
             problem = refuse_copy(host, sources[slot_id], calls[sources[slot_id]], call[2])
             problem = problem or (inner and f"{inner} inside it carries a slot of its own")
-            handed = Inheritance(problem) if problem else _study(host, sources[slot_id], call, count)
+            handed = (
+                Inheritance(problem) if problem else _study(host, sources[slot_id], call, count)
+            )
             if COPY_ZERO in names and handed.problem is None:
                 handed = _study_zero(host, sources[slot_id], call, handed, known)
             found[slot_id] = handed
-    copied = {slot_id: modules[slot_id] for slot_id, handed in found.items() if handed.problem is None}
+    copied = {
+        slot_id: modules[slot_id] for slot_id, handed in found.items() if handed.problem is None
+    }
     reasons = runs_in_order(host, example, list(copied.values()))
-    return found | {s: replace(found[s], is_native=reasons[name] is None) for s, name in copied.items()}
+    return found | {
+        s: replace(found[s], is_native=reasons[name] is None) for s, name in copied.items()
+    }
 
 
 def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
@@ -66,9 +94,13 @@ def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
         with counter:
             grown = Copy(host.get_submodule(source))(given := features.clone(), *args[1:], **kwargs)
     except Exception as problem:  # whatever a user's module does with features that it never saw
-        return Inheritance(f"it does not run on its own output: {type(problem).__name__}: {problem}")
+        return Inheritance(
+            f"it does not run on its own output: {type(problem).__name__}: {problem}"
+        )
     if not torch.equal(given, features):
-        return Inheritance("it changes its input in place, so what it was given is lost when it returns")
+        return Inheritance(
+            "it changes its input in place, so what it was given is lost when it returns"
+        )
     if grown.shape != features.shape:
         return Inheritance(f"run on its own output it gives shape {tuple(grown.shape)}")
     deviation = float((grown - features).abs().max())
@@ -77,24 +109,35 @@ def _study(host: nn.Module, source: str, call: Call, count: int) -> Inheritance:
     return Inheritance(flops=int(counter.get_total_flops()) // count, deviation=deviation)
 
 
-def _study_zero(host: nn.Module, source: str, call: Call, so_far: Inheritance, known: dict[Any, Zeroed]) -> Inheritance:
+def _study_zero(
+    host: nn.Module, source: str, call: Call, so_far: Inheritance, known: dict[Any, Zeroed]
+) -> Inheritance:
     """Look for the layers to zero, once for all modules that are built alike."""
     args, kwargs, features = call
     module = host.get_submodule(source)
-    build = type(module), tuple((name, type(part), *part._parameters) for name, part in module.named_modules())
+    build = (
+        type(module),
+        tuple((name, type(part), *part._parameters) for name, part in module.named_modules()),
+    )
     try:
 
         def run(copied: nn.Module) -> Tensor:
             return Copy(copied)(features, *args[1:], **kwargs)
 
-        body, _ = copy_module(module, module)  # nothing of it is the host's, so that it may be changed
+        body, _ = copy_module(
+            module, module
+        )  # nothing of it is the host's, so that it may be changed
         for layer, value in known.get(build, {}).items():
             silence(body.get_submodule(layer), value)
-        if build not in known or not torch.equal(run(body), features):  # built alike, and yet not the same
+        if build not in known or not torch.equal(
+            run(body), features
+        ):  # built alike, and yet not the same
             known[build] = find_zeroed(copy_module(module, module)[0], run, features)
         shared = shared_names(module, host)
         if any(name.startswith(f"{layer}.") for name in shared for layer in known[build]):
-            raise ValueError(f"layers to zero share weights with the rest of the network: {', '.join(shared)}")
+            raise ValueError(
+                f"layers to zero share weights with the rest of the network: {', '.join(shared)}"
+            )
     except ValueError as problem:
         return replace(so_far, zero_problem=str(problem))
     return replace(so_far, zero_problem=None, zeroed=known[build])
@@ -107,9 +150,13 @@ def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
     """
     layers = _layers_in_order(body, run)
     for parameter in filter(Tensor.is_floating_point, body.parameters()):
-        parameter.detach().add_(0.01)  # a branch that begins at zero would look silent, and does not stay so
+        parameter.detach().add_(
+            0.01
+        )  # a branch that begins at zero would look silent, and does not stay so
     if not _is_identity(body, run, features, layers):
-        raise ValueError("its output is not its input when all its layers give zeros: nothing goes around them")
+        raise ValueError(
+            "its output is not its input when all its layers give zeros: nothing goes around them"
+        )
     needed = list(layers)
     for name in layers:  # the earliest first, so that the last layer of each branch is left
         fewer = [other for other in needed if other != name]
@@ -124,12 +171,20 @@ def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
 def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
     """Modules with weights of their own, in the order in which they finish; attention counts as one."""
     seen: dict[str, None] = {}
-    attentions = [name for name, module in body.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    attentions = [
+        name for name, module in body.named_modules() if isinstance(module, nn.MultiheadAttention)
+    ]
     with ExitStack() as stack:
         for name, module in body.named_modules():
             is_inside = any(name.startswith(f"{outer}.") for outer in attentions)
-            if name and not is_inside and (module._parameters or isinstance(module, nn.MultiheadAttention)):
-                stack.enter_context(module.register_forward_hook(lambda *_, name=name: seen.setdefault(name)))
+            if (
+                name
+                and not is_inside
+                and (module._parameters or isinstance(module, nn.MultiheadAttention))
+            ):
+                stack.enter_context(
+                    module.register_forward_hook(lambda *_, name=name: seen.setdefault(name))
+                )
         run(body)
     return list(seen)
 
@@ -138,7 +193,11 @@ def _is_identity(body: nn.Module, run: Run, features: Tensor, zeroed: Sequence[s
     with ExitStack() as stack:
         for name in zeroed:
             layer = body.get_submodule(name)
-            stack.enter_context(layer.register_forward_hook(lambda *c: tree_map_only(Tensor, torch.zeros_like, c[2])))
+            stack.enter_context(
+                layer.register_forward_hook(
+                    lambda *c: tree_map_only(Tensor, torch.zeros_like, c[2])
+                )
+            )
         return torch.equal(run(body), features)
 
 
@@ -146,14 +205,18 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     """0 for most layers, -1 for norms that multiply by one plus their weight; the layer is left like that."""
     layer = body.get_submodule(name)
     loudest: list[float] = []
-    with layer.register_forward_hook(lambda _m, _i, output: loudest.append(float(_tensors(output)[0].abs().max()))):
+    with layer.register_forward_hook(
+        lambda _m, _i, output: loudest.append(float(_tensors(output)[0].abs().max()))
+    ):
         for value in (0.0, -1.0):
             silence(layer, value)
             loudest.clear()
             run(body)
             if not any(loudest):
                 return value
-    raise ValueError(f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros")
+    raise ValueError(
+        f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros"
+    )
 
 
 class Tap(nn.Module):
@@ -178,7 +241,9 @@ class Tap(nn.Module):
 def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> Reasons:
     """Why a copy of each named module cannot stand behind it in its list; None if it can. The host is as before."""
     reasons: Reasons = {}
-    lists: dict[tuple[str, str], dict[int, str]] = {}  # a site and its block are two ways to the same place
+    lists: dict[
+        tuple[str, str], dict[int, str]
+    ] = {}  # a site and its block are two ways to the same place
     for name in names:
         try:
             path, place = locate(host, name)
@@ -193,28 +258,48 @@ def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> Re
     return {name: reasons[name] for name in names}
 
 
-def _try_taps(host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]) -> Reasons:
+def _try_taps(
+    host: nn.Module, example: Example, path: str, places: dict[int, str], plain: list[Tensor]
+) -> Reasons:
     members = list(enumerate(members_of(host.get_submodule(path))))
     taps = {place: Tap(module) for place, module in members if place in places}
-    layout = [(place, each) for place, module in members for each in (module, taps.get(place)) if each is not None]
+    layout = [
+        (place, each)
+        for place, module in members
+        for each in (module, taps.get(place))
+        if each is not None
+    ]
     outputs: dict[int, list[Any]] = {place: [] for place in places}
-    ran = set[int]()  # one who is left out need not show in the output: dropout, or a branch that begins at zero
+    ran = set[
+        int
+    ]()  # one who is left out need not show in the output: dropout, or a branch that begins at zero
     with ExitStack() as stack:
         for place, module in members:
-            stack.enter_context(module.register_forward_hook(lambda *_, place=place: ran.add(place)))
+            stack.enter_context(
+                module.register_forward_hook(lambda *_, place=place: ran.add(place))
+            )
         for place, name in places.items():
             site, note = host.get_submodule(name), outputs[place].append
-            stack.enter_context(site.register_forward_hook(lambda _m, _i, output, note=note: note(output)))
+            stack.enter_context(
+                site.register_forward_hook(lambda _m, _i, output, note=note: note(output))
+            )
         try:
             stack.enter_context(restack(host, path, layout))
             with torch.no_grad():
                 output = _tensors(call_with(host.eval(), example))
         except Exception as problem:  # whatever a user's network does with a longer list
-            return dict.fromkeys(places.values(), f"one more member does not work: {type(problem).__name__}: {problem}")
+            return dict.fromkeys(
+                places.values(),
+                f"one more member does not work: {type(problem).__name__}: {problem}",
+            )
     pairs = list(zip(plain, output, strict=False)) if len(ran) == len(members) else []
     # of outputs with an entry for every layer only the first can be compared
-    if not pairs or not all(torch.equal(*pair) for pair in (pairs if len(plain) == len(output) else pairs[:1])):
-        return dict.fromkeys(places.values(), f"what the network does with {path} depends on how long it is")
+    if not pairs or not all(
+        torch.equal(*pair) for pair in (pairs if len(plain) == len(output) else pairs[:1])
+    ):
+        return dict.fromkeys(
+            places.values(), f"what the network does with {path} depends on how long it is"
+        )
     return {name: _judge(outputs[place], taps[place].seen) for place, name in places.items()}
 
 

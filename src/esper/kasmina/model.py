@@ -18,7 +18,14 @@ from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
 from esper.kasmina.surgery import OptimizerLink, link_optimizers
 from esper.leyline.errors import MeasurementError, OptimizerError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice, look_up
+from esper.leyline.factored_actions import (
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    ActionSpace,
+    Choice,
+    look_up,
+)
 from esper.leyline.gates import Measurement, optimizer_gate
 from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import SeedState, germinate, tick
@@ -46,12 +53,16 @@ class MorphogeneticModel(nn.Module):
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
         self.slot_config = fitting.complete_slots(host, slots)
-        slots_of = fitting.build_slots(host, self.slot_config, example, self.settings.kinds, blueprints or ())
+        slots_of = fitting.build_slots(
+            host, self.slot_config, example, self.settings.kinds, blueprints or ()
+        )
         self.slots = nn.ModuleDict(slots_of)
         self._listed = [slots_of[slot_id] for slot_id in self.slot_config.slot_ids]
         names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
-        self.costs = fitting.price_list(self._ordered(), self.space, {s: self.site_of(s) for s in slots_of})
+        self.costs = fitting.price_list(
+            self._ordered(), self.space, {s: self.site_of(s) for s in slots_of}
+        )
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.max_seeds, self.budget = max_seeds and int(max_seeds), budget
         self.link: OptimizerLink | None = None
@@ -79,19 +90,27 @@ class MorphogeneticModel(nn.Module):
                 raise
             return getattr(self.host, name)
 
-    def germinate_seed(self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear") -> SlotChange:
+    def germinate_seed(
+        self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear"
+    ) -> SlotChange:
         """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
         is_incubated = self.settings.lengths.training > 0
-        return self._plant(slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth)
+        return self._plant(
+            slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth
+        )
 
-    def _plant(self, slot_id: str, blueprint_id: str | None, blend_id: str, scale: float) -> SlotChange:
+    def _plant(
+        self, slot_id: str, blueprint_id: str | None, blend_id: str, scale: float
+    ) -> SlotChange:
         slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id)
         assert blueprint_id is not None  # no price list has a seed without one
         with own_randomness(self.settings.seed, self.births):
             seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
             probe = torch.randn(2, *slot.feature_shape)
         fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
-        evidence = fitting.judge_newborn(slot, seed, probe.to(slot.alpha), blueprint_id, is_zero=scale == 0.0)
+        evidence = fitting.judge_newborn(
+            slot, seed, probe.to(slot.alpha), blueprint_id, is_zero=scale == 0.0
+        )
         self.births += 1
         self._gradient_sums = None
         before = slot.state
@@ -100,17 +119,23 @@ class MorphogeneticModel(nn.Module):
         slot.plant(seed, germinate(blueprint_id, blend_id).judged(evidence))
         return SlotChange(slot_id, before, slot.state)
 
-    def build_seed(self, slot_id: str, blueprint_id: str, gated: bool, scale: float = 0.0) -> AnySeed:
+    def build_seed(
+        self, slot_id: str, blueprint_id: str, gated: bool, scale: float = 0.0
+    ) -> AnySeed:
         """A newborn seed of this slot, on its device; nothing is planted."""
         slot, site = self.slot(slot_id), self.site_of(slot_id)
-        seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
+        seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(
+            slot.feature_shape, scale=scale, gated=gated, site=site
+        )
         remove_slots(seed)
         if (blueprint_id, gated) not in slot.prices:  # of a save whose blends were others
             slot.prices[blueprint_id, gated] = fitting.price(slot, blueprint_id, gated, site)
         own = next(filter(Tensor.is_floating_point, self.host.parameters()), slot.alpha)
         # the weights' type: features are shorter where a model opens autocast itself
         like = slot.alpha.to(max(own.dtype, slot.alpha.dtype, key=lambda kind: kind.itemsize))
-        if isinstance(seed, Copy):  # as its original, which need not have the features' type; the gate has no original
+        if isinstance(
+            seed, Copy
+        ):  # as its original, which need not have the features' type; the gate has no original
             if seed.gate is not None:
                 seed.gate.to(like)
             return seed
@@ -136,7 +161,9 @@ class MorphogeneticModel(nn.Module):
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
         """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
         is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
-        blend_id = next((blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id)
+        blend_id = next(
+            (blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id
+        )
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
         slot = self.slot(slot_id)
         self._settle(slot, SeedState(SeedStage.FOSSILIZED))
@@ -170,14 +197,22 @@ class MorphogeneticModel(nn.Module):
     def tick(self) -> list[SlotChange]:
         """Between two epochs: stages that are over end, ramps take a step. Returns what changed stage."""
         self._require_owned()
-        changes = [self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()]
+        changes = [
+            self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()
+        ]
         return [change for change in changes if change.before.stage is not change.after.stage]
 
-    def _permit(self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None) -> SeedSlot:
+    def _permit(
+        self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None
+    ) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
         slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
-        blend_id = self.space.blends[0] if blend_id is None else self.space.blends[self.space.blend_index(blend_id)]
+        blend_id = (
+            self.space.blends[0]
+            if blend_id is None
+            else self.space.blends[self.space.blend_index(blend_id)]
+        )
         if refused := [*filter(None, [refuse(op, slot_id, blueprint_id, blend_id, self.view())])]:
             raise refused.pop()  # a name would hold the traceback, which holds this frame and with it the network
         return slot
@@ -185,9 +220,14 @@ class MorphogeneticModel(nn.Module):
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
         before = slot.state
-        if after is before:  # nothing grows here; to write alpha again would take longer than all the rest on a GPU
+        if (
+            after is before
+        ):  # nothing grows here; to write alpha again would take longer than all the rest on a GPU
             return SlotChange(slot.slot_id, before, after)
-        if after.stage is not before.stage and after.stage in (SeedStage.CULLED, SeedStage.FOSSILIZED):
+        if after.stage is not before.stage and after.stage in (
+            SeedStage.CULLED,
+            SeedStage.FOSSILIZED,
+        ):
             is_kept = after.stage is SeedStage.FOSSILIZED
             seed = slot.petrify() if is_kept else slot.uproot()
             self._gradient_sums = None  # they are of another structure
@@ -210,10 +250,15 @@ class MorphogeneticModel(nn.Module):
                 seed = f"the {slot.state.blueprint_id} seed in slot {slot.slot_id}"
                 raise OptimizerError(f"{orphans} parameters of {seed} {rule}")
 
-    def record_counterfactual(self, slot_id: str, with_slot: Tensor, without_slot: Tensor) -> Measurement:
+    def record_counterfactual(
+        self, slot_id: str, with_slot: Tensor, without_slot: Tensor
+    ) -> Measurement:
         """Take held-out losses of the same examples, with a seed and without it, while it trains or is on probation."""
         slot = self.slot(slot_id)
-        takes = {SeedStage.TRAINING: slot.state.incubated, SeedStage.PROBATIONARY: slot.state.measured}
+        takes = {
+            SeedStage.TRAINING: slot.state.incubated,
+            SeedStage.PROBATIONARY: slot.state.measured,
+        }
         if (stage := slot.state.stage) not in takes:
             rule = f"evidence is about a seed that is {' or '.join(s.name for s in takes)}. Measure it when it is."
             raise MeasurementError(f"slot {slot_id} is {stage.name}, and {rule}")
@@ -222,13 +267,17 @@ class MorphogeneticModel(nn.Module):
 
     def owners(self) -> list[list[nn.Parameter]]:
         """Parameters of the host (with its fossils), then those of each slot's live seed."""
-        seeds = [[] if slot.seed is None else list(slot.seed.parameters()) for slot in self._ordered()]
+        seeds = [
+            [] if slot.seed is None else list(slot.seed.parameters()) for slot in self._ordered()
+        ]
         live = {id(parameter) for own in seeds for parameter in own}
         return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
 
     def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
         """Clip each of `owners` apart, so that no seed shrinks the host's step; returns the norms before, if any."""
-        learning = [[parameter for parameter in own if parameter.grad is not None] for own in self.owners()]
+        learning = [
+            [parameter for parameter in own if parameter.grad is not None] for own in self.owners()
+        ]
         norms = [nn.utils.clip_grad_norm_(own, max_norm) if own else None for own in learning]
         if self.link is not None and self.link.follows_rates:
             self._clipped_norms = norms
@@ -240,9 +289,13 @@ class MorphogeneticModel(nn.Module):
         if all(slot.seed is None for slot in self._ordered()):
             return
         norms = norms or [gradient_norm(own) for own in self.owners()]
-        nothing = torch.zeros((), device=next((norm.device for norm in norms if norm is not None), None))
+        nothing = torch.zeros(
+            (), device=next((norm.device for norm in norms if norm is not None), None)
+        )
         row = torch.stack([nothing if norm is None else norm.to(nothing) for norm in norms])
-        row = torch.where(row.isfinite().all(), row, 0.0)  # a step that overflows is skipped, so it is no reading
+        row = torch.where(
+            row.isfinite().all(), row, 0.0
+        )  # a step that overflows is skipped, so it is no reading
         self._gradient_sums = row if self._gradient_sums is None else self._gradient_sums + row
 
     def read_gradients(self) -> None:
@@ -251,12 +304,19 @@ class MorphogeneticModel(nn.Module):
             self.record_gradients(self._gradient_sums.tolist())
         self._gradient_sums = None
 
-    def record_gradients(self, norms: Sequence[float], steps: int | None = None, owners: Any = None) -> None:
+    def record_gradients(
+        self, norms: Sequence[float], steps: int | None = None, owners: Any = None
+    ) -> None:
         """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
         sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
-            mean, ratio = norm / steps if steps and size else None, gradient_ratio(norm, size, norms[0], sizes[0])
-            vars(slot).update(gradient_norm=mean, gradient_ratio=ratio)  # a module's own way to set them is slow
+            mean, ratio = (
+                norm / steps if steps and size else None,
+                gradient_ratio(norm, size, norms[0], sizes[0]),
+            )
+            vars(slot).update(
+                gradient_norm=mean, gradient_ratio=ratio
+            )  # a module's own way to set them is slow
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
@@ -293,11 +353,16 @@ class MorphogeneticModel(nn.Module):
     def shadow(self) -> Iterator[None]:
         """All TRAINING seeds at full strength, all else frozen; buffers and random state are as before afterwards."""
         training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
-        learning = {id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()}
+        learning = {
+            id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()
+        }
         frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         try:
-            with own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices), ExitStack() as stack:
+            with (
+                own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices),
+                ExitStack() as stack,
+            ):
                 stack.enter_context(buffers_kept(self))
                 for parameter in frozen:
                     parameter.requires_grad_(False)
@@ -339,7 +404,9 @@ class MorphogeneticModel(nn.Module):
         if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
             self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
         reports, seeds = self.get_slot_reports(), self.active_seeds + self.fossilized_seeds
-        return GrowthView(self.space, reports, seeds, self.max_seeds, self.total_params, self.budget, self.costs)
+        return GrowthView(
+            self.space, reports, seeds, self.max_seeds, self.total_params, self.budget, self.costs
+        )
 
     @property
     def active_seeds(self) -> int:
@@ -370,10 +437,17 @@ class MorphogeneticModel(nn.Module):
         self.link, link.note_gradients = link, self._note_gradients
         for slot in self._ordered():
             for fossil in slot.fossils:
-                link.adopt(slot.slot_id, fossil.parameters(), self._originals(slot.slot_id, fossil), is_host=True)
+                link.adopt(
+                    slot.slot_id,
+                    fossil.parameters(),
+                    self._originals(slot.slot_id, fossil),
+                    is_host=True,
+                )
             if slot.seed is not None:
                 link.release(slot.seed.parameters())
-                link.adopt(slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed))
+                link.adopt(
+                    slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed)
+                )
         return link
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,17 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
-_COUNT = re.compile(r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)")
+_COUNT = re.compile(
+    r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)"
+)
 """fields that say how long a list is"""
 _PER_MEMBER = re.compile(r"layer|block|type")  # lists with one entry per member
-_NUMBER = re.compile(r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)")  # says which member this is
+_NUMBER = re.compile(
+    r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)"
+)  # says which member this is
 _FLAGS = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 _ABSENT = "nothing"
 
-Layout = Sequence[tuple[int, nn.Module]]  # Members in order, each with the place that it, or its original, had before.
+Layout = Sequence[
+    tuple[int, nn.Module]
+]  # Members in order, each with the place that it, or its original, had before.
 Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
-Choices = Sequence[tuple[Any, Sequence[tuple[str, ...]]]]  # Configurations, each with sets of fields that may count.
-Differences = set[tuple[str, Any, Any]]  # What, in this network, in the one that its configuration builds.
+Choices = Sequence[
+    tuple[Any, Sequence[tuple[str, ...]]]
+]  # Configurations, each with sets of fields that may count.
+Differences = set[
+    tuple[str, Any, Any]
+]  # What, in this network, in the one that its configuration builds.
 
 
 def source_name(model: nn.Module, name: str) -> str:
@@ -40,7 +50,9 @@ def locate(host: nn.Module, name: str) -> tuple[str, int]:
     path, _, key = source_name(host, name).rpartition(".")
     members = host.get_submodule(path)
     if not isinstance(members, nn.ModuleList | nn.Sequential):
-        raise ValueError(f"{name} stands in a {type(members).__name__}, not in an nn.ModuleList or nn.Sequential")
+        raise ValueError(
+            f"{name} stands in a {type(members).__name__}, not in an nn.ModuleList or nn.Sequential"
+        )
     return path, list(members._modules).index(key)
 
 
@@ -53,11 +65,17 @@ def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> l
     old = list(enumerate(members_of(host.get_submodule(path))))
     for module in modules:
         follow_flags(old[index][1], module)
-    restack(host, path, [*old[: index + 1], *((index, module) for module in modules), *old[index + 1 :]])
-    return members_of(host.get_submodule(name.rpartition(".")[0]))[index + 1 : index + 1 + len(modules)]
+    restack(
+        host, path, [*old[: index + 1], *((index, module) for module in modules), *old[index + 1 :]]
+    )
+    return members_of(host.get_submodule(name.rpartition(".")[0]))[
+        index + 1 : index + 1 + len(modules)
+    ]
 
 
-def place_fossils(host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft) -> None:
+def place_fossils(
+    host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft
+) -> None:
     """Build a module's fossils into its host: members behind the one before, or grafted on the one they come after."""
     bodies, groups = [], list[list[nn.Module]]([[]])
     for fossil, is_native in fossils:
@@ -86,9 +104,13 @@ def follow_flags(original: nn.Module, copied: nn.Module) -> None:
 def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
     """Give a list these members; all that counts them follows. Close the result to undo everything."""
     steps = [path.rsplit(".", back)[0] for back in range(1, path.count(".") + 1)]
-    around = [host.get_submodule(step) for step in dict.fromkeys([path, *steps, ""])]  # from the inside out
+    around = [
+        host.get_submodule(step) for step in dict.fromkeys([path, *steps, ""])
+    ]  # from the inside out
     members, old = around[0], members_of(around[0])
-    keeper = next((module for module in reversed(around) if hasattr(module, "save_pretrained")), None)
+    keeper = next(
+        (module for module in reversed(around) if hasattr(module, "save_pretrained")), None
+    )
     with ExitStack() as undo:
         known = set() if keeper is None else _compare(keeper, members)[0]
         _place(members, around[1] if len(around) > 1 else None, layout, undo)
@@ -100,7 +122,9 @@ def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
         else:
             distinct = {id(config): config for config in configs}.values()
             choices = [(config, [*_choices(config, path, len(old)), ()]) for config in distinct]
-            undo.callback(_find_configuration(keeper, members, choices, known, len(old), layout).close)
+            undo.callback(
+                _find_configuration(keeper, members, choices, known, len(old), layout).close
+            )
         return undo.pop_all()
 
 
@@ -108,7 +132,9 @@ def _place(members: nn.Module, owner: nn.Module | None, layout: Layout, undo: Ex
     old = {(place, id(module)): key for place, (key, module) in enumerate(members._modules.items())}
     for each in (members, *(() if owner is None else owner.children())):
         undo.callback(_restore, each._modules, dict(each._modules))
-    if (insert := getattr(owner, "insert_block", None)) is not None:  # an owner with more than one list to keep in step
+    if (
+        insert := getattr(owner, "insert_block", None)
+    ) is not None:  # an owner with more than one list to keep in step
         for place, (source, module) in enumerate(layout):
             if (source, id(module)) not in old:
                 insert(place, module)
@@ -137,18 +163,29 @@ def _set(thing: Any, field: str, value: Any, undo: ExitStack) -> None:
 def _choices(thing: Any, path: str, count: int) -> Iterator[tuple[str, ...]]:
     """Sets of fields that may count a list of this length, the most likely first."""
     named = [field for field in dir(thing) if _COUNT.fullmatch(field)]
-    fields = [field for field in named if type(value := getattr(thing, field, None)) is int and value == count]
+    fields = [
+        field
+        for field in named
+        if type(value := getattr(thing, field, None)) is int and value == count
+    ]
     sides = [side for side in ("encoder", "decoder") if side in path]
     same = tuple(field for field in fields if any(side in field for side in sides))
     plain = tuple(field for field in fields if "coder" not in field)
-    yield from dict.fromkeys(group for group in (same, plain, tuple(fields), *((f,) for f in fields)) if group)
+    yield from dict.fromkeys(
+        group for group in (same, plain, tuple(fields), *((f,) for f in fields)) if group
+    )
 
 
 def _follow(thing: Any, counts: Sequence[str], old: int, layout: Layout, undo: ExitStack) -> None:
     """Set the fields that count members, and the lists that have an entry for each."""
     wanted: list[tuple[str, Any]] = [(field, len(layout)) for field in counts]
     for field, value in getattr(thing, "__dict__", {}).items():
-        if counts and type(value) in (list, tuple) and len(value) == old and _PER_MEMBER.search(field):
+        if (
+            counts
+            and type(value) in (list, tuple)
+            and len(value) == old
+            and _PER_MEMBER.search(field)
+        ):
             wanted.append((field, type(value)(value[source] for source, _ in layout)))
     for field, value in wanted:
         with suppress(AttributeError, TypeError, ValueError):  # a frozen one stays as it is
@@ -173,7 +210,11 @@ def _fields(member: nn.Module, name: str) -> dict[str, Any]:
         part = member.get_submodule(name)
     except AttributeError:
         return {}
-    told = {k: v for k, v in vars(part).items() if (k[0] != "_" or _NUMBER.fullmatch(k)) and k not in _FLAGS}
+    told = {
+        k: v
+        for k, v in vars(part).items()
+        if (k[0] != "_" or _NUMBER.fullmatch(k)) and k not in _FLAGS
+    }
     plain = {k: v for k, v in told.items() if v is None or isinstance(v, bool | int | float | str)}
     return {**plain, "class": type(part).__name__}
 
@@ -193,14 +234,24 @@ def _rebuild(keeper: Any) -> nn.Module:
     return fresh
 
 
-def _compare(keeper: nn.Module, members: nn.Module) -> tuple[Differences, list[tuple[nn.Module, str, int]]]:
+def _compare(
+    keeper: nn.Module, members: nn.Module
+) -> tuple[Differences, list[tuple[nn.Module, str, int]]]:
     """Where a model differs from its rebuilt self, and the numbers that its members would have there."""
     fresh = _rebuild(keeper)
     path = next(name for name, module in keeper.named_modules() if module is members)
     any_member = re.compile(rf"^{re.escape(path)}\.[^.]+")
-    mine, theirs = ({k: tuple(getattr(v, "shape", ())) for k, v in m.state_dict().items()} for m in (keeper, fresh))
-    pairs = [(key, mine.get(key, _ABSENT), theirs.get(key, _ABSENT)) for key in mine.keys() | theirs.keys()]
-    found: Differences = {(any_member.sub(f"{path}.*", key), own, other) for key, own, other in pairs if own != other}
+    mine, theirs = (
+        {k: tuple(getattr(v, "shape", ())) for k, v in m.state_dict().items()}
+        for m in (keeper, fresh)
+    )
+    pairs = [
+        (key, mine.get(key, _ABSENT), theirs.get(key, _ABSENT))
+        for key in mine.keys() | theirs.keys()
+    ]
+    found: Differences = {
+        (any_member.sub(f"{path}.*", key), own, other) for key, own, other in pairs if own != other
+    }
     numbers: list[tuple[nn.Module, str, int]] = []
     twins = list(fresh.get_submodule(path).children())
     if len(twins) != len(list(members.children())):
@@ -237,10 +288,14 @@ def _find_configuration(
                 for part, field, value in numbers:
                     _set(part, field, value, undo)
                 return undo.pop_all()
-            told = "; ".join(f"{what} is {ours}, rebuilt {theirs}" for what, ours, theirs in new[:3])
+            told = "; ".join(
+                f"{what} is {ours}, rebuilt {theirs}" for what, ours, theirs in new[:3]
+            )
             problems.append(f"with {', '.join(sum(chosen, ())) or 'no field'} set: {told}")
     if not any(options[0] for _, options in choices):
         why = f"no field of {kind} counts a list of {old} layers"
     else:
         why = f"{kind} does not build the longer network ({problems[0]})"
-    raise ValueError(f"{why}; the field that counts its layers would have to be set to {len(layout)}")
+    raise ValueError(
+        f"{why}; the field that counts its layers would have to be set to {len(layout)}"
+    )

@@ -15,8 +15,16 @@ from esper.kasmina.blueprints import KINDS
 from esper.kasmina.natives import source_name
 from esper.leyline.errors import HostError, UnknownNameError
 
-_WRAPPERS = ("FullyShardedDataParallel", "DTensor", "DistributedDataParallel", "DataParallel", "OptimizedModule")
-Example = Tensor | Sequence[Any] | Mapping[str, Any]  # One batch: a tensor, positional or keyword arguments.
+_WRAPPERS = (
+    "FullyShardedDataParallel",
+    "DTensor",
+    "DistributedDataParallel",
+    "DataParallel",
+    "OptimizedModule",
+)
+Example = (
+    Tensor | Sequence[Any] | Mapping[str, Any]
+)  # One batch: a tensor, positional or keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # Positional and keyword arguments, output.
 
 
@@ -30,11 +38,15 @@ class Place:
     shape: tuple[int, ...]  # one example's features
     problem: str | None  # why no slot fits here; None if one does
     like: Tensor | None = None  # an empty tensor on the device and of the type of the features
-    copy_problem: str | None = None  # why the module cannot be copied; None if it can, as far as one call shows
+    copy_problem: str | None = (
+        None  # why the module cannot be copied; None if it can, as far as one call shows
+    )
 
     def __str__(self) -> str:
         fit = f"{self.kind} {self.shape}" if self.problem is None else f"no slot: {self.problem}"
-        no_copy = "" if self.problem or self.copy_problem is None else f"; no copy: {self.copy_problem}"
+        no_copy = (
+            "" if self.problem or self.copy_problem is None else f"; no copy: {self.copy_problem}"
+        )
         return f"{self.name} ({self.module}): {fit}{no_copy}"
 
 
@@ -47,7 +59,13 @@ def call_with(model: nn.Module, example: Example) -> Any:
 
 def batch_size(example: Example) -> int:
     """Examples in a batch: the length of its first tensor; 0 if it has none."""
-    values = example.values() if isinstance(example, Mapping) else [example] if isinstance(example, Tensor) else example
+    values = (
+        example.values()
+        if isinstance(example, Mapping)
+        else [example]
+        if isinstance(example, Tensor)
+        else example
+    )
     return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
 
 
@@ -56,7 +74,10 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, each module's own mode afterwards; several times as fast as `eval` if that is plain."""
     modes = [(module, module.training) for module in model.modules()]
     plain, own = (nn.Module.train, nn.Module.eval, nn.Module.__setattr__, False), {"train", "eval"}
-    kinds = {(k.train, k.eval, k.__setattr__, hasattr(k, "training")) for k in {type(module) for module, _ in modes}}
+    kinds = {
+        (k.train, k.eval, k.__setattr__, hasattr(k, "training"))
+        for k in {type(module) for module, _ in modes}
+    }
     is_plain = kinds == {plain} and all(own.isdisjoint(vars(module)) for module, _ in modes)
     try:
         if not is_plain:
@@ -83,8 +104,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Buffers are as before afterwards, though a forward may replace them, or write to all that are not expanded."""
-    found = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    values = [None if b.layout is torch.strided and 0 in b.stride() else b.clone() for *_, b in found]
+    found = [
+        (m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None
+    ]
+    values = [
+        None if b.layout is torch.strided and 0 in b.stride() else b.clone() for *_, b in found
+    ]
     try:
         yield
     finally:
@@ -102,12 +127,18 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
 
     with ExitStack() as stack, undisturbed(model):
         for name in names:
-            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True))
+            stack.enter_context(
+                model.get_submodule(name).register_forward_hook(
+                    partial(note, name), with_kwargs=True
+                )
+            )
         call_with(model, example)
     return calls
 
 
-def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None) -> list[Place]:
+def find_places(
+    model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None
+) -> list[Place]:
     """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
     modules = {name: module for name, module in model.named_modules() if name}
     try:
@@ -120,22 +151,32 @@ def find_places(model: nn.Module, example: Example, kinds: Mapping[str, str] | N
     places = []
     for name, own in calls.items():
         outputs, source = [output for *_, output in own], source_name(model, name)
-        said = next((kind for pattern, kind in (kinds or {}).items() if find_names(pattern, [name])), None)
+        said = next(
+            (kind for pattern, kind in (kinds or {}).items() if find_names(pattern, [name])), None
+        )
         kind, misfit = _judge(outputs, tokens_first, said)
-        reason = refuse_copy(model, source, calls.get(source), outputs[0]) if misfit is None else None
+        reason = (
+            refuse_copy(model, source, calls.get(source), outputs[0]) if misfit is None else None
+        )
         is_dense = isinstance(outputs[0], Tensor) and not outputs[0].is_nested
-        shape, like = (tuple(outputs[0].shape[1:]), outputs[0].new_empty(0)) if is_dense else ((), None)
+        shape, like = (
+            (tuple(outputs[0].shape[1:]), outputs[0].new_empty(0)) if is_dense else ((), None)
+        )
         places.append(Place(name, type(modules[name]).__name__, kind, shape, misfit, like, reason))
     return places
 
 
 def find_wrapper(model: nn.Module) -> str | None:
     """What spreads a model over devices or processes, or compiles it; None for a plain one."""
-    kinds = {type(each).__name__ for each in (*model.modules(), *(p.data for p in model.parameters()))}
+    kinds = {
+        type(each).__name__ for each in (*model.modules(), *(p.data for p in model.parameters()))
+    }
     return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
 
 
-def refuse_copy(model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor) -> str | None:
+def refuse_copy(
+    model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor
+) -> str | None:
     """Why a module cannot be copied and run on its own output; None if nothing in it or in its calls speaks against."""
     args, kwargs, _ = calls[-1] if calls else ((), {}, None)
     given = next(iter((*args, *kwargs.values())), None)
@@ -155,20 +196,32 @@ def refuse_parts(module: nn.Module) -> str | None:
         if "quantized" in type(part).__module__.split("."):
             return f"it holds a quantised {type(part).__name__}"
     for own, tensor in module.named_parameters():
-        if type(tensor) is not nn.Parameter or type(tensor.data) is not Tensor or not tensor.is_floating_point():
+        if (
+            type(tensor) is not nn.Parameter
+            or type(tensor.data) is not Tensor
+            or not tensor.is_floating_point()
+        ):
             return f"its {own} is a {type(tensor.data).__name__} of {tensor.dtype}: quantised or sharded"
     return None
 
 
-def _judge(outputs: list[Any], tokens_first: bool, said: str | None) -> tuple[str | None, str | None]:
+def _judge(
+    outputs: list[Any], tokens_first: bool, said: str | None
+) -> tuple[str | None, str | None]:
     """The kind of features that a module gives out, and why no slot fits them; one of the two is None."""
     output = outputs[0]
     if not isinstance(output, Tensor):
         return None, f"its output is a {type(output).__name__}, and a slot needs one tensor"
     if output.is_nested:
-        return None, "its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False"
+        return (
+            None,
+            "its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False",
+        )
     if len(outputs) > 1:
-        return None, f"it is called {len(outputs)} times per forward, and a slot belongs to one place"
+        return (
+            None,
+            f"it is called {len(outputs)} times per forward, and a slot belongs to one place",
+        )
     if not output.is_floating_point():
         return None, f"its output is {output.dtype}, and seeds work on floating point features"
     if said is not None and said not in KINDS.values():
@@ -176,7 +229,10 @@ def _judge(outputs: list[Any], tokens_first: bool, said: str | None) -> tuple[st
     if (natural := KINDS.get(output.dim())) is None:
         return None, f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4"
     if said not in (None, natural, "vector"):
-        return None, f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions"
+        return (
+            None,
+            f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions",
+        )
     if said is None and natural == "sequence" and tokens_first:
         said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
     return said or natural, None
@@ -188,7 +244,11 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
     if pattern in names:
         return {pattern}
     parts = pattern.split(".")
-    found = {name for name in names if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))}
+    found = {
+        name
+        for name in names
+        if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))
+    }
     if found:
         return found
     try:
@@ -197,7 +257,9 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
         return set()
 
 
-def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[str]) -> list[Place]:
+def choose_places(
+    model: nn.Module, places: Sequence[Place], patterns: Sequence[str]
+) -> list[Place]:
     """The places that the patterns name, in the order of execution; a pattern without a fitting place is refused."""
     names = {name for name, _ in model.named_modules() if name}
     problems: dict[str, str | None] = dict.fromkeys(names, "it does not run on the example batch")
@@ -205,7 +267,9 @@ def choose_places(model: nn.Module, places: Sequence[Place], patterns: Sequence[
     chosen: set[str] = set()
     for pattern in patterns:
         if not (meant := find_names(pattern, names)):
-            raise UnknownNameError("module or pattern", pattern, names, "See esper.inspect(model, example).")
+            raise UnknownNameError(
+                "module or pattern", pattern, names, "See esper.inspect(model, example)."
+            )
         if not (fitting := {name for name in meant if problems[name] is None}):
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
             rule = "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."

@@ -16,7 +16,11 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def count() -> int:
     """How many processes train together. All of them make the calls of this file, at the same points."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        distributed.get_world_size()
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
 def is_first() -> bool:
@@ -47,7 +51,9 @@ def share(tensors: Iterable[Tensor]) -> None:
     """Every process takes over the first one's values."""
     for own in _alike(tensors) if count() > 1 else []:
         flat = torch.cat([tensor.detach().flatten() for tensor in own])
-        flat = flat.cuda() if distributed.get_backend() == "nccl" else flat  # a model may still be on the CPU
+        flat = (
+            flat.cuda() if distributed.get_backend() == "nccl" else flat
+        )  # a model may still be on the CPU
         distributed.broadcast(flat, 0)
         for tensor, part in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
             tensor.detach().copy_(part.view_as(tensor))
@@ -57,12 +63,19 @@ def require_equal(model: MorphogeneticModel) -> None:
     """Refuse to go on where processes hold different networks: their evidence would be about none of them."""
     if count() == 1:
         return
-    bits = {name: p.detach().contiguous().view(_BITS[p.element_size()]) for name, p in model.named_parameters()}
+    bits = {
+        name: p.detach().contiguous().view(_BITS[p.element_size()])
+        for name, p in model.named_parameters()
+    }
     everyone = gather(lambda: {name: int(own.sum(dtype=torch.int64)) for name, own in bits.items()})
     for rank, other in enumerate(everyone):
-        if differing := [name for name in {**everyone[0], **other} if everyone[0].get(name) != other.get(name)]:
+        if differing := [
+            name for name in {**everyone[0], **other} if everyone[0].get(name) != other.get(name)
+        ]:
             what = f"rank {rank} and rank 0 hold different networks; the first difference is {differing[0]}"
-            network = "DistributedDataParallel(garden.model), or what accelerate makes of garden.model"
+            network = (
+                "DistributedDataParallel(garden.model), or what accelerate makes of garden.model"
+            )
             raise SettingError(f"{what}. Train {network}, with the same steps on all ranks.")
 
 
@@ -87,9 +100,18 @@ class Follower:
         share([*slots.parameters(), *slots.buffers()])
         for handle in self._handles:
             handle.remove()
-        is_announced = os.environ.get("WORLD_SIZE", "1") not in ("", "1")  # the group may be joined later
-        learning = [p for p in self.model.parameters() if p.requires_grad] if is_announced or count() > 1 else []
-        self._handles = [parameter.register_post_accumulate_grad_hook(self._note) for parameter in learning]
+        is_announced = os.environ.get("WORLD_SIZE", "1") not in (
+            "",
+            "1",
+        )  # the group may be joined later
+        learning = (
+            [p for p in self.model.parameters() if p.requires_grad]
+            if is_announced or count() > 1
+            else []
+        )
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._note) for parameter in learning
+        ]
 
     def _note(self, parameter: Tensor) -> None:
         """Once per backward pass, whichever parameter it reaches first: processes may reach different ones."""
@@ -110,7 +132,12 @@ class Follower:
                     p.grad.copy_(part.view_as(p))
                 elif present > 0:  # read back only where this process had none
                     p.grad = part.view_as(p).clone()
-        share(buffer for slot in self.model.slots.values() for part in slot.children() for buffer in part.buffers())
+        share(
+            buffer
+            for slot in self.model.slots.values()
+            for part in slot.children()
+            for buffer in part.buffers()
+        )
 
 
 def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

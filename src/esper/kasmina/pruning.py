@@ -32,7 +32,9 @@ def find_judged(model: MorphogeneticModel) -> list[tuple[str, int]]:
     ]
 
 
-def prune(model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor) -> tuple[list[FossilVerdict], Tensor]:
+def prune(
+    model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor
+) -> tuple[list[FossilVerdict], Tensor]:
     """Measure the network without each fossil and remove those whose contribution is not above `least_gain`.
 
     Each is judged in the network that those before it have left. `measure` returns rows, held-out losses in the first;
@@ -49,7 +51,9 @@ def prune(model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor
                 is_finite = bool(torch.isfinite(base[0]).all() and torch.isfinite(without[0]).all())
                 gain = measure_pairs(better=base[0], than=without[0]) if is_finite else None
                 is_kept = gain is None or gain.mean > model.settings.least_gain
-                verdicts.append(FossilVerdict(slot_id, model.slot(slot_id).fossil_names[number], gain, is_kept))
+                verdicts.append(
+                    FossilVerdict(slot_id, model.slot(slot_id).fossil_names[number], gain, is_kept)
+                )
                 if not is_kept:
                     base = without
                     removed.append((slot_id, number))

@@ -41,12 +41,19 @@ Rebuilt = tuple[MorphogeneticModel, OptimizerSnapshot | None]
 
 
 def save_network(
-    model: MorphogeneticModel, folder: Path, extra: Plain, average: Tensors | None, pending: OptimizerSnapshot | None
+    model: MorphogeneticModel,
+    folder: Path,
+    extra: Plain,
+    average: Tensors | None,
+    pending: OptimizerSnapshot | None,
 ) -> Path:
     """Write model, optimiser (or what is `pending` for one), averages and `extra`, plain data of the caller's."""
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
-        facts["optimizer"], contents["optimizer"] = pending.facts, partial(save_file, dict(pending.tensors))
+        facts["optimizer"], contents["optimizer"] = (
+            pending.facts,
+            partial(save_file, dict(pending.tensors)),
+        )
     if average is not None:
         contents["average"] = partial(save_file, dict(average))
     files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
@@ -54,7 +61,9 @@ def save_network(
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> tuple[Rebuilt, Tensors | None, Plain]:
+def load_network(
+    folder: Path, host: nn.Module, check: Callable[[Plain], Any]
+) -> tuple[Rebuilt, Tensors | None, Plain]:
     """Rebuild a save around a fresh host, which is as before if anything is wrong; `check` may refuse `extra`."""
     facts, paths, average = _read(folder)
     rebuilt = rebuild_network(host, facts, paths, folder / MANIFEST, lambda: check(facts["extra"]))
@@ -70,25 +79,35 @@ def restore_network(
         saved, own = facts["network"], describe_network(model)[0]["network"]
         for key in ("modules", "blueprints"):
             if saved[key] != own[key]:
-                raise SaveError(f"{folder} has {key} {saved[key]}, this garden {own[key]}. Grow with those saved.")
+                raise SaveError(
+                    f"{folder} has {key} {saved[key]}, this garden {own[key]}. Grow with those saved."
+                )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
         snapshot = _snapshot_from(facts, paths)
         if model.link is not None and snapshot is None:
-            raise SaveError(f"{folder} was saved without an optimiser, and this garden has one. Use another save.")
+            raise SaveError(
+                f"{folder} was saved without an optimiser, and this garden has one. Use another save."
+            )
         if model.link is not None and snapshot is not None:
             _match(model.link, snapshot)
             model.link.release(model.slots.parameters())
         model.read_gradients()  # those since the last step are of a network that goes
         _fill(model, saved, paths)
-        return snapshot, average, facts["extra"]  # whoever calls puts the snapshot into an attached optimiser
+        return (
+            snapshot,
+            average,
+            facts["extra"],
+        )  # whoever calls puts the snapshot into an attached optimiser
 
 
 def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
     store = _store(folder)
     save = store.newest()
     if save is None:
-        raise SaveError(f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote.")
+        raise SaveError(
+            f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote."
+        )
     paths = {role: store.path(save, role) for role in save.files}
     with fitting(store.manifest):
         return save.facts, paths, load_file(paths["average"]) if "average" in paths else None
@@ -109,7 +128,9 @@ def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Conten
         "settings": asdict(model.settings),
         "births": model.births,
         "shadow_passes": model.shadow_passes,
-        "slots": {slot_id: _describe_slot(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids},
+        "slots": {
+            slot_id: _describe_slot(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids
+        },
     }
     facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
     if model.link is not None:
@@ -121,7 +142,11 @@ def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Conten
 
 
 def rebuild_network(
-    host: nn.Module, facts: Plain, paths: Mapping[str, Path], place: Path, check: Callable[[], None] = lambda: None
+    host: nn.Module,
+    facts: Plain,
+    paths: Mapping[str, Path],
+    place: Path,
+    check: Callable[[], None] = lambda: None,
 ) -> Rebuilt:
     """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
     weights = {key: value.clone() for key, value in host.state_dict().items()}
@@ -130,10 +155,14 @@ def rebuild_network(
             _refuse_other_host(facts["host"], _describe_tensors(host))
             check()
             network, known = facts["network"], KnownSlots()
-            device = next((parameter.device for parameter in host.parameters()), torch.device("cpu"))
+            device = next(
+                (parameter.device for parameter in host.parameters()), torch.device("cpu")
+            )
             for slot_id, s in network["slots"].items():
                 like = torch.empty(0, device=device, dtype=getattr(torch, s["dtype"]))
-                known[slot_id] = SeedSlot(slot_id, s["kind"], s["shape"], like, Inheritance(**s["inheritance"]))
+                known[slot_id] = SeedSlot(
+                    slot_id, s["kind"], s["shape"], like, Inheritance(**s["inheritance"])
+                )
             slots = SlotConfig(tuple(network["modules"]), network["modules"])
             limits = {key: network[key] for key in ("blueprints", "max_seeds", "budget")}
             settings = TypeAdapter(GrowthSettings).validate_python(network["settings"])
@@ -170,8 +199,17 @@ def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot
         return None
     for each in (found, *found["others"]):
         groups = [(group["names"], group["options"]) for group in each["groups"]]
-        values = each["peak_rate"], each["was_high"], each["steps"], each["scalars"], each["scheduler"], groups
-        kinds = tuple[float, bool, int, dict[str, Plain], Plain | None, list[tuple[list[str], Plain]]]
+        values = (
+            each["peak_rate"],
+            each["was_high"],
+            each["steps"],
+            each["scalars"],
+            each["scheduler"],
+            groups,
+        )
+        kinds = tuple[
+            float, bool, int, dict[str, Plain], Plain | None, list[tuple[list[str], Plain]]
+        ]
         TypeAdapter(kinds).validate_python(values, strict=True)
     return OptimizerSnapshot(found, load_file(paths["optimizer"]), paths["optimizer"])
 
@@ -184,7 +222,11 @@ def _describe_tensors(host: nn.Module) -> Plain:
             kind = "expanded" if isinstance(value, Tensor) else type(value)
             rule = "Only tensors with memory of their own are saved: make it one, or register it with persistent=False"
             raise SaveError(f"{name} of the host is {kind}. {rule}.")
-    return {key: [list(value.shape), str(value.dtype)] for key, value in found.items() if NOTE not in key}
+    return {
+        key: [list(value.shape), str(value.dtype)]
+        for key, value in found.items()
+        if NOTE not in key
+    }
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
@@ -193,7 +235,10 @@ def _describe_slot(slot: SeedSlot) -> Plain:
         "shape": list(slot.feature_shape),
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
         "inheritance": asdict(slot.inheritance),
-        "fossils": [[name, has_gate(seed)] for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)],
+        "fossils": [
+            [name, has_gate(seed)]
+            for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)
+        ],
         "built_in": slot.built_in,
         "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
         "state": asdict(slot.state),
@@ -201,19 +246,29 @@ def _describe_slot(slot: SeedSlot) -> Plain:
     }
 
 
-def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]) -> Plain:
+def _describe_optimizer(
+    model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]
+) -> Plain:
     """Group settings, the scheduler's numbers, the highest rate so far; state by parameter name goes into `tensors`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
         if (name := names.get(id(parameter))) is None:
             continue  # not a parameter of this network: whoever owns it saves it
-        scalars[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-        tensors |= {f"{name}|{key}": v.detach().contiguous() for key, v in state.items() if isinstance(v, Tensor)}
+        scalars[name] = {
+            key: value for key, value in state.items() if not isinstance(value, Tensor)
+        }
+        tensors |= {
+            f"{name}|{key}": v.detach().contiguous()
+            for key, v in state.items()
+            if isinstance(v, Tensor)
+        }
     groups = [
         {
             "names": [names[id(p)] for p in group["params"] if id(p) in names],
-            "options": {k: v.item() if hasattr(v, "item") else v for k, v in group.items() if k != "params"},
+            "options": {
+                k: v.item() if hasattr(v, "item") else v for k, v in group.items() if k != "params"
+            },
         }
         for group in link.optimizer.param_groups
     ]
@@ -224,14 +279,17 @@ def _describe_optimizer(model: MorphogeneticModel, link: OptimizerLink, tensors:
         "slots": link.slot_groups,
         "scalars": scalars,
         "groups": groups,
-        "scheduler": schedule and {key: value for key, value in schedule.items() if is_plain(value, exact=False)},
+        "scheduler": schedule
+        and {key: value for key, value in schedule.items() if is_plain(value, exact=False)},
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
         "steps": link.steps,
     }
 
 
-def restore_optimizer(model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot) -> None:
+def restore_optimizer(
+    model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot
+) -> None:
     """Put a snapshot into freshly attached optimisers of the same kinds."""
     with fitting(snapshot.place):
         for each, facts in _match(link, snapshot):
@@ -242,23 +300,42 @@ def _match(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[tuple[Optim
     """Every optimiser with what was saved of it; those of other kinds are refused."""
     saved = [snapshot.facts, *snapshot.facts["others"]]
     kinds = [(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
-    own = [(type(each.optimizer).__name__, len(each.optimizer.param_groups), each.slot_groups) for each in link.all]
+    own = [
+        (type(each.optimizer).__name__, len(each.optimizer.param_groups), each.slot_groups)
+        for each in link.all
+    ]
     if kinds != own:
-        texts = ([f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each] for each in (kinds, own))
+        texts = (
+            [f"{kind} with {n} parameter groups, slots in {s}" for kind, n, s in each]
+            for each in (kinds, own)
+        )
         told, got = map(" and ".join, texts)
-        raise OptimizerError(f"the save belongs to {told}, got {got}. Build each as before, groups in the same order.")
+        raise OptimizerError(
+            f"the save belongs to {told}, got {got}. Build each as before, groups in the same order."
+        )
     return list(zip(link.all, saved, strict=True))
 
 
-def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors) -> None:
+def _restore_one(
+    model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors
+) -> None:
     parameters, optimizer = dict(model.named_parameters()), link.optimizer
     for parameter in parameters.values():
         optimizer.state.pop(parameter, None)  # what was saved before its first step has none
     options = {name: saved["options"] for saved in facts["groups"] for name in saved["names"]}
     for name, scalars in facts["scalars"].items():
-        is_moved = any(options.get(name, {}).get(key) for key in ("capturable", "fused"))  # `step` too, as torch has it
-        own = {key.rpartition("|")[2]: v for key, v in tensors.items() if key.rpartition("|")[0] == name}
-        moved = {k: v.to(parameters[name].device) if k != "step" or is_moved else v.clone() for k, v in own.items()}
+        is_moved = any(
+            options.get(name, {}).get(key) for key in ("capturable", "fused")
+        )  # `step` too, as torch has it
+        own = {
+            key.rpartition("|")[2]: v
+            for key, v in tensors.items()
+            if key.rpartition("|")[0] == name
+        }
+        moved = {
+            k: v.to(parameters[name].device) if k != "step" or is_moved else v.clone()
+            for k, v in own.items()
+        }
         optimizer.state[parameters[name]] = {**scalars, **moved}
     known = {id(parameter) for parameter in parameters.values()}
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
@@ -266,12 +343,18 @@ def _restore_one(model: MorphogeneticModel, link: OptimizerLink, facts: Plain, t
             held, plain = group.get(key), tuple(value) if isinstance(value, list) else value
             if isinstance(held, float) and not isinstance(plain, int | float):
                 raise TypeError(f"{key} is not a number")
-            group[key] = held.fill_(value) if isinstance(held, Tensor) else plain  # your own loop may hold it too
+            group[key] = (
+                held.fill_(value) if isinstance(held, Tensor) else plain
+            )  # your own loop may hold it too
         foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
         group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
     if link.scheduler is not None and facts["scheduler"] is not None:
         link.scheduler.load_state_dict({**link.scheduler.state_dict(), **facts["scheduler"]})
-    link.peak_rate, link.was_high, link.steps = facts["peak_rate"], facts["was_high"], facts["steps"]
+    link.peak_rate, link.was_high, link.steps = (
+        facts["peak_rate"],
+        facts["was_high"],
+        facts["steps"],
+    )
 
 
 def _refuse_other_host(saved: Plain, own: Plain) -> None:
@@ -279,4 +362,6 @@ def _refuse_other_host(saved: Plain, own: Plain) -> None:
     for first in differing[:1]:
         then, now = saved.get(first, "absent"), own.get(first, "absent")
         found = f"{len(differing)} tensors differ, first {first!r} (saved: {then}, here: {now})"
-        raise SaveError(f"the save belongs to another model: {found}. Build the model as before growing.")
+        raise SaveError(
+            f"the save belongs to another model: {found}. Build the model as before growing."
+        )

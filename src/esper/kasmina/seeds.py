@@ -22,7 +22,9 @@ class Seed(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._modules.setdefault("join", Join())  # of networks that were pickled before there was one
+        self._modules.setdefault(
+            "join", Join()
+        )  # of networks that were pickled before there was one
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """The seed at full strength; what else the module before it was called with is not looked at."""
@@ -34,7 +36,9 @@ class Seed(nn.Module):
         return self._joined(features, alpha if self.gate is None else alpha * self.gate(features))
 
     def _joined(self, features: Tensor, weight: Tensor | None) -> Tensor:
-        is_cast = any(map(torch.is_autocast_enabled, ("cuda", "cpu")))  # which chooses types for itself
+        is_cast = any(
+            map(torch.is_autocast_enabled, ("cuda", "cpu"))
+        )  # which chooses types for itself
         branch = self.body(features if is_cast else features.to(self.scale.dtype))
         return self.join(features, branch, self.scale, weight)
 
@@ -42,7 +46,9 @@ class Seed(nn.Module):
 class Join(nn.Module):
     """Where a branch meets the features that it began with; a module of its own, so that it can be compiled."""
 
-    def forward(self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(
+        self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None
+    ) -> Tensor:
         grown = features + (scale * branch).to(features.dtype)
         return grown if weight is None else torch.lerp(features, grown, weight.to(features.dtype))
 
@@ -59,7 +65,9 @@ class Gate(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.channels_first:
-            return torch.sigmoid(self.linear(features.mean((2, 3)).to(self.linear.weight.dtype)))[:, :, None, None]
+            return torch.sigmoid(self.linear(features.mean((2, 3)).to(self.linear.weight.dtype)))[
+                :, :, None, None
+            ]
         # token by token: a gate must not look at the future
         return torch.sigmoid(self.linear(features.to(self.linear.weight.dtype)))
 
@@ -92,7 +100,9 @@ class CausalAttention(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         batch, tokens, channels = features.shape
-        split = self.qkv(self.norm(features)).view(batch, tokens, 3, self.heads, channels // self.heads)
+        split = self.qkv(self.norm(features)).view(
+            batch, tokens, 3, self.heads, channels // self.heads
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, C / heads]
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, channels))
@@ -124,7 +134,9 @@ def conv_heavy(channels: int) -> nn.Module:
 
 
 def depthwise(channels: int) -> nn.Module:
-    return conv_stack(channels, conv(channels, channels, 3, groups=channels), conv(channels, channels, 1))
+    return conv_stack(
+        channels, conv(channels, channels, 3, groups=channels), conv(channels, channels, 1)
+    )
 
 
 def bottleneck(channels: int) -> nn.Module:
@@ -135,7 +147,9 @@ def bottleneck(channels: int) -> nn.Module:
 
 def inverted_bottleneck(channels: int) -> nn.Module:
     inner = 2 * channels
-    widen = nn.Sequential(conv(channels, inner, 1), nn.ReLU(), conv(inner, inner, 3, groups=inner), nn.ReLU())
+    widen = nn.Sequential(
+        conv(channels, inner, 1), nn.ReLU(), conv(inner, inner, 3, groups=inner), nn.ReLU()
+    )
     return conv_stack(channels, widen, conv(inner, channels, 1))
 
 
@@ -145,7 +159,9 @@ def token_norm(channels: int) -> nn.Module:
 
 def lora(channels: int) -> nn.Module:
     rank = max(1, min(8, channels // 4))
-    return nn.Sequential(nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False))
+    return nn.Sequential(
+        nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False)
+    )
 
 
 def perceptron(channels: int, hidden: int) -> nn.Module:
@@ -164,7 +180,9 @@ def mlp(channels: int) -> nn.Module:
 def attention(channels: int) -> nn.Module:
     heads = 4
     if channels % heads:
-        raise ValueError(f"attention splits the width into {heads} heads; {channels} is not divisible by {heads}")
+        raise ValueError(
+            f"attention splits the width into {heads} heads; {channels} is not divisible by {heads}"
+        )
     return CausalAttention(channels, heads)
 
 
@@ -202,7 +220,9 @@ class Fossils(nn.Sequential):
         return features
 
 
-def run_grown(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+def run_grown(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> Tensor:
     """Forward hook of a module that carries fossils: its output goes through them."""
     fossils = module.get_submodule(CHILD)
     assert isinstance(fossils, Fossils)
@@ -212,12 +232,17 @@ def run_grown(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
     """Make `fossils` the last thing `site` does; its own children and parameter names stay as they are."""
     if hasattr(site, CHILD):
-        raise ValueError(f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting")
+        raise ValueError(
+            f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting"
+        )
     site.add_module(CHILD, fossils)
     site.register_forward_hook(run_grown, with_kwargs=True)
 
 
 def whole(model: nn.Module) -> Any:
     """A network as safetensors takes it: parts of one tensor, as an LSTM has them on CUDA, as tensors of their own."""
-    state = {k: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v for k, v in model.state_dict().items()}
+    state = {
+        k: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v
+        for k, v in model.state_dict().items()
+    }
     return SimpleNamespace(state_dict=lambda: state, load_state_dict=model.load_state_dict)

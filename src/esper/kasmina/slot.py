@@ -28,7 +28,9 @@ class SeedSlot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, slot_id: str, kind: str, feature_shape: Shape, like: Tensor, inheritance: Inheritance):
+    def __init__(
+        self, slot_id: str, kind: str, feature_shape: Shape, like: Tensor, inheritance: Inheritance
+    ):
         super().__init__()
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
@@ -37,7 +39,9 @@ class SeedSlot(nn.Module):
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
         self.inheritance = inheritance  # what copies of the module here can be
-        self.prices: dict[tuple[str, bool], BlueprintCost] = {}  # by blueprint and whether it is gated
+        self.prices: dict[
+            tuple[str, bool], BlueprintCost
+        ] = {}  # by blueprint and whether it is gated
         self.copied_params = -1  # size of the module for which copies were priced last
         self.seed: AnySeed | None
         self.register_module("seed", None)
@@ -61,14 +65,22 @@ class SeedSlot(nn.Module):
             return features
         if self.is_shadowed:
             return self.seed(features, *args, **kwargs)
-        return self.seed.blend(features, self.alpha, *args, **kwargs) if self.is_in_output else features
+        return (
+            self.seed.blend(features, self.alpha, *args, **kwargs)
+            if self.is_in_output
+            else features
+        )
 
-    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def hook(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor:
         """What the host's module calls after its own forward."""
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
-            raise HostError(f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False.")
+            raise HostError(
+                f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False."
+            )
         return self(output, *args[1:], **kwargs)
 
     def sit_on(self, site: nn.Module) -> None:
@@ -80,7 +92,10 @@ class SeedSlot(nn.Module):
     @property
     def note(self) -> str:
         """The key that says what grew here; empty if nothing did."""
-        grown = [*self.fossil_names, *([str(self.state.blueprint_id)] if self.seed is not None else [])]
+        grown = [
+            *self.fossil_names,
+            *([str(self.state.blueprint_id)] if self.seed is not None else []),
+        ]
         return f"[{', '.join(grown)} {NOTE}]" if grown else ""
 
     def assign(self, state: SeedState) -> None:
@@ -88,7 +103,9 @@ class SeedSlot(nn.Module):
 
         Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
         """
-        vars(self).update(state=state, is_in_output=state.stage in _IN_OUTPUT)  # a module's own way to set them is slow
+        vars(self).update(
+            state=state, is_in_output=state.stage in _IN_OUTPUT
+        )  # a module's own way to set them is slow
         self.alpha.fill_(1.0 if self.seed is None else state.alpha)
 
     def plant(self, seed: AnySeed, state: SeedState) -> None:
@@ -116,27 +133,46 @@ class SeedSlot(nn.Module):
 
     def report(self, host_param_count: int) -> SeedStateReport:
         state, gain = self.state, self.state.contribution
-        paired: tuple[float | None, float | None] = (None, None) if gain is None else (gain.mean, gain.standard_error)
+        paired: tuple[float | None, float | None] = (
+            (None, None) if gain is None else (gain.mean, gain.standard_error)
+        )
         metrics = SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count)
-        seed = state.stage, state.epochs_in_stage, state.age, state.alpha, state.blueprint_id, state.blend_id
+        seed = (
+            state.stage,
+            state.epochs_in_stage,
+            state.age,
+            state.alpha,
+            state.blueprint_id,
+            state.blend_id,
+        )
         place = len(self.fossils), self.kind, self.feature_shape
         return SeedStateReport(self.slot_id, *seed, *place, metrics, state.gates)
 
 
-def _note_growth(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _note_growth(
+    slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
     if slot.is_noted and slot.note:
-        state[prefix + slot.note] = slot.alpha.new_zeros(1)  # not empty: those would count as tied, and be left out
+        state[prefix + slot.note] = slot.alpha.new_zeros(
+            1
+        )  # not empty: those would count as tied, and be left out
 
 
-def _take_note(slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _take_note(
+    slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
     state.pop(f"{prefix}{slot.note}", None)  # the same grew here
-    if slot.is_noted and slot.note and "host." not in prefix:  # the bare host's state has none of its weights
+    if (
+        slot.is_noted and slot.note and "host." not in prefix
+    ):  # the bare host's state has none of its weights
         rest[2].append(prefix + slot.note)
 
 
 def has_slots(host: nn.Module) -> bool:
     """Whether somebody is growing this host already."""
-    return any(_is_slots(hook) for module in host.modules() for hook in module._forward_hooks.values())
+    return any(
+        _is_slots(hook) for module in host.modules() for hook in module._forward_hooks.values()
+    )
 
 
 def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
@@ -150,7 +186,9 @@ def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
 
 def _is_slots(hook: Any) -> bool:
     hook = getattr(hook, "hook", hook)  # as torch wraps what is called before loading
-    return isinstance(getattr(hook, "__self__", None) or next(iter(getattr(hook, "args", ())), None), SeedSlot)
+    return isinstance(
+        getattr(hook, "__self__", None) or next(iter(getattr(hook, "args", ())), None), SeedSlot
+    )
 
 
 def has_gate(seed: nn.Module | None) -> bool:

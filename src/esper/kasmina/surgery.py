@@ -43,16 +43,34 @@ class OptimizerLink:
         follows_rates: bool = True,
     ):
         """`sources` are the modules that a copy in each slot would copy; `follows_rates` watches every step."""
-        self.optimizer, self.scheduler, self.seed_lr, self.sources = optimizer, scheduler, seed_lr, sources
+        self.optimizer, self.scheduler, self.seed_lr, self.sources = (
+            optimizer,
+            scheduler,
+            seed_lr,
+            sources,
+        )
         self.others: tuple[OptimizerLink, ...] = ()
-        known = {id(parameter) for parameter in host.parameters()}  # what grew would make another group the largest
-        sizes = [sum(p.numel() for p in group["params"] if id(p) in known) for group in optimizer.param_groups]
+        known = {
+            id(parameter) for parameter in host.parameters()
+        }  # what grew would make another group the largest
+        sizes = [
+            sum(p.numel() for p in group["params"] if id(p) in known)
+            for group in optimizer.param_groups
+        ]
         self.home = sizes.index(max(sizes))
-        self.groups: dict[str, dict[int, int]] = {}  # slot -> {group of the host: the slot's own like it}
-        owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.groups: dict[
+            str, dict[int, int]
+        ] = {}  # slot -> {group of the host: the slot's own like it}
+        owner = {
+            id(p): index
+            for index, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        }
         for slot_id, source in sources.items():
             others = {owner[id(p)] for p in source.parameters() if id(p) in owner} - {self.home}
-            self.groups[slot_id] = {like: self._add_group(like) for like in (self.home, *sorted(others))}
+            self.groups[slot_id] = {
+                like: self._add_group(like) for like in (self.home, *sorted(others))
+            }
         self.slot_groups = [number for own in self.groups.values() for number in own.values()]
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
@@ -60,7 +78,9 @@ class OptimizerLink:
         self.follows_rates, self.steps = follows_rates, 0
         self.note_gradients: Callable[[], None] = lambda: None
         self._handles = list[torch.utils.hooks.RemovableHandle]()
-        if follows_rates:  # not where rates are tensors on a device, which nobody may read back inside an epoch
+        if (
+            follows_rates
+        ):  # not where rates are tensors on a device, which nobody may read back inside an epoch
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(lambda *_: self._follow(1.0)))
 
@@ -84,11 +104,22 @@ class OptimizerLink:
 
     def owners(self) -> dict[int, Group]:
         """Link and number of the group that each parameter is in."""
-        groups = [(link, number) for link in self.all for number in range(len(link.optimizer.param_groups))]
-        return {id(p): (link, n) for link, n in groups for p in link.optimizer.param_groups[n]["params"]}
+        groups = [
+            (link, number)
+            for link in self.all
+            for number in range(len(link.optimizer.param_groups))
+        ]
+        return {
+            id(p): (link, n) for link, n in groups for p in link.optimizer.param_groups[n]["params"]
+        }
 
     def adopt(
-        self, slot_id: str, parameters: Iterable[nn.Parameter], originals: Originals, *, is_host: bool = False
+        self,
+        slot_id: str,
+        parameters: Iterable[nn.Parameter],
+        originals: Originals,
+        *,
+        is_host: bool = False,
     ) -> None:
         """A seed is planted: its parameters start without history, each in the slot's group like its original's.
 
@@ -98,12 +129,20 @@ class OptimizerLink:
         for parameter in parameters:
             if is_host and id(parameter) in owner:
                 continue
-            link, like = owner.get(id(originals.get(parameter))) or self._choose(slot_id, parameter, owner)
+            link, like = owner.get(id(originals.get(parameter))) or self._choose(
+                slot_id, parameter, owner
+            )
             own = link.groups[slot_id]
             group = link.optimizer.param_groups[like if is_host else own.get(like, own[link.home])]
             group["params"].append(parameter)
-            if isinstance(link.optimizer, torch.optim.Adagrad):  # others make their state at the first step
-                options = {key: group[key] for key in ("initial_accumulator_value", "foreach", "fused") if key in group}
+            if isinstance(
+                link.optimizer, torch.optim.Adagrad
+            ):  # others make their state at the first step
+                options = {
+                    key: group[key]
+                    for key in ("initial_accumulator_value", "foreach", "fused")
+                    if key in group
+                }
                 link.optimizer.state.update(type(link.optimizer)([parameter], **options).state)
 
     def _choose(self, slot_id: str, parameter: nn.Parameter, owner: Mapping[int, Group]) -> Group:
@@ -111,11 +150,17 @@ class OptimizerLink:
         if not self.others:
             return self, self.home
         groups = [group for link in self.all for group in link.optimizer.param_groups]
-        trained = [p for group in groups for p in group["params"] if id(p) in owner]  # not this seed's own
+        trained = [
+            p for group in groups for p in group["params"] if id(p) in owner
+        ]  # not this seed's own
         alike = [p for p in trained if p.dim() == parameter.dim()]
         inside = {*map(id, self.sources[slot_id].parameters())}
         # Muon takes matrices only; what trains vectors takes parameters of any rank
-        for among in ([p for p in alike if id(p) in inside], alike, [p for p in trained if p.dim() == 1]):
+        for among in (
+            [p for p in alike if id(p) in inside],
+            alike,
+            [p for p in trained if p.dim() == 1],
+        ):
             sizes = [sum(p.numel() for p in among if owner[id(p)][0] is link) for link in self.all]
             if any(sizes):
                 return (link := self.all[sizes.index(max(sizes))]), link.home
@@ -146,10 +191,16 @@ class OptimizerLink:
     def _add_group(self, like: int) -> int:
         """An empty group with the settings of another; returns its number."""
         home = self.optimizer.param_groups[like]
-        for group in self.optimizer.param_groups:  # names given at construction do not stay true while parameters move
+        for group in (
+            self.optimizer.param_groups
+        ):  # names given at construction do not stay true while parameters move
             group.pop("param_names", None)
         self.optimizer.add_param_group({"params": [], **_options(home)})
-        for name in ("base_lrs", "_last_lr", "lr_lambdas"):  # the scheduler's plan for the host is the slot's too
+        for name in (
+            "base_lrs",
+            "_last_lr",
+            "lr_lambdas",
+        ):  # the scheduler's plan for the host is the slot's too
             values = getattr(self.scheduler, name, None)
             if isinstance(values, list) and values:
                 values.append(values[like])
@@ -172,22 +223,37 @@ class OptimizerLink:
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group's settings, for another one to have."""
-    found = {key: value for key, value in group.items() if key not in ("params", "name", "param_names")}
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()}
+    found = {
+        key: value for key, value in group.items() if key not in ("params", "name", "param_names")
+    }
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value for key, value in found.items()
+    }
 
 
 def link_optimizers(
-    optimizer: Any, before: OptimizerLink | None, host: nn.Module, sources: Mapping[str, nn.Module], **options: Any
+    optimizer: Any,
+    before: OptimizerLink | None,
+    host: nn.Module,
+    sources: Mapping[str, nn.Module],
+    **options: Any,
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`; refused with all as they were."""
-    optimizers, plans = _unwrap(optimizer, "optimizer"), _unwrap(options.pop("scheduler", None), "scheduler")
+    optimizers, plans = (
+        _unwrap(optimizer, "optimizer"),
+        _unwrap(options.pop("scheduler", None), "scheduler"),
+    )
     if not is_number(rate := options.get("seed_lr", 1.0)) or not rate > 0:
-        raise SettingError(f"seed_lr must be above 0, got {rate!r}; it is a multiple of the host's rate.")
+        raise SettingError(
+            f"seed_lr must be above 0, got {rate!r}; it is a multiple of the host's rate."
+        )
     if before is not None and {*map(id, optimizers)} & {id(link.optimizer) for link in before.all}:
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host, plans)
     plan_of = {id(plan.optimizer): plan for plan in plans}
-    first, *others = [OptimizerLink(o, host, sources, scheduler=plan_of.get(id(o)), **options) for o in optimizers]
+    first, *others = [
+        OptimizerLink(o, host, sources, scheduler=plan_of.get(id(o)), **options) for o in optimizers
+    ]
     first.others = tuple(others)
     return first
 
@@ -195,12 +261,19 @@ def link_optimizers(
 def _unwrap(given: Any, name: str) -> list[Any]:
     """All that was given, without accelerate's wrappers: their own hooks would never be called."""
     found = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
-    return [getattr(each, name) if type(each).__module__.startswith("accelerate.") else each for each in found]
+    return [
+        getattr(each, name) if type(each).__module__.startswith("accelerate.") else each
+        for each in found
+    ]
 
 
 def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[Any]) -> None:
     whole = "LBFGS", "ZeroRedundancyOptimizer"
-    unfit = [o for o in optimizers if not isinstance(o, torch.optim.Optimizer) or type(o).__name__ in whole]
+    unfit = [
+        o
+        for o in optimizers
+        if not isinstance(o, torch.optim.Optimizer) or type(o).__name__ in whole
+    ]
     if unfit or not optimizers:
         name = type(unfit[0]).__name__ if unfit else "[]"
         rule = "parameters enter and leave one by one, and the optimiser must treat them so"
@@ -208,21 +281,36 @@ def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module, plans: Sequence[An
         raise OptimizerError(f"{name} cannot follow a growing network: {rule}. {way_out}")
     owned = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
     if len(owned) != len(known := set(owned)):
-        raise OptimizerError("two of these optimisers own the same parameter; give each one parameters of its own.")
-    if missing := [name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known]:
+        raise OptimizerError(
+            "two of these optimisers own the same parameter; give each one parameters of its own."
+        )
+    if missing := [
+        name for name, p in host.named_parameters() if p.requires_grad and id(p) not in known
+    ]:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         way_out = "Build it from garden.parameters(), or freeze what it should not train, and attach it again."
         count = f"{len(missing)} of the host's trainable parameters ({shown})"
         raise OptimizerError(f"what you attach does not own {count}. {way_out}")
     planned = {id(plan.optimizer) for plan in plans if hasattr(plan, "optimizer")}
-    if any("initial_lr" in group for each in optimizers if id(each) not in planned for group in each.param_groups):
+    if any(
+        "initial_lr" in group
+        for each in optimizers
+        if id(each) not in planned
+        for group in each.param_groups
+    ):
         way_out = "Pass it: attach(optimizer, scheduler), or create it after attach(optimizer)."
         what = "a scheduler drives this optimiser already and would not know the slots' parameter groups"
         raise OptimizerError(f"{what}. {way_out}")
     for plan in plans:
-        if type(plan) not in [getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")]:
+        if type(plan) not in [
+            getattr(schedulers, name) for name in PER_GROUP_SCHEDULERS.split(", ")
+        ]:
             what = f"scheduler {type(plan).__name__} cannot be extended to a slot's parameter group"
-            way_out = "or create the scheduler after attach(optimizer) and leave it out of the call."
+            way_out = (
+                "or create the scheduler after attach(optimizer) and leave it out of the call."
+            )
             raise OptimizerError(f"{what}. Use one of {PER_GROUP_SCHEDULERS}, {way_out}")
     if planned - {id(each) for each in optimizers}:
-        raise OptimizerError("the scheduler drives another optimiser; attach the two that belong together.")
+        raise OptimizerError(
+            "the scheduler drives another optimiser; attach the two that belong together."
+        )

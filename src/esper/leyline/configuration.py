@@ -11,7 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from esper.leyline.errors import CONTROLS, SettingError
 
-MOST, _LONGEST = 10**9, 2**20  # Largest number where a setting names none; letters of the longest file of settings.
+MOST, _LONGEST = (
+    10**9,
+    2**20,
+)  # Largest number where a setting names none; letters of the longest file of settings.
 
 
 class Configuration(BaseModel):
@@ -25,7 +28,13 @@ class Configuration(BaseModel):
     def _values_are_sane(self) -> Self:
         for name, value in self:
             is_bound = any(hasattr(rule, "le") for rule in type(self).model_fields[name].metadata)
-            for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
+            for part in (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, tuple)
+                else (value,)
+            ):
                 if isinstance(part, int | float) and abs(part) > MOST and not is_bound:
                     raise ValueError(f"{name} is {str(part)[:20]}; numbers are at most {MOST:,}.")
                 if isinstance(part, str | Path) and CONTROLS.search(str(part)):
@@ -36,9 +45,13 @@ class Configuration(BaseModel):
     def of(cls, values: Any, source: str = "the configuration") -> Self:
         """A checked configuration from plain values."""
         if not isinstance(values, dict):
-            raise SettingError(f"{source} holds a {type(values).__name__}; it must be an object of keys and values.")
+            raise SettingError(
+                f"{source} holds a {type(values).__name__}; it must be an object of keys and values."
+            )
         try:
-            found = cls.model_validate_json(json.dumps(values, default=str))  # lists and paths as JSON has them
+            found = cls.model_validate_json(
+                json.dumps(values, default=str)
+            )  # lists and paths as JSON has them
         except ValidationError as problem:
             raise SettingError(f"{source}: {'; '.join(_explain(cls, problem.errors()))}") from None
         found.check()
@@ -72,9 +85,13 @@ def read_json(path: str | Path) -> Any:
                 raise ValueError(f"it has more than {_LONGEST:,} letters")
         return json.loads(text)
     except OSError as problem:
-        raise SettingError(f"cannot read the configuration {path}: {problem.strerror}.") from problem
+        raise SettingError(
+            f"cannot read the configuration {path}: {problem.strerror}."
+        ) from problem
     except (ValueError, RecursionError) as problem:
-        raise SettingError(f"{path} is not JSON: {problem}. Write an object of keys and values.") from problem
+        raise SettingError(
+            f"{path} is not JSON: {problem}. Write an object of keys and values."
+        ) from problem
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -109,7 +126,10 @@ def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
     """A few words for each mistake; of a list with a wrong entry, the entry alone is named."""
     for error in errors:
         path, message = [str(part) for part in error["loc"]], error["msg"]
-        if any(len(other["loc"]) > len(path) and other["loc"][: len(path)] == error["loc"] for other in errors):
+        if any(
+            len(other["loc"]) > len(path) and other["loc"][: len(path)] == error["loc"]
+            for other in errors
+        ):
             continue
         if error["type"] == "extra_forbidden":
             yield _unknown(model, path)
@@ -121,10 +141,17 @@ def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
 
 def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
     key, section = ".".join(path), ".".join(path[:-1])
-    known = [*leaves(model), *{leaf.rpartition(".")[0]: None for leaf in leaves(model) if "." in leaf}]
-    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
+    known = [
+        *leaves(model),
+        *{leaf.rpartition(".")[0]: None for leaf in leaves(model) if "." in leaf},
+    ]
+    siblings = {
+        name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section
+    }
     near = [siblings[name] for name in get_close_matches(path[-1], siblings, n=1)]
     near += [name for name in known if name.endswith(f".{path[-1]}")]
     near += [] if siblings and section else get_close_matches(key, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(siblings.values() or known)}."
+    hint = (
+        f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(siblings.values() or known)}."
+    )
     return f"unknown key {key!r}. {hint}"

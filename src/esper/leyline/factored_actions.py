@@ -35,7 +35,9 @@ class BlueprintAction(IntEnum):
 
 OP_NAMES: tuple[str, ...] = tuple(op.name for op in LifecycleOp)
 BLEND_IDS: tuple[str, ...] = tuple(blend.to_algorithm_id() for blend in BlendAction)
-BLUEPRINT_IDS: tuple[str | None, ...] = tuple(blueprint.to_blueprint_id() for blueprint in BlueprintAction)
+BLUEPRINT_IDS: tuple[str | None, ...] = tuple(
+    blueprint.to_blueprint_id() for blueprint in BlueprintAction
+)
 OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = (int(op) for op in LifecycleOp)
 Choice = tuple[int, int, int, int]  # One decision as indices: op, slot, blueprint, blend.
 NUM_OPS = len(OP_NAMES)
@@ -44,7 +46,9 @@ NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
 
 _FOR_TOKENS_ONLY = {BlueprintAction.LORA, BlueprintAction.MLP_SMALL, BlueprintAction.MLP}
 CNN_BLUEPRINTS = frozenset(BlueprintAction) - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
-TRANSFORMER_BLUEPRINTS = frozenset({*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM})
+TRANSFORMER_BLUEPRINTS = frozenset(
+    {*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM}
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,11 @@ class ActionSpace:
     blends: tuple[str, ...] = BLEND_IDS
 
     def __post_init__(self) -> None:
-        if len(self.blueprint_ids) < 2 or self.blueprint_ids[0] is not None or None in self.blueprint_ids[1:]:
+        if (
+            len(self.blueprint_ids) < 2
+            or self.blueprint_ids[0] is not None
+            or None in self.blueprint_ids[1:]
+        ):
             rule = "must be None, then one name or more; build the space with ActionSpace.of(slots, blueprints)."
             raise SettingError(f"blueprint_ids {self.blueprint_ids} {rule}")
         for what, names in (("blueprint", self.blueprint_ids), ("blend", self.blends)):
@@ -69,7 +77,9 @@ class ActionSpace:
             raise SettingError(f"no blends given; name at least one of {', '.join(BLEND_IDS)}.")
 
     @classmethod
-    def of(cls, slots: SlotConfig, blueprints: tuple[str, ...], blends: tuple[str, ...] = BLEND_IDS) -> Self:
+    def of(
+        cls, slots: SlotConfig, blueprints: tuple[str, ...], blends: tuple[str, ...] = BLEND_IDS
+    ) -> Self:
         """The space of a run that may plant `blueprints`, numbered from 1 in the order given."""
         return cls(slots, (None, *blueprints), blends)
 
@@ -80,7 +90,9 @@ class ActionSpace:
 
     def blueprint_index(self, blueprint_id: str | None) -> int:
         if blueprint_id not in self.blueprint_ids:
-            raise UnknownNameError("blueprint", blueprint_id, (name for name in self.blueprint_ids if name))
+            raise UnknownNameError(
+                "blueprint", blueprint_id, (name for name in self.blueprint_ids if name)
+            )
         return self.blueprint_ids.index(blueprint_id)
 
     def blend_index(self, blend_id: str) -> int:
@@ -104,10 +116,18 @@ class FactoredAction:
 
     @classmethod
     def from_indices(
-        cls, *, slot_idx: int, blueprint_idx: int, blend_idx: int, op_idx: int, space: ActionSpace = DEFAULT_SPACE
+        cls,
+        *,
+        slot_idx: int,
+        blueprint_idx: int,
+        blend_idx: int,
+        op_idx: int,
+        space: ActionSpace = DEFAULT_SPACE,
     ) -> Self:
         """Look the four indices up in `space`; an index outside it is refused by head."""
-        _, slot_id, blueprint_id, blend_id = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+        _, slot_id, blueprint_id, blend_id = look_up(
+            space, op_idx, slot_idx, blueprint_idx, blend_idx
+        )
         return cls(LifecycleOp(op_idx), int(slot_idx), blueprint_id, blend_id, slot_id)
 
     @property
@@ -123,11 +143,20 @@ class FactoredAction:
         return self.op is LifecycleOp.FOSSILIZE
 
 
-def look_up(space: ActionSpace, op: int, slot: int, blueprint: int, blend: int) -> tuple[str, str, str | None, str]:
+def look_up(
+    space: ActionSpace, op: int, slot: int, blueprint: int, blend: int
+) -> tuple[str, str, str | None, str]:
     """Names of op, slot, blueprint and blend, from the tables alone; an index outside the space is refused by head."""
     given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
     for (head, index), size in zip(given.items(), space.sizes, strict=True):
         if not 0 <= index < size:
-            raise SettingError(f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}.")
+            raise SettingError(
+                f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}."
+            )
     assert OP_NAMES[op] == LifecycleOp(op).name, OP_NAMES[op]  # the tables say what the enums say
-    return OP_NAMES[op], space.slots.slot_ids[slot], space.blueprint_ids[blueprint], space.blends[blend]
+    return (
+        OP_NAMES[op],
+        space.slots.slot_ids[slot],
+        space.blueprint_ids[blueprint],
+        space.blends[blend],
+    )

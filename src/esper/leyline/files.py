@@ -17,7 +17,9 @@ from safetensors import SafetensorError
 
 from esper.leyline.errors import SaveError
 
-Content = bytes | Callable[[Path], None]  # What a file is to hold, or a function that writes it to a given path.
+Content = (
+    bytes | Callable[[Path], None]
+)  # What a file is to hold, or a function that writes it to a given path.
 MOST_BYTES = 2**27  # A file that is read whole and larger than this is none of ours.
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
@@ -46,8 +48,13 @@ def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
     beside = _beside(folder)
     try:
         with ExitStack() as held:
-            known = {name: held.enter_context(reading(source / name, digests[name])) for name in digests}
-            if write_files(beside, {name: partial(_copy, file) for name, file in known.items()}) != digests:
+            known = {
+                name: held.enter_context(reading(source / name, digests[name])) for name in digests
+            }
+            if (
+                write_files(beside, {name: partial(_copy, file) for name, file in known.items()})
+                != digests
+            ):
                 raise SaveError(f"{source} was changed while it was copied.")
         with told(folder):
             os.replace(beside, folder)
@@ -62,10 +69,14 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[BufferedReader]:
     try:
         with open_plain(path) as file:
             if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise SaveError(f"{path} was changed after it was written. Use a copy of it that was not.")
+                raise SaveError(
+                    f"{path} was changed after it was written. Use a copy of it that was not."
+                )
             yield file
     except OSError as problem:
-        raise SaveError(f"cannot read {path}: {problem.strerror}. Make it readable, or use a copy.") from problem
+        raise SaveError(
+            f"cannot read {path}: {problem.strerror}. Make it readable, or use a copy."
+        ) from problem
 
 
 def _copy(file: BufferedReader, to: Path) -> None:
@@ -127,7 +138,9 @@ def make_folder(folder: Path) -> None:
                     raise
         elif names_in(place):
             continue
-        sync_folder(place.parent)  # of an empty one too: whoever made it may have been killed before this
+        sync_folder(
+            place.parent
+        )  # of an empty one too: whoever made it may have been killed before this
 
 
 def sync_folder(folder: Path) -> None:
@@ -175,7 +188,9 @@ def told(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         way_out = "Free disk space and save again; resume a run with --resume."
-        raise SaveError(f"cannot save {path}: {reason}. Earlier saves are untouched. {way_out}") from problem
+        raise SaveError(
+            f"cannot save {path}: {reason}. Earlier saves are untouched. {way_out}"
+        ) from problem
 
 
 def open_plain(path: Path) -> BufferedReader:

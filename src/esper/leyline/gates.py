@@ -19,7 +19,9 @@ class Measurement:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and math.isfinite(self.standard_error)):
             found = f"mean {self.mean} with standard error {self.standard_error}"
-            raise MeasurementError(f"{found} is not finite; the host has diverged or the evaluation is broken.")
+            raise MeasurementError(
+                f"{found} is not finite; the host has diverged or the evaluation is broken."
+            )
 
     def __str__(self) -> str:
         return f"{self.mean:+.4f} ± {self.standard_error:.4f} over {self.examples} examples"
@@ -42,7 +44,9 @@ class GateEvidence:
     reason: str
 
     @classmethod
-    def judge(cls, name: str, measured: float | None, needed: str, passes: bool, reason: str) -> Self:
+    def judge(
+        cls, name: str, measured: float | None, needed: str, passes: bool, reason: str
+    ) -> Self:
         """The one way to a verdict: without a finite measurement `passes` is not even looked at."""
         if measured is None or math.isnan(measured):
             return cls(name, None, needed, Verdict.NOT_MEASURED, "nothing was measured")
@@ -56,14 +60,20 @@ class GateEvidence:
 def shape_gate(deviation: float | None, must_be_identity: bool) -> GateEvidence:
     """G0: the newborn seed keeps its input's shape and, unless born with a scale, its values."""
     needed = "same shape, deviation 0" if must_be_identity else "same shape, finite output"
-    passes = deviation is not None and (deviation == 0.0 if must_be_identity else math.isfinite(deviation))
-    return GateEvidence.judge("G0", deviation, needed, passes, f"largest deviation from its input: {deviation}")
+    passes = deviation is not None and (
+        deviation == 0.0 if must_be_identity else math.isfinite(deviation)
+    )
+    return GateEvidence.judge(
+        "G0", deviation, needed, passes, f"largest deviation from its input: {deviation}"
+    )
 
 
 def optimizer_gate(orphans: int | None) -> GateEvidence:
     """G1: every parameter of the seed is in an optimiser."""
     measured = None if orphans is None else float(orphans)
-    return GateEvidence.judge("G1", measured, "0 parameters without an optimiser", orphans == 0, f"{orphans} orphans")
+    return GateEvidence.judge(
+        "G1", measured, "0 parameters without an optimiser", orphans == 0, f"{orphans} orphans"
+    )
 
 
 def shadow_gate(gain: Measurement | None, training_length: int) -> GateEvidence:
@@ -72,7 +82,9 @@ def shadow_gate(gain: Measurement | None, training_length: int) -> GateEvidence:
     if training_length == 0:
         return GateEvidence.judge("G2", 0.0, needed, True, "TRAINING has length 0")
     mean = None if gain is None else gain.mean
-    return GateEvidence.judge("G2", mean, needed, mean is not None and mean > 0, f"shadow loss gain {gain}")
+    return GateEvidence.judge(
+        "G2", mean, needed, mean is not None and mean > 0, f"shadow loss gain {gain}"
+    )
 
 
 def ramp_gate(alpha: float) -> GateEvidence:

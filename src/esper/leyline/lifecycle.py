@@ -6,7 +6,13 @@ from typing import Self
 
 from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.gates import GateEvidence, Measurement, counterfactual_gate, ramp_gate, shadow_gate
+from esper.leyline.gates import (
+    GateEvidence,
+    Measurement,
+    counterfactual_gate,
+    ramp_gate,
+    shadow_gate,
+)
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
 MIN_CULL_AGE = 1  # Epochs a seed must train before it may be culled.
@@ -24,12 +30,22 @@ class StageLengths:
     resetting: int = 1  # epochs between embargo and the next chance
 
     def __post_init__(self) -> None:
-        for name, least in (("training", 0), ("ramp", 0), ("probation", 1), ("embargo", 0), ("resetting", 0)):
+        for name, least in (
+            ("training", 0),
+            ("ramp", 0),
+            ("probation", 1),
+            ("embargo", 0),
+            ("resetting", 0),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise SettingError(f"StageLengths.{name} must be a whole number of at least {least}, got {value!r}.")
+                raise SettingError(
+                    f"StageLengths.{name} must be a whole number of at least {least}, got {value!r}."
+                )
         if self.training and not self.ramp:
-            raise SettingError(f"ramp 0 keeps a seed at once, but training is {self.training}; raise ramp to 1.")
+            raise SettingError(
+                f"ramp 0 keeps a seed at once, but training is {self.training}; raise ramp to 1."
+            )
 
 
 def ramp_alpha(blend_id: str, progress: float) -> float:
@@ -39,7 +55,9 @@ def ramp_alpha(blend_id: str, progress: float) -> float:
     progress = min(max(progress, 0.0), 1.0)
     if blend_id != "sigmoid" or progress in (0.0, 1.0):
         return progress
-    low, middle, high = (1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x)) for x in (-0.5, progress - 0.5, 0.5))
+    low, middle, high = (
+        1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x)) for x in (-0.5, progress - 0.5, 0.5)
+    )
     return (middle - low) / (high - low)
 
 
@@ -65,14 +83,18 @@ class SeedState:
         """The same slot, one stage further; a move the table does not have is refused."""
         if to not in TRANSITIONS[self.stage]:
             allowed = ", ".join(stage.name for stage in sorted(TRANSITIONS[self.stage]))
-            raise IllegalTransitionError(f"{self.stage.name} -> {to.name} is not allowed; from here: {allowed}.")
+            raise IllegalTransitionError(
+                f"{self.stage.name} -> {to.name} is not allowed; from here: {allowed}."
+            )
         if to in (SeedStage.DORMANT, SeedStage.EMBARGOED, SeedStage.RESETTING):
             return type(self)(stage=to)
         alpha = self.alpha if to is SeedStage.PROBATIONARY else float(to is SeedStage.FOSSILIZED)
         return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
 
     def judged(self, evidence: GateEvidence) -> Self:
-        return replace(self, gates=(*(gate for gate in self.gates if gate.name != evidence.name), evidence))
+        return replace(
+            self, gates=(*(gate for gate in self.gates if gate.name != evidence.name), evidence)
+        )
 
     def measured(self, contribution: Measurement) -> Self:
         return replace(self, contribution=contribution).judged(counterfactual_gate(contribution))
@@ -83,7 +105,9 @@ class SeedState:
 
 def germinate(blueprint_id: str, blend_id: str) -> SeedState:
     """A slot in which a seed has just been planted."""
-    return replace(SeedState().advance(SeedStage.GERMINATED), blueprint_id=blueprint_id, blend_id=blend_id)
+    return replace(
+        SeedState().advance(SeedStage.GERMINATED), blueprint_id=blueprint_id, blend_id=blend_id
+    )
 
 
 def tick(state: SeedState, lengths: StageLengths) -> SeedState:
@@ -102,7 +126,9 @@ def tick(state: SeedState, lengths: StageLengths) -> SeedState:
     return replace(state, epochs_in_stage=epochs, age=state.age + state.is_live, alpha=alpha)
 
 
-def _natural_end(state: SeedState, lengths: StageLengths) -> tuple[SeedStage, GateEvidence | None] | None:
+def _natural_end(
+    state: SeedState, lengths: StageLengths
+) -> tuple[SeedStage, GateEvidence | None] | None:
     """Where a stage goes when its time is over, with the evidence that decided; None while it lasts."""
     match state.stage:
         case SeedStage.GERMINATED:

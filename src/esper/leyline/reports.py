@@ -15,7 +15,9 @@ class SeedMetrics:
     counterfactual_standard_error: float | None = None
     seed_gradient_norm_ratio: float | None = None  # gradient norm per parameter, seed over host
     seed_gradient_norm: float | None = None  # mean over the last epoch's steps, before clipping
-    greedy_score: float | None = None  # how steeply the loss falls along the best linear map added at this slot
+    greedy_score: float | None = (
+        None  # how steeply the loss falls along the best linear map added at this slot
+    )
     seed_param_count: int = 0
     host_param_count: int = 0  # host and all its fossils
 

@@ -39,12 +39,18 @@ class SlotConfig:
 
     def __post_init__(self) -> None:
         if not self.slot_ids:
-            raise SlotIdError("no slots given. A host needs at least one slot; write slot_ids=('r0c0',).")
+            raise SlotIdError(
+                "no slots given. A host needs at least one slot; write slot_ids=('r0c0',)."
+            )
         ordered = ordered_slots(self.slot_ids)
         if repeated := sorted({a for a, b in pairwise(ordered) if a == b}):
-            raise SlotIdError(f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat.")
+            raise SlotIdError(
+                f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat."
+            )
         if self.modules and set(self.modules) != set(ordered):
-            raise SlotIdError(f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none.")
+            raise SlotIdError(
+                f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none."
+            )
         object.__setattr__(self, "slot_ids", ordered)
 
     @classmethod
@@ -55,7 +61,9 @@ class SlotConfig:
     @classmethod
     def for_grid(cls, rows: int, columns: int) -> Self:
         if rows < 1 or columns < 1:
-            raise SlotIdError(f"a grid of {rows} x {columns} has no slots. Both numbers must be at least 1.")
+            raise SlotIdError(
+                f"a grid of {rows} x {columns} has no slots. Both numbers must be at least 1."
+            )
         return cls(tuple(f"r{row}c{column}" for row in range(rows) for column in range(columns)))
 
     @classmethod
@@ -75,5 +83,8 @@ class SlotConfig:
 
     def choose(self, slot_ids: Iterable[str]) -> Self:
         """Some of these slots, with their modules; an unknown id is refused."""
-        chosen = {self.slot_ids[self.index_for_slot_id(slot_id)]: self.modules[slot_id] for slot_id in slot_ids}
+        chosen = {
+            self.slot_ids[self.index_for_slot_id(slot_id)]: self.modules[slot_id]
+            for slot_id in slot_ids
+        }
         return type(self)(tuple(chosen), chosen)

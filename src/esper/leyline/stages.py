@@ -6,16 +6,30 @@ from enum import IntEnum
 class SeedStage(IntEnum):
     """Where a slot stands, in the order a successful seed passes through."""
 
-    DORMANT, GERMINATED, TRAINING, BLENDING, PROBATIONARY, FOSSILIZED, CULLED, EMBARGOED, RESETTING = range(9)
+    (
+        DORMANT,
+        GERMINATED,
+        TRAINING,
+        BLENDING,
+        PROBATIONARY,
+        FOSSILIZED,
+        CULLED,
+        EMBARGOED,
+        RESETTING,
+    ) = range(9)
 
 
 TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
     SeedStage.DORMANT: frozenset({SeedStage.GERMINATED}),
-    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.CULLED, SeedStage.FOSSILIZED}),  # last: no ramp
+    SeedStage.GERMINATED: frozenset(
+        {SeedStage.TRAINING, SeedStage.CULLED, SeedStage.FOSSILIZED}
+    ),  # last: no ramp
     SeedStage.TRAINING: frozenset({SeedStage.BLENDING, SeedStage.CULLED}),
     SeedStage.BLENDING: frozenset({SeedStage.PROBATIONARY, SeedStage.CULLED}),
     SeedStage.PROBATIONARY: frozenset({SeedStage.FOSSILIZED, SeedStage.CULLED}),
-    SeedStage.FOSSILIZED: frozenset({SeedStage.DORMANT}),  # its seed is host now; the slot opens again
+    SeedStage.FOSSILIZED: frozenset(
+        {SeedStage.DORMANT}
+    ),  # its seed is host now; the slot opens again
     SeedStage.CULLED: frozenset({SeedStage.EMBARGOED}),
     SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING}),
     SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),

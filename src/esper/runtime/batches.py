@@ -40,7 +40,11 @@ class ExampleStream:
 
     def state(self) -> dict[str, Any]:
         """A permutation is replaced and never written into, so that it needs no copy."""
-        return {"generator": self.generator.get_state(), "permutation": self.permutation, "position": self.position}
+        return {
+            "generator": self.generator.get_state(),
+            "permutation": self.permutation,
+            "position": self.position,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["generator"])
@@ -54,7 +58,12 @@ class EpochPlan:
     """
 
     def __init__(
-        self, split: Split, stream: ExampleStream, steps: tuple[int, int], augment: bool, device: torch.device
+        self,
+        split: Split,
+        stream: ExampleStream,
+        steps: tuple[int, int],
+        augment: bool,
+        device: torch.device,
     ):
         self.split, self.stream = split, stream
         self.most, self.size = steps
@@ -76,8 +85,12 @@ class EpochPlan:
         self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:
             draw_offsets(count, self.stream.generator, self._drawn[1:, :count])
-        if 0 < count < self._drawn.shape[1]:  # greedy scores look at 32 examples, however few are learnt from
-            self._drawn[:, count:] = self._drawn[:, torch.arange(count, self._drawn.shape[1]) % count]
+        if (
+            0 < count < self._drawn.shape[1]
+        ):  # greedy scores look at 32 examples, however few are learnt from
+            self._drawn[:, count:] = self._drawn[
+                :, torch.arange(count, self._drawn.shape[1]) % count
+            ]
         self.placed.copy_(self._drawn, non_blocking=True)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +105,9 @@ def shared_batches(plans: Sequence[EpochPlan]) -> Iterator[tuple[Tensor, Tensor]
     first = plans[0]
     for start in range(0, max(plan.examples for plan in plans), first.size):
         # a host whose epoch has fewer steps than others' is left out of the later ones
-        parts = [plan.placed[:, start : start + first.size] for plan in plans if start < plan.examples]
+        parts = [
+            plan.placed[:, start : start + first.size] for plan in plans if start < plan.examples
+        ]
         drawn = torch.cat(parts, 1)
         inputs, targets = first.split.gather(drawn[0], drawn[1:])
         yield inputs.unflatten(0, (len(parts), -1)), targets.unflatten(0, (len(parts), -1))

@@ -16,7 +16,9 @@ def training_charges(run: HostRun, flops: HostFlops, examples: int) -> list[Char
     charges = [("training", examples, ledger.learning_flops(run.model, flops))]
     if incubated := incubated_slots(run):
         # the host is frozen in the shadow pass: gradients go back to the first of these seeds and to no weight of it
-        passes = ledger.network_flops(run.model, flops) + ledger.ablation_flops(run.model, flops, incubated[0].slot_id)
+        passes = ledger.network_flops(run.model, flops) + ledger.ablation_flops(
+            run.model, flops, incubated[0].slot_id
+        )
         seeds = sum(ledger.incubation_flops(slot) for slot in incubated)
         charges.append(("shadow", examples, passes + (1 + BACKWARD) * seeds))
     return charges
@@ -26,7 +28,13 @@ def score_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     """What the greedy scores of an epoch cost."""
     if not run.pays_for_measuring:
         return []
-    return [("score", min(SCORE_EXAMPLES, run.plan.most * run.plan.size), ledger.score_flops(run.model, flops))]
+    return [
+        (
+            "score",
+            min(SCORE_EXAMPLES, run.plan.most * run.plan.size),
+            ledger.score_flops(run.model, flops),
+        )
+    ]
 
 
 def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
@@ -34,9 +42,13 @@ def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     if not run.pays_for_measuring:
         return []
     count, whole = len(run.splits.validation), ledger.network_flops(run.model, flops)
-    ablated = [ledger.ablation_flops(run.model, flops, slot.slot_id) for slot in measured_slots(run)]
+    ablated = [
+        ledger.ablation_flops(run.model, flops, slot.slot_id) for slot in measured_slots(run)
+    ]
     charges = [("validation", count, whole), *(("counterfactual", count, cost) for cost in ablated)]
-    return charges + [("shadow", count, whole + ledger.incubation_flops(slot)) for slot in incubated_slots(run)]
+    return charges + [
+        ("shadow", count, whole + ledger.incubation_flops(slot)) for slot in incubated_slots(run)
+    ]
 
 
 def _sum(charges: list[Charge]) -> int:
@@ -73,20 +85,36 @@ class ComputeClock:
     def plan(self, run: HostRun) -> None:
         """Set the number of steps and the rate of each for the decision that comes next."""
         run.pays_for_measuring = True
-        fixed, reserve = _sum(score_charges(run, self.flops) + evaluation_charges(run, self.flops)), self._pruning(run)
-        is_tight = run.epoch == 0 and not run.is_static and self.task.budget * fixed > self.due(0)  # once it has grown
+        fixed, reserve = (
+            _sum(score_charges(run, self.flops) + evaluation_charges(run, self.flops)),
+            self._pruning(run),
+        )
+        is_tight = (
+            run.epoch == 0 and not run.is_static and self.task.budget * fixed > self.due(0)
+        )  # once it has grown
         if run.is_static:  # its one measurement is set aside from the start
-            fixed, reserve, run.pays_for_measuring = 0, reserve + fixed, run.epoch + 1 >= self.task.epochs
+            fixed, reserve, run.pays_for_measuring = (
+                0,
+                reserve + fixed,
+                run.epoch + 1 >= self.task.epochs,
+            )
         step, used = _sum(training_charges(run, self.flops, run.plan.size)), run.ledger.flops
         left = self.due(run.epoch, reserve) - used - fixed
         run.plan.steps = min(max(0, left) // step, run.plan.most)
         if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed > self.budget)):
             given = f"{self.budget:.4g} FLOPs, {self.due(0):.4g} for each of {self.task.epochs} decisions"
-            needed = f"one step takes {step:.4g} and its measurement {fixed:.4g}, more once it has grown"
+            needed = (
+                f"one step takes {step:.4g} and its measurement {fixed:.4g}, more once it has grown"
+            )
             what = f"compute {self.task.compute:g} is {given}, but in decision {run.epoch + 1} {needed}"
             raise SettingError(f"{what}. Raise compute, or lower epochs, held_out or batch.")
-        whole = max(1, self.budget - reserve - fixed)  # the plan ends with the last step, not with what follows it
-        run.rates = [self.task.rate_at((used + (number + 0.5) * step) / whole) for number in range(run.plan.steps)]
+        whole = max(
+            1, self.budget - reserve - fixed
+        )  # the plan ends with the last step, not with what follows it
+        run.rates = [
+            self.task.rate_at((used + (number + 0.5) * step) / whole)
+            for number in range(run.plan.steps)
+        ]
 
     def _pruning(self, run: HostRun) -> int:
         """What late pruning is still going to cost, at most."""

@@ -18,7 +18,9 @@ from esper.leyline.errors import NotCompiledError, UnknownNameError
 BACKEND = "inductor"
 _WORTH = 4e9
 """FLOPs of a step's forward pass from which on `auto` compiles: a smaller host waits for launches, not for memory."""
-_compiled: dict[Any, Callable[..., Any]] = {}  # By shape of block and call, for all populations of the process.
+_compiled: dict[
+    Any, Callable[..., Any]
+] = {}  # By shape of block and call, for all populations of the process.
 
 
 def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -> bool:
@@ -26,7 +28,9 @@ def is_compiled(wanted: str, devices: Sequence[torch.device], step_flops: int) -
     if wanted not in ("auto", "on", "off"):
         raise UnknownNameError("compile", wanted, ("auto", "on", "off"))
     is_worth_it = step_flops >= _WORTH and not torch.are_deterministic_algorithms_enabled()
-    return wanted == "on" or (wanted == "auto" and is_worth_it and all(device.type == "cuda" for device in devices))
+    return wanted == "on" or (
+        wanted == "auto" and is_worth_it and all(device.type == "cuda" for device in devices)
+    )
 
 
 def compile_blocks(network: MorphogeneticModel) -> None:
@@ -36,7 +40,9 @@ def compile_blocks(network: MorphogeneticModel) -> None:
     own = [getattr(seed, name, None) for seed in seeds for name in ("body", "join")]
     for block in (*_parts(network.host), *(part for part in own if isinstance(part, nn.Module))):
         if block._compiled_call_impl is None:
-            block._compiled_call_impl = partial(_call, weakref.ref(block), (type(block), repr(block)))
+            block._compiled_call_impl = partial(
+                _call, weakref.ref(block), (type(block), repr(block))
+            )
 
 
 def structure_of(network: MorphogeneticModel) -> list[object]:
@@ -55,7 +61,9 @@ def compiled_so_far() -> tuple[int, float]:
     """Shapes that this process has compiled, and how long torch took, backward passes included."""
     if not _compiled:
         return 0, 0.0
-    from torch._dynamo.utils import calculate_time_spent  # seconds to import, which only those pay who compile
+    from torch._dynamo.utils import (
+        calculate_time_spent,
+    )  # seconds to import, which only those pay who compile
 
     return len(_compiled), calculate_time_spent()["total_wall_time"]
 
@@ -75,7 +83,9 @@ def nothing_new() -> Iterator[None]:
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
     """Weights of convolutions with channels last, as tensor cores read them, and their optimiser state alike."""
-    for parameter in [p for group in optimizer.param_groups for p in group["params"] if p.dim() == 4]:
+    for parameter in [
+        p for group in optimizer.param_groups for p in group["params"] if p.dim() == 4
+    ]:
         parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         state = optimizer.state[parameter]
         for key, value in state.items():
@@ -85,7 +95,9 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """The largest parts of a host that hold no slot."""
-    if has_slots(module) or type(module).forward is nn.Module.forward:  # a slot may change; a list is never called
+    if (
+        has_slots(module) or type(module).forward is nn.Module.forward
+    ):  # a slot may change; a list is never called
         for child in module.children():
             yield from _parts(child)
     elif next(module.parameters(), None) is not None:
@@ -95,9 +107,13 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 def _call(block: weakref.ref[nn.Module], shape: tuple[type, str], *args: Any, **kwargs: Any) -> Any:
     module = block()
     assert module is not None  # somebody is calling it
-    if torch.is_grad_enabled() and not module.training:  # the greedy score, once per epoch: not worth a compilation
+    if (
+        torch.is_grad_enabled() and not module.training
+    ):  # the greedy score, once per epoch: not worth a compilation
         return module._call_impl(*args, **kwargs)
-    return _compile((*shape, module.training), _run, f"run_{module._get_name()}", module, args, kwargs)
+    return _compile(
+        (*shape, module.training), _run, f"run_{module._get_name()}", module, args, kwargs
+    )
 
 
 def score(function: Callable[..., Any], outputs: Tensor, targets: Tensor) -> Any:
@@ -105,11 +121,19 @@ def score(function: Callable[..., Any], outputs: Tensor, targets: Tensor) -> Any
     return _compile((function,), _score, "score", function, (outputs, targets), {})
 
 
-def _compile(shape: tuple[Any, ...], body: Any, name: str, owner: Any, args: Any, kwargs: Any) -> Any:
+def _compile(
+    shape: tuple[Any, ...], body: Any, name: str, owner: Any, args: Any, kwargs: Any
+) -> Any:
     """Call `body`, compiled for this shape, these arguments and this kind of precision."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    inputs = [(value.shape, value.stride(), value.dtype, value.device, value.requires_grad) for value in tensors]
-    amps = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
+    inputs = [
+        (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+        for value in tensors
+    ]
+    amps = [
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        for kind in ("cpu", "cuda")
+    ]
     key = BACKEND, *shape, torch.is_grad_enabled(), *amps, *inputs, *kwargs
     if key not in _compiled:
         # code of its own: torch counts compilations by code object and gives up after eight

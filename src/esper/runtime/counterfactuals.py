@@ -51,7 +51,9 @@ def measure(run: HostRun, split: Split, ablated: Sequence[SeedSlot] | None = Non
         # one by one: torch adds a row in another order where others stand beside it, and graphs have more of them
         pairs = [torch.stack([gain.mean(), gain.std() / len(split) ** 0.5]) for gain in gains]
         found = dict(zip(slots + incubated, pairs, strict=True))
-        result = torch.cat([result, *(found.get(slot, torch.zeros_like(result)) for slot in run.slots)])
+        result = torch.cat(
+            [result, *(found.get(slot, torch.zeros_like(result)) for slot in run.slots)]
+        )
     return result
 
 
@@ -60,18 +62,26 @@ def score_examples(run: HostRun, split: Split) -> Tensor:
     return _score_passes(run, split, [], [])[0]
 
 
-def _score_passes(run: HostRun, split: Split, slots: list[SeedSlot], incubated: list[SeedSlot]) -> Tensor:
+def _score_passes(
+    run: HostRun, split: Split, slots: list[SeedSlot], incubated: list[SeedSlot]
+) -> Tensor:
     """Loss and correctness of every example in each of `_passes`: [passes, 2, examples]."""
     parts = []
     with torch.no_grad(), evaluated(run.model):
         for rows in torch.arange(len(split), device=run.device).split(_CHUNK):
             inputs, targets = split.gather(rows)
             outputs = _passes(run, slots, incubated, inputs)
-            parts.append(torch.stack([torch.stack(run.task.score(each.float(), targets)) for each in outputs]))
+            parts.append(
+                torch.stack(
+                    [torch.stack(run.task.score(each.float(), targets)) for each in outputs]
+                )
+            )
     return torch.cat(parts, -1).double()
 
 
-def _passes(run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inputs: Tensor) -> Iterator[Tensor]:
+def _passes(
+    run: HostRun, slots: list[SeedSlot], incubated: list[SeedSlot], inputs: Tensor
+) -> Iterator[Tensor]:
     """Outputs of the whole network, then without each slot's seed (sharing what comes before), then of the shadows."""
     host = cast(SegmentedHost, run.model.host)
     whole: Callable[[], Tensor] = partial(run.model, inputs)

@@ -26,10 +26,14 @@ def load_digits(root: Path | None = None) -> Splits:
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as problem:
-        raise DataError("the digits come with scikit-learn. Install it: pip install 'esper-lite[demo]'.") from problem
+        raise DataError(
+            "the digits come with scikit-learn. Install it: pip install 'esper-lite[demo]'."
+        ) from problem
     raw = load()
     images = torch.tensor(raw.images, dtype=torch.uint8)[:, None]
-    whole = TensorSplit(images, torch.tensor(raw.target, dtype=torch.long), scale=1 / 16, shift=-0.5)
+    whole = TensorSplit(
+        images, torch.tensor(raw.target, dtype=torch.long), scale=1 / 16, shift=-0.5
+    )
     rest, test = carve(whole, share=0.2, seed=21)
     return Splits(*carve(rest), SealedSplit(test))
 
@@ -67,10 +71,18 @@ def load_code(root: Path | None = None, context: int = 256, size: int = 2**26) -
         if not room:
             break
     whole, parts = hashlib.sha256(), [bytearray() for _ in range(3)]
-    for key, text in texts.items():  # its digest decides: 90 % training, validation or test; no text is in two splits
+    for (
+        key,
+        text,
+    ) in (
+        texts.items()
+    ):  # its digest decides: 90 % training, validation or test; no text is in two splits
         whole.update(key)
         parts[max(0, key[0] % 20 - 17)] += text
-    splits = [TokenSplit(torch.frombuffer(part or bytearray(1), dtype=torch.uint8), context) for part in parts]
+    splits = [
+        TokenSplit(torch.frombuffer(part or bytearray(1), dtype=torch.uint8), context)
+        for part in parts
+    ]
     corpus = f"{sum(map(len, texts.values())):,} bytes in {len(texts):,} files, sha256 {whole.hexdigest()[:16]}"
     return Splits(splits[0], splits[1], SealedSplit(splits[2]), corpus)
 
@@ -81,10 +93,17 @@ def _find_sources() -> list[Path]:
     for folder in dict.fromkeys(paths[name] for name in ("stdlib", "purelib", "platlib")):
         for place, folders, names in os.walk(folder):
             # what lies inside the standard library belongs to another installation, or is walked by itself
-            folders[:] = [name for name in folders if name not in ("site-packages", "dist-packages", "__pycache__")]
+            folders[:] = [
+                name
+                for name in folders
+                if name not in ("site-packages", "dist-packages", "__pycache__")
+            ]
             for path in (os.path.join(place, name) for name in names if name.endswith(".py")):
                 found.setdefault(path, os.path.relpath(path, folder))
-    return [Path(path) for path in sorted(found, key=lambda p: (hashlib.sha256(found[p].encode()).digest(), p))]
+    return [
+        Path(path)
+        for path in sorted(found, key=lambda p: (hashlib.sha256(found[p].encode()).digest(), p))
+    ]
 
 
 def load_shakespeare(root: Path | None, context: int = 64) -> Splits:
@@ -98,7 +117,9 @@ def load_tinystories(root: Path | None, context: int = 64) -> Splits:
     test = _read_tokens(root, "TinyStories/TinyStories-valid.txt", "tinystories")
     cut = int(len(train) * 0.95)
     held_out = TokenSplit(train[cut:], context)
-    return Splits(TokenSplit(train[:cut], context), held_out, SealedSplit(TokenSplit(test, context)))
+    return Splits(
+        TokenSplit(train[:cut], context), held_out, SealedSplit(TokenSplit(test, context))
+    )
 
 
 def _read_tokens(root: Path | None, name: str, data_set: str) -> torch.Tensor:
@@ -108,7 +129,10 @@ def _read_tokens(root: Path | None, name: str, data_set: str) -> torch.Tensor:
 def _text_splits(tokens: torch.Tensor, context: int) -> Splits:
     """A text cut into 85 % train, 7.5 % validation and 7.5 % test, in this order."""
     first, second = int(len(tokens) * 0.85), int(len(tokens) * 0.925)
-    parts = [TokenSplit(part, context) for part in (tokens[:first], tokens[first:second], tokens[second:])]
+    parts = [
+        TokenSplit(part, context)
+        for part in (tokens[:first], tokens[first:second], tokens[second:])
+    ]
     return Splits(parts[0], parts[1], SealedSplit(parts[2]))
 
 
@@ -116,11 +140,15 @@ def load_fashion_mnist(root: Path | None) -> Splits:
     """Fashion-MNIST from its official files under `root`/FashionMNIST/raw."""
     parts = {}
     for part, count in (("train", 60_000), ("t10k", 10_000)):
-        images = _read_idx(root, f"{part}-images-idx3-ubyte.gz", 2051, count * 784).reshape(count, 1, 28, 28)
+        images = _read_idx(root, f"{part}-images-idx3-ubyte.gz", 2051, count * 784).reshape(
+            count, 1, 28, 28
+        )
         labels = _read_idx(root, f"{part}-labels-idx1-ubyte.gz", 2049, count)
         _check_labels(labels, f"{part} labels")
         targets = torch.from_numpy(labels).long()
-        parts[part] = TensorSplit(torch.from_numpy(images), targets, scale=1 / 255 / 0.353, shift=-0.286 / 0.353)
+        parts[part] = TensorSplit(
+            torch.from_numpy(images), targets, scale=1 / 255 / 0.353, shift=-0.286 / 0.353
+        )
     return Splits(*carve(parts["train"]), SealedSplit(parts["t10k"]))
 
 
@@ -131,8 +159,12 @@ def load_cifar10(root: Path | None) -> Splits:
 
 
 def _read_batches(root: Path | None, *names: str) -> TensorSplit:
-    batches = [_read_batch(_require(root, f"cifar-10-batches-py/{name}", "cifar10")) for name in names]
-    images, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*batches, strict=True))
+    batches = [
+        _read_batch(_require(root, f"cifar-10-batches-py/{name}", "cifar10")) for name in names
+    ]
+    images, labels = (
+        torch.from_numpy(np.concatenate(parts)) for parts in zip(*batches, strict=True)
+    )
     return TensorSplit(images, labels, scale=1 / 255 / 0.25, shift=-0.475 / 0.25)
 
 
@@ -151,18 +183,29 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
             batch = _ArraysOnly(file, encoding="bytes").load()
         images, labels = batch[b"data"], np.asarray(batch[b"labels"], np.int64)
     except Exception as problem:  # damaged bytes can make an unpickler fail in any way
-        raise DataError(f"{path} is not an official CIFAR-10 batch ({problem}); download it again.") from problem
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,) or not len(images):
+        raise DataError(
+            f"{path} is not an official CIFAR-10 batch ({problem}); download it again."
+        ) from problem
+    if (
+        not isinstance(images, np.ndarray)
+        or images.dtype != np.uint8
+        or images.shape[1:] != (3072,)
+        or not len(images)
+    ):
         raise DataError(f"{path} does not hold images as rows of 3,072 bytes; download it again.")
     if len(images) != len(labels):
-        raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels; download it again.")
+        raise DataError(
+            f"{path} holds {len(images)} images and {len(labels)} labels; download it again."
+        )
     _check_labels(labels, str(path))
     return images.reshape(-1, 3, 32, 32), labels
 
 
 def _check_labels(labels: np.ndarray, what: str) -> None:
     if labels.min() < 0 or labels.max() > 9:
-        raise DataError(f"{what}: labels run from {labels.min()} to {labels.max()}, but there are 10 classes.")
+        raise DataError(
+            f"{what}: labels run from {labels.min()} to {labels.max()}, but there are 10 classes."
+        )
 
 
 def _require(root: Path | None, name: str, data_set: str) -> Path:
@@ -171,7 +214,9 @@ def _require(root: Path | None, name: str, data_set: str) -> Path:
         return root / name
     where = "no data folder was named" if root is None else f"{root / name} is not there"
     command = f"esper data fetch {data_set} --data-root DATA"
-    raise DataError(f"{where}. Name the folder DATA of DATA/{name} with --data-root or ESPER_DATA, or run: {command}.")
+    raise DataError(
+        f"{where}. Name the folder DATA of DATA/{name} with --data-root or ESPER_DATA, or run: {command}."
+    )
 
 
 def _read_idx(root: Path | None, name: str, magic: int, size: int) -> np.ndarray:
@@ -180,8 +225,12 @@ def _read_idx(root: Path | None, name: str, magic: int, size: int) -> np.ndarray
     try:
         raw = gzip.decompress(path.read_bytes())
     except (EOFError, OSError, zlib.error) as problem:
-        raise DataError(f"{path} is not a complete gzip file ({problem}); download it again.") from problem
+        raise DataError(
+            f"{path} is not a complete gzip file ({problem}); download it again."
+        ) from problem
     header = 16 if magic == 2051 else 8
     if len(raw) != header + size or struct.unpack(">i", raw[:4])[0] != magic:
-        raise DataError(f"{path} holds {len(raw):,} bytes that are not the official file; download it again.")
+        raise DataError(
+            f"{path} holds {len(raw):,} bytes that are not the official file; download it again."
+        )
     return np.frombuffer(raw, np.uint8, offset=header).copy()

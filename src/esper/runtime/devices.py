@@ -20,7 +20,9 @@ def refuse_idle(hosts: int, names: Sequence[str]) -> None:
     if hosts < len(devices := split_names(names)):
         way_out = f"Raise hosts to {len(devices)} or more, or name fewer devices."
         idle = f"{len(devices) - hosts} would stay idle"
-        raise SettingError(f"hosts is {hosts}, but devices are {', '.join(devices)}: {idle}. {way_out}")
+        raise SettingError(
+            f"hosts is {hosts}, but devices are {', '.join(devices)}: {idle}. {way_out}"
+        )
 
 
 def parse_devices(names: Sequence[str]) -> list[torch.device]:
@@ -30,7 +32,9 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
         try:
             device = torch.device(name)
         except RuntimeError as problem:
-            raise DeviceError(f"{name!r} is not a device; write cpu, cuda, or cuda:0 cuda:1.") from problem
+            raise DeviceError(
+                f"{name!r} is not a device; write cpu, cuda, or cuda:0 cuda:1."
+            ) from problem
         if device.type not in ("cpu", "cuda"):
             raise DeviceError(f"device {name} is not supported. Use cpu or cuda.")
         if device.type == "cuda":
@@ -40,7 +44,9 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             device = torch.device("cuda", device.index or 0)
             if device.index >= count:
-                raise DeviceError(f"device {name!r} is not there: this machine has {count} CUDA devices.")
+                raise DeviceError(
+                    f"device {name!r} is not there: this machine has {count} CUDA devices."
+                )
         devices.append(device)
     if not devices:
         raise DeviceError("no device was named; write cpu, cuda, or cuda:0 cuda:1.")
@@ -57,7 +63,9 @@ def map_hosts(hosts: int, devices: Sequence[torch.device]) -> list[torch.device]
 def describe_map(placed: Sequence[torch.device]) -> str:
     """One line for people: devices with the number of hosts on each."""
     counts = Counter(map(str, placed))
-    return ", ".join(f"{device}: {count} host{'s' * (count > 1)}" for device, count in counts.items())
+    return ", ".join(
+        f"{device}: {count} host{'s' * (count > 1)}" for device, count in counts.items()
+    )
 
 
 @contextmanager
@@ -67,7 +75,10 @@ def repeatable_kernels(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # read when CUDA is first used
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False

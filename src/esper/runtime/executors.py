@@ -100,7 +100,9 @@ class _Lane:
     def __init__(self, device: torch.device, stream: torch.cuda.Stream):
         self.stream = stream
         self.pool = torch.cuda.graph_pool_handle()
-        self.taken = 0  # bytes of the pool; it never gives any back before all of its graphs are gone
+        self.taken = (
+            0  # bytes of the pool; it never gives any back before all of its graphs are gone
+        )
         with torch.cuda.device(device):
             room = torch.zeros(1, device=device)
             # never replayed: a pool without a single graph may not be captured into again
@@ -119,8 +121,12 @@ class _DeviceGraphs:
         self._open = len(_streams(device))
         self._lanes: list[_Lane] = []
         self._lane_of: dict[HostRun, _Lane] = {}
-        self._first: dict[HostRun, tuple[HostRun, Any]] = {}  # structures in which hosts' episodes begin
-        self._kept: dict[tuple[HostRun, Any], dict[str, _Captured]] = {}  # by structure and name; last used is last
+        self._first: dict[
+            HostRun, tuple[HostRun, Any]
+        ] = {}  # structures in which hosts' episodes begin
+        self._kept: dict[
+            tuple[HostRun, Any], dict[str, _Captured]
+        ] = {}  # by structure and name; last used is last
 
     @property
     def taken(self) -> int:
@@ -130,7 +136,9 @@ class _DeviceGraphs:
         """Hosts take lanes in turn, in the order in which they come; one more is opened if memory allows."""
         if run not in self._lane_of:
             largest = max((lane.taken for lane in self._lanes), default=0)
-            if len(self._lanes) < self._open and (not self._lanes or self.taken + largest <= self.most):
+            if len(self._lanes) < self._open and (
+                not self._lanes or self.taken + largest <= self.most
+            ):
                 self._lanes.append(_Lane(self.device, _streams(self.device)[len(self._lanes)]))
                 self._lane_of[run] = self._lanes[-1]
             else:
@@ -176,7 +184,9 @@ class GraphedExecutor:
         self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Any] = set()
         self._trained: dict[HostRun, torch.cuda.Event] = {}  # ends of their last training
-        self._measured: dict[HostRun, tuple[Tensor, torch.cuda.Event]] = {}  # what was promised, and its end
+        self._measured: dict[
+            HostRun, tuple[Tensor, torch.cuda.Event]
+        ] = {}  # what was promised, and its end
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Steps of all hosts in turn. Those that need new graphs come last, behind whose capture others train."""
@@ -184,7 +194,9 @@ class GraphedExecutor:
         graphs = {run: self._device(run).graphs(run) for run in runs}
         ready = [run for run in runs if "measure" in graphs[run]]  # which is captured last
         changed = [run for run in runs if run not in ready]
-        calls = [self._begin(run, graphs[run], 2) for run in ready]  # drawing overlaps with first steps of those before
+        calls = [
+            self._begin(run, graphs[run], 2) for run in ready
+        ]  # drawing overlaps with first steps of those before
         self._replay([own[2:] for own in calls])
         self._end_training(ready, graphs, then_measure)
         for run in changed:
@@ -198,25 +210,33 @@ class GraphedExecutor:
             self._tidy()
         return scores
 
-    def _begin(self, run: HostRun, graphs: dict[str, _Captured], count: int | None) -> list[_Captured]:
+    def _begin(
+        self, run: HostRun, graphs: dict[str, _Captured], count: int | None
+    ) -> list[_Captured]:
         """Draw an epoch and start its first calls; returns all of them: the greedy score, then every step."""
         run.begin_epoch(clears=False)
         if "train" not in graphs:
-            self._captured(run, "score", lambda: greedy_scores(run.clear()))  # every epoch's first graph
+            self._captured(
+                run, "score", lambda: greedy_scores(run.clear())
+            )  # every epoch's first graph
             self._captured(run, "train", lambda: run.learn(*run.plan.next_batch()))
         calls = [graphs["score"], *[graphs["train"]] * run.plan.steps]
         calls[0].stream.wait_stream(torch.cuda.current_stream(run.device))
         self._replay([calls[:count]])
         return calls
 
-    def _end_training(self, runs: Sequence[HostRun], graphs: dict[HostRun, Any], then_measure: bool) -> None:
+    def _end_training(
+        self, runs: Sequence[HostRun], graphs: dict[HostRun, Any], then_measure: bool
+    ) -> None:
         """Note where the training of these hosts ends; the measurement that was promised goes on behind it."""
         self._trained |= self._ends(runs)
         if then_measure:
             calls = [graphs[run]["measure"] for run in runs]
             self._replay([[call] for call in calls])
             ends = self._ends(runs)
-            self._measured |= {run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)}
+            self._measured |= {
+                run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)
+            }
 
     def _ends(self, runs: Sequence[HostRun]) -> dict[HostRun, torch.cuda.Event]:
         """The present end of what each host's lane has been given; hosts that come later do not move it."""
@@ -242,7 +262,11 @@ class GraphedExecutor:
                         call.graph.replay()
 
     def measure(self, runs: Sequence[HostRun], splits: Sequence[Split]) -> list[Tensor]:
-        due = [(run, split) for run, split in zip(runs, splits, strict=True) if run not in self._measured]
+        due = [
+            (run, split)
+            for run, split in zip(runs, splits, strict=True)
+            if run not in self._measured
+        ]
         calls = [self._capture_measure(run, split) for run, split in due]
         for call, (run, _) in zip(calls, due, strict=True):
             call.stream.wait_stream(torch.cuda.current_stream(run.device))
@@ -252,7 +276,9 @@ class GraphedExecutor:
         results = []
         for run in runs:
             result, end = found[run] if run in found else self._measured.pop(run)
-            torch.cuda.current_stream(run.device).wait_event(end)  # as must those who get a dropped result's memory
+            torch.cuda.current_stream(run.device).wait_event(
+                end
+            )  # as must those who get a dropped result's memory
             results.append(result)
         calls.clear()
         self._tidy()
@@ -281,13 +307,22 @@ class GraphedExecutor:
 
     def _warmed_up(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
         """Capture; what never ran before is run first, and a host that learnt from it put back to where it was."""
-        lane, parts = self._device(run).lane(run), {(name, run.device, run.amp, part) for part in _parts(run)}
+        lane, parts = (
+            self._device(run).lane(run),
+            {(name, run.device, run.amp, part) for part in _parts(run)},
+        )
         if parts <= self._warmed:
-            with suppress(NotCompiledError):  # these parts are known, but not with each other's outputs
+            with suppress(
+                NotCompiledError
+            ):  # these parts are known, but not with each other's outputs
                 return _capture(run, lane, call)
         self._warmed |= parts
-        run.optimizer.zero_grad(set_to_none=True)  # a capture that was given up may have left some in its pool
-        snapshot = run.clear().snapshot() if name == "train" else None  # cleared, so that the cursor has examples
+        run.optimizer.zero_grad(
+            set_to_none=True
+        )  # a capture that was given up may have left some in its pool
+        snapshot = (
+            run.clear().snapshot() if name == "train" else None
+        )  # cleared, so that the cursor has examples
         call()  # not on the host's lane: what every lane's stream once needed for this would stay reserved for it
         if snapshot is not None:
             run.restore(snapshot)
@@ -301,7 +336,9 @@ class GraphedExecutor:
 
 def _capture(run: HostRun, lane: _Lane, call: Callable[[], Tensor | None]) -> _Captured:
     run.optimizer.zero_grad(set_to_none=True)
-    room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)  # as `measure` fills
+    room = torch.zeros(
+        2 + 2 * len(run.slots), dtype=torch.double, device=run.device
+    )  # as `measure` fills
     with compiling.nothing_new() if run.is_compiled else nullcontext():
         return _Captured(lane, call, room)
 
@@ -310,8 +347,13 @@ def _parts(run: HostRun) -> set[Any]:
     """What decides which kernels a host runs, piece by piece: the host itself and what sits in each slot."""
     parts: set[Any] = {run.task.name}
     for place, slot in enumerate(run.slots):
-        parts |= {(place, name, has_gate(fossil)) for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)}
-        if slot.seed is not None and slot.is_in_output:  # it runs what a fossil runs, and is blended in
+        parts |= {
+            (place, name, has_gate(fossil))
+            for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True)
+        }
+        if (
+            slot.seed is not None and slot.is_in_output
+        ):  # it runs what a fossil runs, and is blended in
             parts |= {(place, slot.state.blueprint_id, has_gate(slot.seed)), (place, "blended")}
     return parts
 
@@ -329,23 +371,36 @@ def find_eager_only(task: Task, amp: str) -> str | None:
 
 def refuse_impossible(executor: str, amp: str, devices: Sequence[str], task: Task) -> None:
     """What fp16 and captured graphs cannot do. Configurations and populations ask here, before any work."""
-    for kind, name, known in (("amp", amp, AMP_TYPES), ("executor", executor, ("auto", "eager", "graphed"))):
+    for kind, name, known in (
+        ("amp", amp, AMP_TYPES),
+        ("executor", executor, ("auto", "eager", "graphed")),
+    ):
         if name not in known:
             raise UnknownNameError(kind, name, known)
     on_cpu = ", ".join(device for device in devices if not device.startswith("cuda"))
     if amp == "fp16" and on_cpu:
         raise SettingError(f"amp fp16 needs CUDA devices, got {on_cpu}; on a CPU use bf16 or off.")
     if executor == "graphed" and on_cpu:
-        raise SettingError(f"executor graphed needs CUDA devices, got {on_cpu}; choose eager or auto.")
+        raise SettingError(
+            f"executor graphed needs CUDA devices, got {on_cpu}; choose eager or auto."
+        )
     if executor == "graphed" and (eager_only := find_eager_only(task, amp)) is not None:
-        raise SettingError(f"{eager_only} runs on the eager executor only; choose executor eager or auto.")
+        raise SettingError(
+            f"{eager_only} runs on the eager executor only; choose executor eager or auto."
+        )
 
 
 def choose_executor(
-    name: str, amp: str, devices: Sequence[torch.device], task: Task, graph_memory: float | None = None
+    name: str,
+    amp: str,
+    devices: Sequence[torch.device],
+    task: Task,
+    graph_memory: float | None = None,
 ) -> EagerExecutor | GraphedExecutor:
     """`auto` is graphed where every device is a GPU and nothing needs the eager one."""
     refuse_impossible(name, amp, [str(device) for device in devices], task)
     on_gpu = all(device.type == "cuda" for device in devices)
-    is_graphed = name == "graphed" or (name == "auto" and on_gpu and find_eager_only(task, amp) is None)
+    is_graphed = name == "graphed" or (
+        name == "auto" and on_gpu and find_eager_only(task, amp) is None
+    )
     return GraphedExecutor(graph_memory) if is_graphed else EagerExecutor()

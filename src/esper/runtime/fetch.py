@@ -12,7 +12,10 @@ from tempfile import TemporaryDirectory
 
 from esper.leyline.errors import DataError, UnknownNameError
 
-_TIMEOUT, _RETRIES = 30.0, 2  # Seconds without a byte until a server is gone; further attempts, each from the start.
+_TIMEOUT, _RETRIES = (
+    30.0,
+    2,
+)  # Seconds without a byte until a server is gone; further attempts, each from the start.
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class RemoteFile:
     url: str
     path: str
     checksum: str | None = None  # algorithm:hex digits; None where none is published
-    members: Mapping[str, str] = field(default_factory=dict)  # of an archive: path under the data root -> checksum
+    members: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of an archive: path under the data root -> checksum
 
 
 _CIFAR10 = RemoteFile(
@@ -42,7 +47,9 @@ _CIFAR10 = RemoteFile(
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
 _STORY_FILES = "TinyStories-train.txt", "TinyStories-valid.txt"
-_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
 _KNOWN_BY = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
     **dict.fromkeys(("cifar10", "cifar10_deep", "cifar10_resnet"), (_CIFAR10,)),
@@ -56,11 +63,15 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         )
     ),
     "shakespeare": (RemoteFile(_SHAKESPEARE, "shakespeare/input.txt", _KNOWN_BY),),
-    "tinystories": tuple(RemoteFile(f"{_STORIES}/{name}", f"TinyStories/{name}") for name in _STORY_FILES),
+    "tinystories": tuple(
+        RemoteFile(f"{_STORIES}/{name}", f"TinyStories/{name}") for name in _STORY_FILES
+    ),
 }
 
 
-def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES) -> list[str]:
+def fetch(
+    name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES
+) -> list[str]:
     """Bring a data set into `root`; says of each file what became of it."""
     if name not in sources:
         from esper.runtime.tasks import TASKS  # and with them torch, which no download needs
@@ -69,12 +80,16 @@ def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFil
             raise UnknownNameError("data set", name, {*sources, *TASKS})
         return [f"{name} needs no fetching. Its source: {TASKS[name].source}."]
     if root is None:
-        raise DataError(f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA.")
+        raise DataError(
+            f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA."
+        )
     try:
         import pooch
         from requests import RequestException
     except ImportError as problem:
-        raise DataError("fetching needs pooch. Install it: pip install 'esper-lite[data]'.") from problem
+        raise DataError(
+            "fetching needs pooch. Install it: pip install 'esper-lite[data]'."
+        ) from problem
     pooch.get_logger().setLevel("ERROR")
     try:
         return [note for file in sources[name] for note in _bring(file, root)]
@@ -85,7 +100,9 @@ def fetch(name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFil
         raise DataError(f"{name} was not fetched: {problem}. {advice} {places}.") from problem
     except OSError as problem:
         reason = f"cannot read or write {problem.filename or root}: {problem.strerror or problem}"
-        raise DataError(f"{reason}. Free disk space or name another folder with --data-root.") from problem
+        raise DataError(
+            f"{reason}. Free disk space or name another folder with --data-root."
+        ) from problem
 
 
 def is_fetched(name: str, root: Path | None) -> bool:
@@ -100,7 +117,11 @@ def _exists(file: RemoteFile, root: Path) -> bool:
 
 def _bring(file: RemoteFile, root: Path) -> list[str]:
     """One file, and what is in it if it is an archive; what already exists is checked, and never overwritten."""
-    notes = [_keep(root / path, checksum) for path, checksum in file.members.items() if (root / path).exists()]
+    notes = [
+        _keep(root / path, checksum)
+        for path, checksum in file.members.items()
+        if (root / path).exists()
+    ]
     if notes and len(notes) == len(file.members):
         return notes
     target = root / file.path
@@ -115,7 +136,9 @@ def _bring(file: RemoteFile, root: Path) -> list[str]:
 
 def _keep(path: Path, checksum: str | None) -> str:
     if checksum and not _is_right(path, checksum):
-        raise DataError(f"{path} already exists, but its checksum is not the official {checksum}. Move it away first.")
+        raise DataError(
+            f"{path} already exists, but its checksum is not the official {checksum}. Move it away first."
+        )
     return f"{path} already exists; {_known_by(checksum)}."
 
 
@@ -127,7 +150,11 @@ def _is_right(path: Path, checksum: str) -> bool:
 
 
 def _known_by(checksum: str | None) -> str:
-    return "its checksum is right" if checksum else "no checksum is published, so its content is unverified"
+    return (
+        "its checksum is right"
+        if checksum
+        else "no checksum is published, so its content is unverified"
+    )
 
 
 def _download(file: RemoteFile, target: Path) -> str:
@@ -135,13 +162,19 @@ def _download(file: RemoteFile, target: Path) -> str:
     import pooch
 
     plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
-    download = pooch.HTTPDownloader(sys.stderr.isatty(), chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain)
-    folder = pooch.create(target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False)
+    download = pooch.HTTPDownloader(
+        sys.stderr.isatty(), chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain
+    )
+    folder = pooch.create(
+        target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False
+    )
     folder.registry[target.name], folder.urls[target.name] = file.checksum, file.url
     try:
         folder.fetch(target.name, downloader=download)
     except ValueError as problem:
-        raise DataError(f"{file.url}: {problem} Run the command again, or put the file at {target}.") from problem
+        raise DataError(
+            f"{file.url}: {problem} Run the command again, or put the file at {target}."
+        ) from problem
     target.chmod(target.parent.stat().st_mode & 0o666)  # a temporary file is its owner's alone
     return f"{target} fetched: {target.stat().st_size:,} bytes, {_known_by(file.checksum)}."
 
@@ -151,13 +184,19 @@ def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
     with TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(aside, filter="data")  # refuses what would be written, or linked to, outside
+                tar.extractall(
+                    aside, filter="data"
+                )  # refuses what would be written, or linked to, outside
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
-            raise DataError(f"{archive} was refused, and nothing of it is kept: {problem}.") from problem
+            raise DataError(
+                f"{archive} was refused, and nothing of it is kept: {problem}."
+            ) from problem
         for path, checksum in members.items():
             unpacked = Path(aside) / path
             if not unpacked.is_file() or not _is_right(unpacked, checksum):
-                raise DataError(f"{archive} does not hold the official {path}; move it away and run the command again.")
+                raise DataError(
+                    f"{archive} does not hold the official {path}; move it away and run the command again."
+                )
         for path in members:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(aside) / path, root / path)

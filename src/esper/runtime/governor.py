@@ -48,7 +48,11 @@ class Governor:
         loss, accuracy = reading.held_out_loss, reading.held_out_accuracy
         assert loss is not None
         assert accuracy is not None
-        finite = {"training loss": reading.train_loss, "gradient": reading.host_gradient_norm, "held-out loss": loss}
+        finite = {
+            "training loss": reading.train_loss,
+            "gradient": reading.host_gradient_norm,
+            "held-out loss": loss,
+        }
         for name, value in finite.items():
             if not math.isfinite(value):
                 return f"{name} is {value}"
@@ -57,10 +61,17 @@ class Governor:
         clearly = min(max(CLEARLY_BETTER * chance, chance + luck), (1 + chance) / 2)
         if self.best_accuracy >= clearly and accuracy <= GUESSING * chance:
             return f"accuracy fell from {self.best_accuracy:.1%} to guessing, {accuracy:.1%}"
-        self.bad_checks = self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, -math.log(chance)) else 0
+        self.bad_checks = (
+            self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, -math.log(chance)) else 0
+        )
         if self.bad_checks >= PATIENCE:
-            return f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
-        self.best_accuracy, self.best_loss = max(self.best_accuracy, accuracy), min(self.best_loss, loss)
+            return (
+                f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
+            )
+        self.best_accuracy, self.best_loss = (
+            max(self.best_accuracy, accuracy),
+            min(self.best_loss, loss),
+        )
         return None
 
     def _expect_less_of_a_smaller_network(self) -> None:
@@ -71,7 +82,12 @@ class Governor:
         self._members = seeds
 
     def _seeds(self) -> list[nn.Module]:
-        return [seed for slot in self.run.slots for seed in (*slot.fossils, slot.seed) if seed is not None]
+        return [
+            seed
+            for slot in self.run.slots
+            for seed in (*slot.fossils, slot.seed)
+            if seed is not None
+        ]
 
     def keep(self) -> None:
         """Remember the present as good, unless it is under suspicion."""
@@ -85,7 +101,11 @@ class Governor:
             self._good.update(self.run.plain_state())
             return self._pairs
         self._topology = topology
-        known = {id(live): kept for pairs in self._pairs.values() for kept, live in zip(*pairs, strict=True)}
+        known = {
+            id(live): kept
+            for pairs in self._pairs.values()
+            for kept, live in zip(*pairs, strict=True)
+        }
         self._good, self._pairs = self.run.paired_snapshot(known)
         return {}
 
@@ -95,7 +115,11 @@ class Governor:
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
         self.bad_checks = 0
-        changes = [self.run.model.cull_seed(s.slot_id, at_any_age=True) for s in self.run.slots if s.state.is_live]
+        changes = [
+            self.run.model.cull_seed(s.slot_id, at_any_age=True)
+            for s in self.run.slots
+            if s.state.is_live
+        ]
         culled = {change.slot_id for change in changes}
         for slot, before in live.items():
             if slot.slot_id not in culled:  # planted after the last good epoch

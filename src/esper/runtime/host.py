@@ -46,19 +46,44 @@ class HostRun:
     """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
 
     def __init__(
-        self, task: Task, splits: Splits, seed: int, device: torch.device, amp: str, is_compiled: bool, most: int | None
+        self,
+        task: Task,
+        splits: Splits,
+        seed: int,
+        device: torch.device,
+        amp: str,
+        is_compiled: bool,
+        most: int | None,
     ):
-        self.task, self.splits, self.seed, self.device, self.is_compiled = task, splits, seed, device, is_compiled
+        self.task, self.splits, self.seed, self.device, self.is_compiled = (
+            task,
+            splits,
+            seed,
+            device,
+            is_compiled,
+        )
         self.amp = AMP_TYPES[amp]
         with own_randomness(seed):
             host = task.build_host().to(device)
         settings = GrowthSettings(
-            task.lengths, task.scale_at_birth, task.blends, task.epochs, seed=mix_seed(seed, 1), prunes=task.prunes
+            task.lengths,
+            task.scale_at_birth,
+            task.blends,
+            task.epochs,
+            seed=mix_seed(seed, 1),
+            prunes=task.prunes,
         )
-        limits: dict[str, Any] = {"max_seeds": task.max_seeds, "budget": int(task.budget * count_parameters(host))}
+        limits: dict[str, Any] = {
+            "max_seeds": task.max_seeds,
+            "budget": int(task.budget * count_parameters(host)),
+        }
         limits |= {"blueprints": task.blueprints, "settings": settings}
         example = splits.train.example()
-        self.take_network(MorphogeneticModel(host, name_slots(host, task.slots, example), example=example, **limits))
+        self.take_network(
+            MorphogeneticModel(
+                host, name_slots(host, task.slots, example), example=example, **limits
+            )
+        )
         self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
@@ -66,20 +91,28 @@ class HostRun:
         steps, size = whole_steps(task.epoch_examples or count, task.batch)
         stream = ExampleStream(count, mix_seed(seed, 2))
         self.plan = EpochPlan(splits.train, stream, (most or steps, size), task.augment, device)
-        self.rates: list[float] = []  # of each of the next epoch's steps, where a clock plans them; else the epoch's
+        self.rates: list[
+            float
+        ] = []  # of each of the next epoch's steps, where a clock plans them; else the epoch's
         self._listed_rates = torch.zeros(most or 1, pin_memory=device.type == "cuda")
         self._placed_rates = self._listed_rates.to(device, copy=True)
         self.taken = torch.zeros(1, dtype=torch.long, device=device)  # steps of this epoch so far
         self.is_static = False  # nobody decides about it: with clock compute it then pays for its last measurement only
         self.pays_for_measuring = True
         own = self.model.slot_config.modules.items()
-        self.has_segments = isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
+        self.has_segments = (
+            isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
+        )
         """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
         self.sums = torch.zeros(3 + len(self.slots), device=device)
         self._nothing = torch.zeros((), device=device)
         self._live = [False] * len(self.slots)  # whether a slot's last module is a live seed
-        self._listed_live = torch.zeros(len(self.slots), dtype=torch.bool, pin_memory=device.type == "cuda")
-        self.live = self._listed_live.to(device, copy=True)  # the same where a captured step looks it up
+        self._listed_live = torch.zeros(
+            len(self.slots), dtype=torch.bool, pin_memory=device.type == "cuda"
+        )
+        self.live = self._listed_live.to(
+            device, copy=True
+        )  # the same where a captured step looks it up
         self.is_random = draws_random_numbers(host)
         self.epoch = self.step = 0
         self.is_pruned = False  # whether this episode's fossils have been judged
@@ -119,7 +152,10 @@ class HostRun:
         """Equal exactly where one captured graph is right, which is so before and after a seed is kept."""
         number = self._primed.get
         return self.model, *(
-            (s.seed is None or s.is_in_output, *((m, number(m)) for m in (*s.fossils, s.seed) if m is not None))
+            (
+                s.seed is None or s.is_in_output,
+                *((m, number(m)) for m in (*s.fossils, s.seed) if m is not None),
+            )
             for s in self.slots
         )
 
@@ -150,11 +186,19 @@ class HostRun:
         """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
         self.step += 1
         is_cuda = self.device.type == "cuda"
-        if self.task.clock == "compute":  # on a GPU the rate is looked up there, so that a captured step finds it
-            self._set_rate(self._placed_rates.index_select(0, self.taken)[0] if is_cuda else self.rates[self.step - 1])
+        if (
+            self.task.clock == "compute"
+        ):  # on a GPU the rate is looked up there, so that a captured step finds it
+            self._set_rate(
+                self._placed_rates.index_select(0, self.taken)[0]
+                if is_cuda
+                else self.rates[self.step - 1]
+            )
             self.taken += 1
         # a host that draws does so from numbers of its own, so that it does not matter who trains beside it
-        own = own_randomness(self.seed, 3, self.epoch, self.step, devices=[self.device.index or 0] if is_cuda else [])
+        own = own_randomness(
+            self.seed, 3, self.epoch, self.step, devices=[self.device.index or 0] if is_cuda else []
+        )
         with own if self.is_random or not is_cuda else nullcontext():
             self._learn(inputs, targets)
 
@@ -187,7 +231,9 @@ class HostRun:
         return self.task.score(outputs.float(), targets)
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None)
+        return torch.autocast(
+            self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None
+        )
 
     def _clip(self) -> list[Tensor]:
         """Clip host and seeds apart; the norms before clipping are readings.
@@ -196,16 +242,38 @@ class HostRun:
         right when a slot's last module, clipped by itself while it is a seed, becomes part of the host.
         """
         lasts = [[m for m in (*s.fossils, s.seed) if m is not None][-1:] for s in self.slots]
-        own = [[p.grad for last in one for p in last.parameters() if p.grad is not None] for one in lasts]
+        own = [
+            [p.grad for last in one for p in last.parameters() if p.grad is not None]
+            for one in lasts
+        ]
         theirs = {id(gradient) for part in own for gradient in part}
-        parts = [[p.grad for p in self.model.parameters() if p.grad is not None and id(p.grad) not in theirs], *own]
-        each = iter(torch.stack(torch._foreach_norm([g for part in parts for g in part])).split([*map(len, parts)]))
-        rest, lives = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split([1])
+        parts = [
+            [
+                p.grad
+                for p in self.model.parameters()
+                if p.grad is not None and id(p.grad) not in theirs
+            ],
+            *own,
+        ]
+        each = iter(
+            torch.stack(torch._foreach_norm([g for part in parts for g in part])).split(
+                [*map(len, parts)]
+            )
+        )
+        rest, lives = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split(
+            [1]
+        )
         # no plain 0.0: torch would copy it to the device, and a graph from where it then was
-        host = torch.linalg.vector_norm(torch.cat([rest, torch.where(self.live, self._nothing, lives)]))
+        host = torch.linalg.vector_norm(
+            torch.cat([rest, torch.where(self.live, self._nothing, lives)])
+        )
         norms = [host, *torch.where(self.live, lives, self._nothing)]
-        factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(max=1.0)  # as torch clips
-        for part, factor in zip(parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True):
+        factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(
+            max=1.0
+        )  # as torch clips
+        for part, factor in zip(
+            parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True
+        ):
             if part:
                 torch._foreach_mul_(part, factor)
         if self.scaler.is_enabled():  # an overflow skips its step, so it is no reading of the host
@@ -218,7 +286,9 @@ class HostRun:
         steps, examples = self.plan.steps, self.plan.examples
         if steps:
             rate = self.rates[-1] if self.rates else self.task.rate(self.epoch)
-            self.reading = EpochReading(self.epoch, loss / examples, correct / examples, norms[0] / steps, rate)
+            self.reading = EpochReading(
+                self.epoch, loss / examples, correct / examples, norms[0] / steps, rate
+            )
             self.model.record_gradients(norms, steps, self._groups())
         else:  # a share of compute that was too small for a step: what was read before still holds
             assert self.reading is not None
@@ -229,7 +299,9 @@ class HostRun:
         """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
         return self.paired_snapshot()[0]
 
-    def paired_snapshot(self, known: Mapping[int, Tensor] | None = None) -> tuple[dict[str, Any], Pairs]:
+    def paired_snapshot(
+        self, known: Mapping[int, Tensor] | None = None
+    ) -> tuple[dict[str, Any], Pairs]:
         """A snapshot, and its tensors beside those that they were copied from; `known` are some to copy into, by id."""
         live, known = self.tensors(), known or {}
         kept = {n: known[id(v)] if id(v) in known else torch.empty_like(v) for n, v in live.items()}
@@ -239,16 +311,29 @@ class HostRun:
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""
-        slots = [([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings()) for s in self.slots]
-        counters = self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned
+        slots = [
+            ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings())
+            for s in self.slots
+        ]
+        counters = (
+            self.epoch,
+            self.model.births,
+            self.model.shadow_passes,
+            self.reading,
+            self.is_pruned,
+        )
         return {"slots": slots, "counters": counters, "scaler": self.scaler.state_dict()}
 
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
         kept = {id(fossil) for slot in self.slots for fossil in slot.fossils}
         for seed in [seed for _, _, seed, *_ in snapshot["slots"] if id(seed) in kept]:
-            self._primed[seed] = self._primed.get(seed, 0) + 1  # a graph of the fossil does not read the seed's alpha
-        for slot, (fossils, names, seed, state, built_in, *readings) in zip(self.slots, snapshot["slots"], strict=True):
+            self._primed[seed] = (
+                self._primed.get(seed, 0) + 1
+            )  # a graph of the fossil does not read the seed's alpha
+        for slot, (fossils, names, seed, state, built_in, *readings) in zip(
+            self.slots, snapshot["slots"], strict=True
+        ):
             slot.fossils, slot.fossil_names, slot.seed = nn.ModuleList(fossils), list(names), seed
             slot.assign(state)
             slot.built_in = built_in
@@ -265,7 +350,13 @@ class HostRun:
         if with_stream:
             self.plan.stream.load(snapshot["stream"])
             self.ledger = snapshot["ledger"].copy()
-            self.epoch, self.model.births, self.model.shadow_passes, self.reading, self.is_pruned = snapshot["counters"]
+            (
+                self.epoch,
+                self.model.births,
+                self.model.shadow_passes,
+                self.reading,
+                self.is_pruned,
+            ) = snapshot["counters"]
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and optimiser state by name."""
@@ -277,13 +368,26 @@ class HostRun:
 
     def _groups(self) -> list[list[nn.Parameter]]:
         """The parameters that the optimiser has of each of the model's owners, which are the same ones."""
-        home, groups = self.link.home, self.optimizer.param_groups  # the task's optimiser has one group of its own
-        return [groups[place]["params"] for place in (home, *(self.link.groups[s.slot_id][home] for s in self.slots))]
+        home, groups = (
+            self.link.home,
+            self.optimizer.param_groups,
+        )  # the task's optimiser has one group of its own
+        return [
+            groups[place]["params"]
+            for place in (home, *(self.link.groups[s.slot_id][home] for s in self.slots))
+        ]
 
     def prime(self) -> None:
         """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
-        for module in (self.model.host, *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None)):
-            new = [parameter for parameter in module.parameters() if not self.optimizer.state[parameter]]
+        for module in (
+            self.model.host,
+            *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None),
+        ):
+            new = [
+                parameter
+                for parameter in module.parameters()
+                if not self.optimizer.state[parameter]
+            ]
             for parameter in new:
                 self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
             if new:
@@ -311,11 +415,16 @@ def copy_pairs(pairs: Pairs) -> None:
 
 
 def draws_random_numbers(host: nn.Module) -> bool:
-    shares = [getattr(m, "p" if isinstance(m, nn.modules.dropout._DropoutNd) else "dropout", 0) for m in host.modules()]
+    shares = [
+        getattr(m, "p" if isinstance(m, nn.modules.dropout._DropoutNd) else "dropout", 0)
+        for m in host.modules()
+    ]
     return any(isinstance(share, int | float) and share > 0 for share in shares)
 
 
-def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor) -> SlotConfig | None:
+def name_slots(
+    host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor
+) -> SlotConfig | None:
     """Slots for the modules, or the host's own slots, that the patterns mean; None leaves it to the host."""
     if patterns is None:
         return None
@@ -326,7 +435,9 @@ def name_slots(host: nn.Module, patterns: tuple[str, ...] | None, example: Tenso
     for pattern in patterns:
         if not find_names(pattern, [name for name, _ in host.named_modules()]):
             fitting = [place.name for place in places if place.problem is None]
-            raise UnknownNameError("slot or module", pattern, [*fitting, *(own.slot_ids if own else ())])
+            raise UnknownNameError(
+                "slot or module", pattern, [*fitting, *(own.slot_ids if own else ())]
+            )
     return SlotConfig.for_modules(place.name for place in choose_places(host, places, patterns))
 
 
@@ -334,9 +445,15 @@ def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch
     """The task's optimiser; on a GPU its rate is a tensor, so that a captured graph follows the plan."""
     is_cuda = device.type == "cuda"
     rate = torch.tensor(task.lr, device=device) if is_cuda else task.lr
-    options: dict[str, Any] = {"lr": rate, "weight_decay": task.weight_decay, "fused": is_cuda or None}
+    options: dict[str, Any] = {
+        "lr": rate,
+        "weight_decay": task.weight_decay,
+        "fused": is_cuda or None,
+    }
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), betas=(0.9, task.beta2), capturable=is_cuda, **options)
+        return torch.optim.AdamW(
+            model.parameters(), betas=(0.9, task.beta2), capturable=is_cuda, **options
+        )
     return torch.optim.SGD(model.parameters(), momentum=_MOMENTUM, nesterov=True, **options)
 
 
@@ -345,4 +462,8 @@ def build_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     zeros = torch.zeros_like(parameter)
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer": zeros}
-    return {"step": torch.zeros((), device=parameter.device), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": zeros,
+        "exp_avg_sq": zeros.clone(),
+    }

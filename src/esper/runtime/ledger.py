@@ -41,12 +41,17 @@ class Ledger:
 
     def settle(self, charges: Sequence[Charge], seconds: float) -> None:
         """Charge a span that was timed as a whole: phases share its seconds by FLOPs, by examples, or one has all."""
-        examples, first = [count for _, count, _ in charges], [int(number == 0) for number in range(len(charges))]
+        examples, first = (
+            [count for _, count, _ in charges],
+            [int(number == 0) for number in range(len(charges))],
+        )
         ways = [count * flops for _, count, flops in charges], examples, first
         weights = next((way for way in ways if any(way)), first)
         for (phase, count, each), weight in zip(charges, weights, strict=True):
             cost, share = self.phases.get(phase, PhaseCost()), seconds * weight / sum(weights)
-            self.phases[phase] = PhaseCost(cost.examples + count, cost.flops + count * each, cost.seconds + share)
+            self.phases[phase] = PhaseCost(
+                cost.examples + count, cost.flops + count * each, cost.seconds + share
+            )
 
     def counts(self) -> dict[str, int]:
         """FLOPs and examples by phase and the largest size: all but seconds, which no two runs share."""
@@ -69,7 +74,9 @@ class HostFlops:
     learnt: int = 0  # forward and backward; the first layer needs no gradient of its input
 
     @staticmethod
-    def of_task(build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True) -> "HostFlops":
+    def of_task(
+        build_host: Callable[[], nn.Module], split: Split, is_cut: bool = True
+    ) -> "HostFlops":
         """Counted without memory; from each slot on only if `is_cut`."""
         example = split.example()[:1]
         found = _count_host(build_host, example.shape, example.dtype, is_cut)
@@ -77,7 +84,9 @@ class HostFlops:
 
 
 @cache  # many populations of one task are built in a process, and counting takes longer than building
-def _count_host(build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool) -> HostFlops:
+def _count_host(
+    build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
+) -> HostFlops:
     with torch.device("meta"):
         host, example = build_host(), torch.zeros(shape, dtype=dtype)
         learnt = _count(lambda: host(example).sum().backward(), learns=True)
@@ -94,9 +103,14 @@ def _count_host(build_host: Callable[[], nn.Module], shape: torch.Size, dtype: t
 def count_flops(model: nn.Module, example: Example) -> int | None:
     """Forward FLOPs of one example through any model; None where they cannot be counted."""
     try:
-        with undisturbed(model), sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
+        with (
+            undisturbed(model),
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # the CPU's fused attention is not counted
             return _count(partial(call_with, model, example)) // batch_size(example)
-    except Exception:  # a dispatch mode cannot run everything that a model may hold; growing needs no FLOPs
+    except (
+        Exception
+    ):  # a dispatch mode cannot run everything that a model may hold; growing needs no FLOPs
         return None
 
 
@@ -120,13 +134,21 @@ def _slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
     if slot.seed is None and not slot.fossil_names:
         return 0
     fossils = enumerate(zip(slot.fossil_names, slot.fossils, strict=True))
-    flops = sum(slot.prices[name, has_gate(f)].flops for number, (name, f) in fossils if number not in slot.left_out)
-    return flops + (incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0)
+    flops = sum(
+        slot.prices[name, has_gate(f)].flops
+        for number, (name, f) in fossils
+        if number not in slot.left_out
+    )
+    return flops + (
+        incubation_flops(slot) if live and slot.is_in_output and slot.seed is not None else 0
+    )
 
 
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """Forward FLOPs of one example through the network as it stands."""
-    return host.whole + sum(_slot_flops(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids)
+    return host.whole + sum(
+        _slot_flops(model.slot(slot_id)) for slot_id in model.slot_config.slot_ids
+    )
 
 
 def learning_flops(model: MorphogeneticModel, host: HostFlops) -> int:

@@ -84,15 +84,23 @@ class Population:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
         on_device = {device: splits.to(device) for device in dict.fromkeys(self.placed)}
         if task.augment:
-            on_device = {device: replace(own, train=own.train.with_border()) for device, own in on_device.items()}
+            on_device = {
+                device: replace(own, train=own.train.with_border())
+                for device, own in on_device.items()
+            }
         self.flops = HostFlops.of_task(task.build_host, splits.train)
-        self.clock = ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
+        self.clock = (
+            ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
+        )
         self.corpus = splits.corpus
         with memory_errors():
             compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
             placed = zip(seeds, self.placed, strict=True)
             most = None if self.clock is None else self.clock.most_steps
-            self.runs = [HostRun(task, on_device[device], seed, device, amp, compiled, most) for seed, device in placed]
+            self.runs = [
+                HostRun(task, on_device[device], seed, device, amp, compiled, most)
+                for seed, device in placed
+            ]
             self.governors = [Governor(run) for run in self.runs]
         self.told = Told(compiled=compiled_so_far())
         self._scores: list[torch.Tensor] = []  # of the epoch that was started
@@ -128,13 +136,18 @@ class Population:
             for run in self.runs:
                 self.clock.plan(run)
         self._started = _clock()
-        with memory_errors(), torch.enable_grad():  # whoever decides may have switched gradients off
+        with (
+            memory_errors(),
+            torch.enable_grad(),
+        ):  # whoever decides may have switched gradients off
             self._scores = self.executor.train(self.runs, then_measure=then_evaluate)
 
     def finish_epoch(self) -> list[EpochReading]:
         """The readings of the epoch that was started."""
         if not self._scores:
-            raise SettingError("finish_epoch() needs an epoch to wait for; call start_epoch() first.")
+            raise SettingError(
+                "finish_epoch() needs an epoch to wait for; call start_epoch() first."
+            )
         with memory_errors():
             self.executor.wait(self.runs)
             sums, scores = _read([run.sums for run in self.runs]), _read(self._scores)
@@ -142,9 +155,15 @@ class Population:
         seconds = self._take_seconds(self._started)
         for run, row, score in zip(self.runs, sums, scores, strict=True):
             run.end_epoch(row)
-            for slot, value in zip(run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)):
-                vars(slot)["greedy_score"] = value  # without a step none were drawn, and the last score still holds
-            charges = training_charges(run, self.flops, run.plan.examples) + score_charges(run, self.flops)
+            for slot, value in zip(
+                run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)
+            ):
+                vars(slot)["greedy_score"] = (
+                    value  # without a step none were drawn, and the last score still holds
+                )
+            charges = training_charges(run, self.flops, run.plan.examples) + score_charges(
+                run, self.flops
+            )
             run.ledger.settle(charges, seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
@@ -164,10 +183,14 @@ class Population:
         self._require_episode()
         started = _clock()
         with memory_errors():
-            results = _read(self.executor.measure(self.runs, [run.splits.validation for run in self.runs]))
+            results = _read(
+                self.executor.measure(self.runs, [run.splits.validation for run in self.runs])
+            )
         seconds = self._take_seconds(started)
         rollbacks, healthy = [], []
-        for host, (run, governor, row) in enumerate(zip(self.runs, self.governors, results, strict=True)):
+        for host, (run, governor, row) in enumerate(
+            zip(self.runs, self.governors, results, strict=True)
+        ):
             run.ledger.settle(evaluation_charges(run, self.flops), seconds)
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
@@ -181,7 +204,11 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
-        measured, incubated, count = measured_slots(run), incubated_slots(run), len(run.splits.validation)
+        measured, incubated, count = (
+            measured_slots(run),
+            incubated_slots(run),
+            len(run.splits.validation),
+        )
         assert row or not (measured or incubated)
         for slot, mean, error in zip(run.slots if row else (), row[::2], row[1::2], strict=True):
             if slot in measured:  # nobody asked for the others' numbers, which may be anything
@@ -192,8 +219,12 @@ class Population:
     def prune(self, host: int) -> list[FossilVerdict]:
         """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""
         run, governor = self.runs[host], self.governors[host]
-        is_due = run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
-        if not is_due or governor.bad_checks:  # a host under suspicion is judged when it has recovered
+        is_due = (
+            run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
+        )
+        if (
+            not is_due or governor.bad_checks
+        ):  # a host under suspicion is judged when it has recovered
             return []
         run.is_pruned = True
         if not find_judged(run.model):
@@ -234,7 +265,11 @@ class Population:
     def progress(self, host: int) -> float:
         """The share of a host's episode that is over: of its epochs, or of its compute."""
         run = self.runs[host]
-        return run.epoch / self.task.epochs if self.clock is None else run.ledger.flops / self.clock.budget
+        return (
+            run.epoch / self.task.epochs
+            if self.clock is None
+            else run.ledger.flops / self.clock.budget
+        )
 
     def readings(self) -> list[EpochReading | None]:
         return [run.reading for run in self.runs]
@@ -247,7 +282,9 @@ class Population:
         return [run.model.view() for run in self.runs]
 
     def snapshot(self) -> list[dict[str, Any]]:
-        return [{**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors]
+        return [
+            {**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors
+        ]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
         self.executor.settle(self.runs)
@@ -269,13 +306,19 @@ class Population:
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
-            accuracy, loss = self._score(network, run.splits.test.open_for_final_report(), run.device)
+            accuracy, loss = self._score(
+                network, run.splits.test.open_for_final_report(), run.device
+            )
             validation, _ = self._score(network, run.splits.validation, run.device)
-            scores.append(FinalScore(accuracy, loss, validation, count_parameters(network), network))
+            scores.append(
+                FinalScore(accuracy, loss, validation, count_parameters(network), network)
+            )
         return scores
 
     @torch.no_grad()
-    def _score(self, network: torch.nn.Module, split: Split, device: torch.device) -> tuple[float, float]:
+    def _score(
+        self, network: torch.nn.Module, split: Split, device: torch.device
+    ) -> tuple[float, float]:
         scored = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)
@@ -285,7 +328,9 @@ class Population:
 
     def _require_episode(self) -> None:
         if self.told.is_over:
-            raise DataError("the test split has been read, so these episodes are over; build a new population.")
+            raise DataError(
+                "the test split has been read, so these episodes are over; build a new population."
+            )
 
 
 @contextmanager
@@ -295,10 +340,14 @@ def memory_errors() -> Iterator[None]:
         yield
     except RuntimeError as problem:
         is_gpu = isinstance(problem, torch.OutOfMemoryError)
-        if not is_gpu and "can't allocate memory" not in str(problem):  # as torch says it of the CPU's
+        if not is_gpu and "can't allocate memory" not in str(
+            problem
+        ):  # as torch says it of the CPU's
             raise
         way_out = "use fewer hosts (seeds), a lower batch, a narrower policy (ppo.hidden_dim) or more GPUs"
-        raise DeviceError(f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})") from problem
+        raise DeviceError(
+            f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})"
+        ) from problem
 
 
 def _clock() -> float:

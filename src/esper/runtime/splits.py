@@ -28,11 +28,15 @@ class TensorSplit:
     targets: Tensor
     scale: float = 1.0
     shift: float = 0.0
-    padded: bool = False  # whether images carry a border of PAD pixels, to be cropped away with an offset
+    padded: bool = (
+        False  # whether images carry a border of PAD pixels, to be cropped away with an offset
+    )
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
-            raise DataError(f"{len(self.inputs)} inputs, {len(self.targets)} targets: give as many, at least one.")
+            raise DataError(
+                f"{len(self.inputs)} inputs, {len(self.targets)} targets: give as many, at least one."
+            )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -43,7 +47,9 @@ class TensorSplit:
     def with_border(self) -> "TensorSplit":
         """The same images, ready to be shifted."""
         if self.inputs.dim() != 4:
-            raise DataError(f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}.")
+            raise DataError(
+                f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}."
+            )
         return replace(self, inputs=torch.nn.functional.pad(self.inputs, (PAD,) * 4), padded=True)
 
     def gather(self, rows: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -59,7 +65,9 @@ class TensorSplit:
         image, plane, line, pixel = self.inputs.stride()
         shifts = 2 * PAD + 1
         crops = count, shifts, shifts, channels, height - 2 * PAD, width - 2 * PAD
-        windows = self.inputs.as_strided(crops, (image, line, pixel, plane, line, pixel))  # every one, as a view
+        windows = self.inputs.as_strided(
+            crops, (image, line, pixel, plane, line, pixel)
+        )  # every one, as a view
         cropped = windows[rows, offsets[0], offsets[1]]
         return torch.where(offsets[2, :, None, None, None] == 1, cropped.flip(-1), cropped)
 
@@ -81,7 +89,9 @@ class TokenSplit:
 
     def __post_init__(self) -> None:
         if len(self) < 1:
-            raise DataError(f"{len(self.tokens)} tokens are fewer than {self.context + 1}; use a longer text.")
+            raise DataError(
+                f"{len(self.tokens)} tokens are fewer than {self.context + 1}; use a longer text."
+            )
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.context)
@@ -117,7 +127,9 @@ class SealedSplit:
         return self._split
 
     def __getattr__(self, name: str) -> Any:
-        raise DataError(f"the test split is sealed: {name!r} was asked of it. Use validation; final_scores() opens it.")
+        raise DataError(
+            f"the test split is sealed: {name!r} was asked of it. Use validation; final_scores() opens it."
+        )
 
 
 @dataclass(frozen=True)
@@ -138,14 +150,22 @@ class Splits:
 
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
     if saved != own:
-        raise SaveError(f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out or go back.")
+        raise SaveError(
+            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out or go back."
+        )
 
 
-def carve(split: TensorSplit, share: float = 0.15, seed: int = 20) -> tuple[TensorSplit, TensorSplit]:
+def carve(
+    split: TensorSplit, share: float = 0.15, seed: int = 20
+) -> tuple[TensorSplit, TensorSplit]:
     """Train and validation from the training data, the same on every machine and in every run."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     if not 0 < (cut := int(len(split) * share)) < len(split):
-        raise DataError(f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data.")
+        raise DataError(
+            f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data."
+        )
     parts = order[cut:], order[:cut]
-    kept, held_out = (replace(split, inputs=split.inputs[rows], targets=split.targets[rows]) for rows in parts)
+    kept, held_out = (
+        replace(split, inputs=split.inputs[rows], targets=split.targets[rows]) for rows in parts
+    )
     return kept, held_out

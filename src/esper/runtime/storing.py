@@ -30,7 +30,9 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
     assert can_be_stored(population)  # a governor's earlier good state would be lost
     facts: list[dict[str, Any]] = []
     contents: dict[str, Content] = {}
-    for number, (run, governor) in enumerate(zip(population.runs, population.governors, strict=True)):
+    for number, (run, governor) in enumerate(
+        zip(population.runs, population.governors, strict=True)
+    ):
         host, files = describe_network(run.model)
         stream = run.plan.stream.state()
         host |= {
@@ -50,21 +52,29 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
     return facts, contents
 
 
-def restore_population(population: Population, facts: Sequence[dict[str, Any]], paths: Mapping[str, Path]) -> None:
+def restore_population(
+    population: Population, facts: Sequence[dict[str, Any]], paths: Mapping[str, Path]
+) -> None:
     """Put fresh hosts of the same seeds back to where they were."""
     for number, run in enumerate(population.runs):
         start = f"host-{number}-"
-        own = {role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)}
+        own = {
+            role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)
+        }
         _restore(run, facts[number], own)
         best_accuracy, best_loss, bad_checks, rollbacks = facts[number]["governor"]
         population.governors[number] = Governor(run)
-        population.governors[number].load((float(best_accuracy), float(best_loss), bad_checks, rollbacks))
+        population.governors[number].load(
+            (float(best_accuracy), float(best_loss), bad_checks, rollbacks)
+        )
 
 
 def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> None:
     place = paths["model"].parent
     if facts["seed"] != run.seed:
-        raise SaveError(f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings.")
+        raise SaveError(
+            f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings."
+        )
     with own_randomness(run.seed):
         host = run.task.build_host()
     model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)

@@ -12,7 +12,14 @@ from esper.leyline.errors import SaveError, SettingError
 from esper.leyline.files import write_durably
 from esper.simic.config import PPOSettings
 from esper.simic.diagnostics import MinibatchTrace, UpdateRecord, summarise
-from esper.simic.losses import HeadSteps, counts_by_row, mean_entropy, policy_loss, relevant_steps, value_loss
+from esper.simic.losses import (
+    HeadSteps,
+    counts_by_row,
+    mean_entropy,
+    policy_loss,
+    relevant_steps,
+    value_loss,
+)
 from esper.simic.rollout import Rollout, Rows, explained_variance, normalise_advantages
 from esper.simic.team import Team
 from esper.tamiyo.distributions import at_least_single
@@ -38,9 +45,16 @@ class PPOAgent:
         codecs: "tuple[ObservationCodec, ActionCodec] | None" = None,
         team: Team | None = None,
     ):
-        self.network, self.config, self.codecs, self.team = network, config or PPOSettings(), codecs, team or Team()
+        self.network, self.config, self.codecs, self.team = (
+            network,
+            config or PPOSettings(),
+            codecs,
+            team or Team(),
+        )
         self.device = next(network.parameters()).device
-        self.optimizer = torch.optim.Adam(network.parameters(), self.config.lr, eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(
+            network.parameters(), self.config.lr, eps=1e-5, fused=True
+        )
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
         self.decisions = self.updates = 0
@@ -55,8 +69,12 @@ class PPOAgent:
         from esper.simic.any_env import Spaces
         from esper.simic.checkpoints import describe_agent
 
-        if (layout := self.layout or (self.codecs and Spaces.of(*self.codecs, self.network))) is None:
-            raise SaveError(f"cannot write {path}: this agent knows no spaces; pass codecs=..., as for act.")
+        if (
+            layout := self.layout or (self.codecs and Spaces.of(*self.codecs, self.network))
+        ) is None:
+            raise SaveError(
+                f"cannot write {path}: this agent knows no spaces; pass codecs=..., as for act."
+            )
         write_durably(Path(path), describe_agent(self, layout, self.facts))
 
     @staticmethod
@@ -74,12 +92,16 @@ class PPOAgent:
         A state of None is where all episodes begin; `restart` clears single ones.
         """
         if self.codecs is None:
-            raise SettingError("this agent knows no spaces; pass codecs=(ObservationCodec(space), ActionCodec(space)).")
+            raise SettingError(
+                "this agent knows no spaces; pass codecs=(ObservationCodec(space), ActionCodec(space))."
+            )
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
         masks = actions.split_mask(mask, len(states), self.device)
         with torch.no_grad():
-            choices, _, _, hidden = self.network.choose(states, state, masks, deterministic, self.draws)
+            choices, _, _, hidden = self.network.choose(
+                states, state, masks, deterministic, self.draws
+            )
         return actions.decode(choices), hidden
 
     @staticmethod
@@ -92,7 +114,9 @@ class PPOAgent:
         """Several passes over fixed advantages; then the statistics take in the rollout, once."""
         config, pool = self.config, self.team.sum
         raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
-        told: dict[str, Any] = {"explained_variance": explained_variance(rollout.values, returns, rollout.valid, pool)}
+        told: dict[str, Any] = {
+            "explained_variance": explained_variance(rollout.values, returns, rollout.valid, pool)
+        }
         advantages = normalise_advantages(raw, rollout.valid, pool)
         weight, rate = (config.annealed(name, self.decisions) for name in ("entropy", "lr"))
         self.optimizer.param_groups[0]["lr"] = rate
@@ -102,9 +126,15 @@ class PPOAgent:
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
         self.decisions += int(counts[-1])
         self.updates += 1
-        told |= {"early_stop_epoch": stopped, "stale_state_error": stale, "decisions": self.decisions}
+        told |= {
+            "early_stop_epoch": stopped,
+            "stale_state_error": stale,
+            "decisions": self.decisions,
+        }
         told |= {"lr": rate, "entropy_weight": weight}
-        return summarise(traces, self.network.spec.names, config.clip, counts[:-1].tolist(), self.team, **told)
+        return summarise(
+            traces, self.network.spec.names, config.clip, counts[:-1].tolist(), self.team, **told
+        )
 
     def _passes(
         self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
@@ -116,7 +146,9 @@ class PPOAgent:
         for epoch in range(self.config.epochs):
             for part in self._assign(rollout.total * rollout.per_row):
                 index = part - rollout.first * rollout.per_row
-                index = index[(index >= 0) & (index < len(is_relevant[0]))]  # of each minibatch, what is here
+                index = index[
+                    (index >= 0) & (index < len(is_relevant[0]))
+                ]  # of each minibatch, what is here
                 steps = HeadSteps.of(is_relevant[:, index], is_open[:, index], counts[:, part])
                 own = rollout.cut(advantages, index), rollout.cut(returns, index)
                 traces.append(self._step(rollout, index, steps, *own, weight))
@@ -140,19 +172,31 @@ class PPOAgent:
         return list(order.tensor_split(min(self.config.minibatches, total)))
 
     def _step(
-        self, rollout: Rollout, index: Tensor, steps: HeadSteps, advantages: Tensor, returns: Tensor, weight: float
+        self,
+        rollout: Rollout,
+        index: Tensor,
+        steps: HeadSteps,
+        advantages: Tensor,
+        returns: Tensor,
+        weight: float,
     ) -> MinibatchTrace:
         config, rows = self.config, rollout.rows(index)
         new, values, entropy = self._judge(rows)
         old = rows.log_probs.movedim(-1, 0)
         policy = policy_loss(new, old, advantages, steps, rows.valid, config.clip, config.clip_mode)
         scale = self.network.return_stats.std.to(values.dtype)
-        value = value_loss(values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid)
+        value = value_loss(
+            values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid
+        )
         entropies = mean_entropy(entropy, steps, rows.valid)
-        norm, kl = self._descend(policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl)
+        norm, kl = self._descend(
+            policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl
+        )
         here = rollout.first + index // rollout.per_row, rollout.begins(index)
         losses = policy.per_head.detach(), entropies.detach(), value.detach()
-        return MinibatchTrace(*here, policy.log_ratios, steps.is_relevant, rows.valid, *losses, kl, norm)
+        return MinibatchTrace(
+            *here, policy.log_ratios, steps.is_relevant, rows.valid, *losses, kl, norm
+        )
 
     def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, values and entropies; without rows there are none of them."""
@@ -160,8 +204,12 @@ class PPOAgent:
         if not len(rows.states):
             none = rows.values.new_zeros(len(names), *rows.valid.shape)
             return none, rows.values, none
-        said = self._evaluate(rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False)
-        new, entropy = (torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy))
+        said = self._evaluate(
+            rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False
+        )
+        new, entropy = (
+            torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy)
+        )
         return new, said.values, entropy
 
     def _descend(self, loss: Tensor, kl: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -189,7 +237,9 @@ class PPOAgent:
         found, fresh = [], (kept[:, ::each].contiguous(), cell[:, ::each].contiguous())
         for last, is_on, stored in zip(lasts, goes_on, later, strict=True):
             now = slice(last // rollout.piece * rollout.piece, last + 1)
-            fresh = self.network.follow(rollout.states[now].transpose(0, 1), fresh, rollout.starts[now].T)
+            fresh = self.network.follow(
+                rollout.states[now].transpose(0, 1), fresh, rollout.starts[now].T
+            )
             found.append((fresh[0] - stored)[:, is_on])
         return float(torch.cat(found, 1).square().mean())
 

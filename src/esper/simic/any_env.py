@@ -22,8 +22,15 @@ from esper.simic.rollout import Rollout
 from esper.tamiyo.heads import Head, HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 
-Mask = NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None  # flat, or per head [N, size] or [N, rows, size]
-_MADE_OF = {"Box": (), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype", "start"), "MultiBinary": ("n",)}
+Mask = (
+    NDArray[np.bool_] | Mapping[str, NDArray[np.bool_]] | None
+)  # flat, or per head [N, size] or [N, rows, size]
+_MADE_OF = {
+    "Box": (),
+    "Discrete": ("n", "start"),
+    "MultiDiscrete": ("nvec", "dtype", "start"),
+    "MultiBinary": ("n",),
+}
 
 
 def learn(
@@ -46,14 +53,23 @@ def learn(
         watch: is shown the agent and the record of every update.
     """
     if total_steps < env.num_envs:
-        raise SettingError(f"total_steps is {total_steps}, but {env.num_envs} environments need as many.")
+        raise SettingError(
+            f"total_steps is {total_steps}, but {env.num_envs} environments need as many."
+        )
     config = (config or PPOConfig()).annealed_over(total_steps)
     own = getattr(env.unwrapped, "heads", None)
-    seen, acts = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, spec or own)
+    seen, acts = (
+        ObservationCodec(env.single_observation_space),
+        ActionCodec(env.single_action_space, spec or own),
+    )
     with own_randomness(mix_seed(seed, 0)):
-        network = RecurrentActorCritic(seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim)
+        network = RecurrentActorCritic(
+            seen.width, acts.spec, hidden_dim=config.hidden_dim, head_dim=config.head_dim
+        )
     agent = PPOAgent(network, config, seed=seed, codecs=(seen, acts))
-    is_bare = acts.spec == own and env.single_observation_space == env.unwrapped.single_observation_space
+    is_bare = (
+        acts.spec == own and env.single_observation_space == env.unwrapped.single_observation_space
+    )
     if (lay_out := getattr(env.unwrapped, "layout_of", None)) is not None and is_bare:
         agent.layout = lay_out(config.hidden_dim, config.head_dim)
     player = Player(env, agent, seed)
@@ -61,7 +77,9 @@ def learn(
     for done in range(0, steps, config.horizon):
         watch(agent, record := agent.update(player.play(min(config.horizon, steps - done))))
         if not record.steps:
-            raise MeasurementError("no gradient was finite, so nothing was learned. Look for NaN in the environments.")
+            raise MeasurementError(
+                "no gradient was finite, so nothing was learned. Look for NaN in the environments."
+            )
     return agent
 
 
@@ -69,9 +87,14 @@ class Player:
     """Plays a vector environment with an agent, rollout after rollout; episodes go on from one to the next."""
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], agent: PPOAgent, seed: int):
-        if (mode := env.metadata.get("autoreset_mode")) not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        if (mode := env.metadata.get("autoreset_mode")) not in (
+            AutoresetMode.NEXT_STEP,
+            AutoresetMode.SAME_STEP,
+        ):
             found = f"the metadata says autoreset_mode={mode}"
-            raise EnvironmentMismatchError(f"{found}. Supported: NEXT_STEP and SAME_STEP; declare what it does.")
+            raise EnvironmentMismatchError(
+                f"{found}. Supported: NEXT_STEP and SAME_STEP; declare what it does."
+            )
         assert agent.codecs is not None
         self.env, self.agent = env, agent
         self.pieces = -(-agent.config.minibatches // env.num_envs)
@@ -83,8 +106,12 @@ class Player:
         self.hidden = agent.network.get_initial_hidden(env.num_envs)
         self.begins = torch.ones(env.num_envs, dtype=torch.bool)
         self.is_filler = torch.zeros(env.num_envs, dtype=torch.bool)
-        call = getattr(env.unwrapped, "call", None)  # environments in other processes are asked the same way
-        self._ask = call if call is not None and all(call("has_wrapper_attr", "action_masks")) else None
+        call = getattr(
+            env.unwrapped, "call", None
+        )  # environments in other processes are asked the same way
+        self._ask = (
+            call if call is not None and all(call("has_wrapper_attr", "action_masks")) else None
+        )
         if call is None and (own := getattr(env.unwrapped, "action_masks", None)) is not None:
             self._ask = lambda _: own()
         self._is_masked = "action_mask" in info or self._ask is not None
@@ -100,10 +127,14 @@ class Player:
         if wrong := np.flatnonzero(has_one != self._is_masked).tolist():
             has = "no" if self._is_masked else "an"
             found = f"environments {wrong} have {has} action_mask, unlike all at the first reset"
-            raise EnvironmentMismatchError(f"{found}. Give one each time, or never; all true forbids nothing.")
+            raise EnvironmentMismatchError(
+                f"{found}. Give one each time, or never; all true forbids nothing."
+            )
         masks = self.actions.split_mask(given, self.env.num_envs)
         for mask in masks.values():
-            mask[self.is_filler] = True  # a finished episode may allow nothing, and nobody chooses there
+            mask[self.is_filler] = (
+                True  # a finished episode may allow nothing, and nobody chooses there
+            )
         return masks
 
     @torch.no_grad()
@@ -124,7 +155,9 @@ class Player:
     def _step(self, rollout: Rollout) -> None:
         seen, choose = (self.states, self.hidden, self.masks), self.agent.network.choose
         choices, log_probs, values, hidden = choose(*seen, generator=self.agent.draws)
-        rollout.add_decision(self.states, self.masks, choices, log_probs, values, ~self.is_filler, self.begins)
+        rollout.add_decision(
+            self.states, self.masks, choices, log_probs, values, ~self.is_filler, self.begins
+        )
         obs, rewards, terminated, truncated, info = self.env.step(self.actions.decode(choices))
         self.states, self.hidden = self.observations.encode(obs), hidden
         ends = torch.as_tensor(terminated | truncated) & ~self.is_filler
@@ -145,7 +178,9 @@ class Player:
         shown = self.states.clone()
         for host in np.flatnonzero(truncated):
             shown[host] = self.observations.encode(np.asarray(info["final_obs"][host])[None])[0]
-        return torch.where(torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan)
+        return torch.where(
+            torch.as_tensor(truncated), self.agent.network.look(shown, self.hidden), torch.nan
+        )
 
 
 def _sizes(space: gym.Space[Any]) -> list[int] | None:
@@ -162,8 +197,12 @@ class ObservationCodec:
         self.space, self.sizes = space, _sizes(space)
         if self.sizes is None and not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             known = "Box, Discrete, MultiDiscrete, MultiBinary"
-            rest = f"Known: {known}; flatten others with gymnasium.wrappers.vector.FlattenObservation"
-            raise EnvironmentMismatchError(f"observations of {type(space).__name__} are not supported. {rest}.")
+            rest = (
+                f"Known: {known}; flatten others with gymnasium.wrappers.vector.FlattenObservation"
+            )
+            raise EnvironmentMismatchError(
+                f"observations of {type(space).__name__} are not supported. {rest}."
+            )
         self.width = gym.spaces.flatdim(space)
         if self.sizes is not None:
             starts, first = np.cumsum([0, *self.sizes[:-1]]), np.ravel(getattr(space, "start", 0))
@@ -183,13 +222,21 @@ class ActionCodec:
 
     def __init__(self, space: gym.Space[Any], spec: HeadSpec | None = None):
         self.space = space
-        sizes = [2] * int(np.prod(space.shape)) if isinstance(space, gym.spaces.MultiBinary) else _sizes(space)
+        sizes = (
+            [2] * int(np.prod(space.shape))
+            if isinstance(space, gym.spaces.MultiBinary)
+            else _sizes(space)
+        )
         if sizes is None:
             known = "Discrete, MultiDiscrete, MultiBinary"
-            raise EnvironmentMismatchError(f"actions of {type(space).__name__} are not supported. Known: {known}.")
+            raise EnvironmentMismatchError(
+                f"actions of {type(space).__name__} are not supported. Known: {known}."
+            )
         self.spec = spec or HeadSpec.independent(sizes)
         if list(self.spec.sizes) != sizes:
-            raise EnvironmentMismatchError(f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}.")
+            raise EnvironmentMismatchError(
+                f"heads of sizes {self.spec.sizes} do not fit actions of sizes {sizes}."
+            )
 
     def decode(self, choices: Mapping[str, Tensor]) -> Any:
         """Choices [N] per head as the vector environment's `step` takes them."""
@@ -200,12 +247,16 @@ class ActionCodec:
         shape = cast(tuple[int, ...], self.space.shape)
         return (numbers.reshape(len(numbers), *shape) + start).astype(self.space.dtype)
 
-    def split_mask(self, mask: Mask, count: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def split_mask(
+        self, mask: Mask, count: int, device: torch.device | str = "cpu"
+    ) -> dict[str, Tensor]:
         """One mask per head for `count` environments, copied; None masks nothing."""
         if mask is None:
             return {}
         if isinstance(mask, Mapping):
-            return {head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads}
+            return {
+                head.name: self._own_mask(mask, head, count).to(device) for head in self.spec.heads
+            }
         flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
         if flat.shape != (count, whole := sum(self.spec.sizes)):
             found = f"a mask of shape {tuple(flat.shape)} for {count} environments with actions of {self.spec.sizes}"
@@ -214,7 +265,9 @@ class ActionCodec:
 
     def _own_mask(self, masks: Mapping[str, NDArray[np.bool_]], head: Head, count: int) -> Tensor:
         if head.name not in masks:
-            raise MaskError(f"there is no mask for head {head.name!r}; give one for each of {self.spec.names}.")
+            raise MaskError(
+                f"there is no mask for head {head.name!r}; give one for each of {self.spec.names}."
+            )
         mask = torch.as_tensor(np.array(masks[head.name], dtype=np.bool_))
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         rows = () if head.mask_by is None or mask.dim() == 2 else (sizes[head.mask_by],)
@@ -242,7 +295,9 @@ class Spaces:
         return cls(*spaces, seen.width, acts.spec, network.hidden_dim, network.head_dim)
 
     def build(self) -> RecurrentActorCritic:
-        return RecurrentActorCritic(self.width, self.heads, hidden_dim=self.hidden_dim, head_dim=self.head_dim)
+        return RecurrentActorCritic(
+            self.width, self.heads, hidden_dim=self.hidden_dim, head_dim=self.head_dim
+        )
 
     def codecs(self) -> tuple[ObservationCodec, ActionCodec]:
         seen = ObservationCodec(_rebuild(self.observation, self.width))
@@ -254,7 +309,9 @@ class Spaces:
 def _describe(space: gym.Space[Any]) -> dict[str, Any]:
     kind = next(name for name in _MADE_OF if isinstance(space, getattr(gym.spaces, name)))
     made_of = {key: getattr(space, key) for key in _MADE_OF[kind]}
-    return {"kind": kind} | {k: str(v) if k == "dtype" else np.asarray(v).tolist() for k, v in made_of.items()}
+    return {"kind": kind} | {
+        k: str(v) if k == "dtype" else np.asarray(v).tolist() for k, v in made_of.items()
+    }
 
 
 def _rebuild(plain: Mapping[str, Any], count: int) -> gym.Space[Any]:

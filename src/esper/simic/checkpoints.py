@@ -36,7 +36,12 @@ from esper.telemetry.store import Store, fitting
 FORMAT = 3
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
-_OF_LAYOUT = ("slots", "blueprints", "blends", "lengths")  # told apart by the layout, and lengths one by one
+_OF_LAYOUT = (
+    "slots",
+    "blueprints",
+    "blends",
+    "lengths",
+)  # told apart by the layout, and lengths one by one
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ class Layout:
         """Of a policy of these widths for one run's slots, blueprints and blends."""
         slots, (_, *names) = space.slots, space.blueprint_ids
         features = feature_names(slots, reads_telemetry)
-        return cls(slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim)
+        return cls(
+            slots.slot_ids, tuple(map(str, names)), space.blends, features, hidden_dim, head_dim
+        )
 
     def build(self) -> FactoredRecurrentActorCritic:
         """A fresh network; the first blueprint, which is none, is not listed."""
@@ -68,7 +75,9 @@ def describe_agent(agent: PPOAgent, layout: Layout | Spaces, facts: Mapping[str,
     """The file with everything that the learner goes on from; `facts` is plain data of the caller's."""
     tensors = _needed(agent)
     for index, state in agent.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
+        tensors |= {
+            f"optimizer.{index}.{key}": torch.as_tensor(value) for key, value in state.items()
+        }
     plain = {
         "format": FORMAT,
         "layout": asdict(layout),
@@ -108,15 +117,23 @@ def read_checkpoint(path: Path, layouts: Any = Layout) -> tuple[dict[str, Tensor
             plain = json.loads(metadata["esper"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
-        raise SaveError(f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem}).") from problem
+        raise SaveError(
+            f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem})."
+        ) from problem
     found = plain.get("format") if isinstance(plain, dict) else None
     if found != FORMAT:
-        raise SaveError(f"{path} has format {found}; this version reads format {FORMAT} (docs/checkpoints.md).")
+        raise SaveError(
+            f"{path} has format {found}; this version reads format {FORMAT} (docs/checkpoints.md)."
+        )
     if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
-        raise SaveError(f"{path} was changed after it was written: its checksum does not match. Use another copy.")
+        raise SaveError(
+            f"{path} was changed after it was written: its checksum does not match. Use another copy."
+        )
     with fitting(path):
         if layouts is Layout and "observation" in plain["layout"]:
-            raise SaveError(f"{path} is a policy for another environment than growth; give one that learned to grow.")
+            raise SaveError(
+                f"{path} is a policy for another environment than growth; give one that learned to grow."
+            )
         plain["layout"] = TypeAdapter(layouts).validate_python(plain["layout"])
         TypeAdapter(dict[str, int]).validate_python(plain["counters"])
         TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
@@ -131,14 +148,21 @@ def read_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     layout: Layout | Spaces = plain["layout"]
     network: RecurrentActorCritic = _built(layout.build, tensors, path)
     seen = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
-    codecs = ObservationCodec(seen), ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec)
+    codecs = (
+        ObservationCodec(seen),
+        ActionCodec(gym.spaces.MultiDiscrete([*network.spec.sizes]), network.spec),
+    )
     with fitting(path):
         codecs = layout.codecs() if isinstance(layout, Spaces) else codecs
-        config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(own["config"], str(path))
+        config = (PPOConfig if "horizon" in own["config"] else PPOSettings).of(
+            own["config"], str(path)
+        )
         agent = PPOAgent(network.to(device), config, codecs=codecs)
     agent.layout = layout if isinstance(layout, Layout) else None
     if "draws" in tensors and len(tensors["draws"]) != len(fresh := agent.draws.get_state()):
-        tensors["draws"] = fresh  # it was saved on another kind of device, whose draws nothing here can go on with
+        tensors["draws"] = (
+            fresh  # it was saved on another kind of device, whose draws nothing here can go on with
+        )
     agent.facts = _restore(agent, tensors, plain, path)
     return agent
 
@@ -150,7 +174,9 @@ def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
     return _restore(agent, tensors, plain, path)
 
 
-def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _restore(
+    agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
     way_out = f"A run goes on on the kind of device it was started on, not on {agent.device.type}: set policy_device."
     _require_tensors(tensors, _needed(agent), path, way_out)
     with fitting(path):
@@ -162,7 +188,10 @@ def _restore(agent: PPOAgent, tensors: Tensors, plain: Mapping[str, Any], path: 
         agent.optimizer.load_state_dict(agent.optimizer.state_dict() | {"state": state})
         agent.draws.set_state(tensors["draws"])
         agent.shuffles.set_state(tensors["shuffles"])
-        agent.decisions, agent.updates = plain["counters"]["decisions"], plain["counters"]["updates"]
+        agent.decisions, agent.updates = (
+            plain["counters"]["decisions"],
+            plain["counters"]["updates"],
+        )
     return dict(plain["facts"])
 
 
@@ -173,7 +202,9 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
             raise SaveError(f"{path} is damaged: it has no {name}.")
         own, wanted = (f"{each.dtype} {list(each.shape)}" for each in (tensors[name], value))
         if own != wanted:
-            raise CheckpointMismatchError(f"{path} has {name} of {own}, not {wanted} (size mismatch). {way_out}")
+            raise CheckpointMismatchError(
+                f"{path} has {name} of {own}, not {wanted} (size mismatch). {way_out}"
+            )
         if not tensors[name].isfinite().all():
             raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
 
@@ -181,11 +212,17 @@ def _require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str
 def require_layout(saved: Layout, own: Layout, path: Path) -> None:
     """Refuse weights that were trained for other slots, blueprints, features or widths, with both side by side."""
     pairs = [(name, then, getattr(own, name)) for name, then in vars(saved).items()]
-    rows = [f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here" for n, then, now in pairs if then != now]
+    rows = [
+        f"  {n}: {_brief(then)} in the checkpoint, {_brief(now)} here"
+        for n, then, now in pairs
+        if then != now
+    ]
     if rows:
         found = f"{path} was trained for another layout (size mismatch):"
         way_out = "Use the task, slots, blueprints and observation that it was trained with, or train a new policy"
-        raise CheckpointMismatchError("\n".join([found, *rows, f"{way_out}; see docs/checkpoints.md."]))
+        raise CheckpointMismatchError(
+            "\n".join([found, *rows, f"{way_out}; see docs/checkpoints.md."])
+        )
 
 
 def _brief(value: Any) -> str:
@@ -195,7 +232,11 @@ def _brief(value: Any) -> str:
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
@@ -222,7 +263,9 @@ def _built(build: Callable[[], Network], tensors: Tensors, path: Path) -> Networ
 def episodes_of(path: Path) -> int | None:
     """How many episodes the policy in a checkpoint has learned from; None where it does not say."""
     with fitting(path):
-        return TypeAdapter(int | None).validate_python(read_checkpoint(path)[1]["facts"].get("episodes"))
+        return TypeAdapter(int | None).validate_python(
+            read_checkpoint(path)[1]["facts"].get("episodes")
+        )
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
@@ -232,16 +275,27 @@ def other_episodes(path: Path, played: Task) -> str | None:
         if known is not None and known["name"] not in TASKS:
             return f"{path} was trained on {known['name']}, a task that is not known here: name its file with --import."
         trained = played if known is None else TaskConfig.of(known, str(path)).build()
-    names = {*TaskConfig.model_fields, *(f"lengths.{name}" for name in asdict(played.lengths))}.difference(_OF_LAYOUT)
+    names = {
+        *TaskConfig.model_fields,
+        *(f"lengths.{name}" for name in asdict(played.lengths)),
+    }.difference(_OF_LAYOUT)
     pairs = {name: (attrgetter(name)(trained), attrgetter(name)(played)) for name in sorted(names)}
-    differing = ", ".join(f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here)
-    return f"{path} was trained for other episodes: {differing}. Say --set task.KEY=VALUE." if differing else None
+    differing = ", ".join(
+        f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here
+    )
+    return (
+        f"{path} was trained for other episodes: {differing}. Say --set task.KEY=VALUE."
+        if differing
+        else None
+    )
 
 
 def saved_rounds(folder: Path) -> int:
     """Whole rounds that a run has behind it on disk."""
     with fitting(folder / runfolder.MANIFEST):
-        return max((int(save.facts["rounds"]) for save in _store(folder, 1).generations()), default=0)
+        return max(
+            (int(save.facts["rounds"]) for save in _store(folder, 1).generations()), default=0
+        )
 
 
 def require_saved_corpus(folder: Path, corpus: str | None) -> None:
@@ -259,7 +313,12 @@ class History:
     """Saves after every round and finds the way back."""
 
     def __init__(
-        self, config: TrainingConfig, layout: Layout, sink: Sink, team: Team | None = None, corpus: str | None = None
+        self,
+        config: TrainingConfig,
+        layout: Layout,
+        sink: Sink,
+        team: Team | None = None,
+        corpus: str | None = None,
     ):
         self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
         self.layout, self.sink, self.team = layout, sink, team or Team()
@@ -274,10 +333,17 @@ class History:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
         files = runfolder.event_files(self.folder)  # of ranks that there were once, too
-        events = {str(rank): (segment, path.stat().st_size) for (rank, segment), path in files.items()}
+        events = {
+            str(rank): (segment, path.stat().st_size) for (rank, segment), path in files.items()
+        }
         events |= {str(rank): end for rank, end in enumerate(self.team.gather(self.sink.commit()))}
         if self.team.rank == 0:
-            facts = {"rounds": rounds, "episodes": self.episodes, "events": events, "task": self.task}
+            facts = {
+                "rounds": rounds,
+                "episodes": self.episodes,
+                "events": events,
+                "task": self.task,
+            }
             agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
             content = describe_agent(agent, self.layout, agent.facts)
             known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
@@ -288,7 +354,9 @@ class History:
         with self.team.together():
             newest = self.store.newest()
         file = None if newest is None else newest.files["policy"]
-        self.team.require_same({"the checkpoint to go on from": file and f"{file['name']} {file['sha256'][:12]}"})
+        self.team.require_same(
+            {"the checkpoint to go on from": file and f"{file['name']} {file['sha256'][:12]}"}
+        )
         if newest is None:
             self._rewind({})
             return 0

@@ -19,7 +19,9 @@ class HeadRecord:
     entropy: float  # mean where the head had a choice, 0 to 1
     clip_fraction: float
     ratio_max: float
-    steps: int  # decisions it took part in; a pass that was cut short may not have come to all of them
+    steps: (
+        int  # decisions it took part in; a pass that was cut short may not have come to all of them
+    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ class RatioExplosionDiagnostic:
 
     @classmethod
     def of(
-        cls, log_ratios: Tensor, hosts: Tensor, begins: Tensor, names: Sequence[str], limit: float = 2.0, top: int = 5
+        cls,
+        log_ratios: Tensor,
+        hosts: Tensor,
+        begins: Tensor,
+        names: Sequence[str],
+        limit: float = 2.0,
+        top: int = 5,
     ) -> Self:
         """Look through log-ratios [heads, R, T] of `hosts`, each from the step `begins` on; NaN is worst of all."""
         size = torch.nan_to_num(log_ratios.abs(), nan=math.inf)
@@ -53,8 +61,12 @@ class RatioExplosionDiagnostic:
         # a decision that is outside only as a whole is named by the head that moved most
         outside = (size > bound) | ((whole > bound) & (size == size.amax(0)))
         passes = int(hosts.bincount().max()) if len(hosts) else 0
-        order = torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices
-        worst: dict[tuple[int, int, int], WorstRatio] = {}  # each choice once, at its worst, whatever the passes
+        order = (
+            torch.where(outside, size, -1.0).flatten().topk(min(top * passes, size.numel())).indices
+        )
+        worst: dict[
+            tuple[int, int, int], WorstRatio
+        ] = {}  # each choice once, at its worst, whatever the passes
         for head, row, step in torch.stack(torch.unravel_index(order, size.shape), 1).tolist():
             key = (int(hosts[row]), int(begins[row]) + step, head)
             if outside[head, row, step] and key not in worst and len(worst) < top:
@@ -78,14 +90,18 @@ class UpdateRecord:
     ratio_min: float  # joint ratio of whole decisions over all passes
     first_ratio_gap: Mapping[str, float]
     """largest |ratio - 1| of the first minibatch, per head and joint: what acting and learning disagree by"""
-    first_worst: WorstRatio | None  # the decision that they disagree most about; None where they agree to the bit
+    first_worst: (
+        WorstRatio | None
+    )  # the decision that they disagree most about; None where they agree to the bit
     approx_kl: float  # of the last minibatch looked at
     clip_fraction: float
     early_stop_epoch: int | None  # pass that was cut short by the divergence
     gradient_norm: float
     steps: int  # optimiser steps taken
     skipped_steps: int  # steps left out because of gradients that were not finite
-    stale_state_error: float  # mean squared gap of stored to recomputed state, in the end, where episodes go on
+    stale_state_error: (
+        float  # mean squared gap of stored to recomputed state, in the end, where episodes go on
+    )
     lr: float
     entropy_weight: float
     decisions: int
@@ -131,7 +147,9 @@ class AnomalyDetector:
         entropy = Anomaly("entropy", first.entropy, self.entropy_floor, f"head {head}")
         explained = Anomaly("explained variance", record.explained_variance, least)
         found = [anomaly for anomaly in too_high if anomaly.value > anomaly.limit]
-        return found + [anomaly for anomaly in (entropy, explained) if anomaly.value < anomaly.limit]
+        return found + [
+            anomaly for anomaly in (entropy, explained) if anomaly.value < anomaly.limit
+        ]
 
 
 @dataclass(frozen=True)
@@ -147,15 +165,25 @@ class MinibatchTrace:
     entropies: Tensor
     value_loss: Tensor
     kl: Tensor
-    gradient_norm: Tensor | None  # None: the step was not taken because the divergence was too large
+    gradient_norm: (
+        Tensor | None
+    )  # None: the step was not taken because the divergence was too large
 
 
 def summarise(
-    traces: Sequence[MinibatchTrace], names: Sequence[str], clip: float, uses: Sequence[int], team: Team, **known: Any
+    traces: Sequence[MinibatchTrace],
+    names: Sequence[str],
+    clip: float,
+    uses: Sequence[int],
+    team: Team,
+    **known: Any,
 ) -> UpdateRecord:
     """One record of all minibatches of all processes. `uses` counts decisions by head; `known` are the other fields."""
     # as arrays: tensors take about thirty times as long to send and receive
-    here = [replace(own, **{k: v.numpy(force=True) for k, v in vars(own).items() if v is not None}) for own in traces]
+    here = [
+        replace(own, **{k: v.numpy(force=True) for k, v in vars(own).items() if v is not None})
+        for own in traces
+    ]
     whole = [_joined(parts) for parts in zip(*team.gather(here), strict=True)]
     first, every, look = whole[0], _joined(whole), RatioExplosionDiagnostic.of
     joint = _ratios(every.log_ratios.sum(0), every.valid)
@@ -168,7 +196,9 @@ def summarise(
     heads = {}
     for place, name in enumerate(names):
         own = _ratios(every.log_ratios[place], every.is_relevant[place])
-        heads[name] = HeadRecord(losses[place], entropies[place], _outside(own, clip), float(own.max()), uses[place])
+        heads[name] = HeadRecord(
+            losses[place], entropies[place], _outside(own, clip), float(own.max()), uses[place]
+        )
     return UpdateRecord(
         policy_loss=float(torch.stack([trace.head_losses.sum() for trace in whole]).mean()),
         value_loss=float(torch.stack([trace.value_loss for trace in whole]).mean()),
@@ -179,7 +209,9 @@ def summarise(
         ratio_max=float(joint.max()),
         ratio_min=float(joint.min()),
         first_ratio_gap={name: float((ratios - 1).abs().max()) for name, ratios in at_first},
-        first_worst=next(iter(look(first.log_ratios, first.rows, first.begins, names, limit=1.0).worst), None),
+        first_worst=next(
+            iter(look(first.log_ratios, first.rows, first.begins, names, limit=1.0).worst), None
+        ),
         approx_kl=float(whole[-1].kl),
         clip_fraction=_outside(joint, clip),
         gradient_norm=float(torch.stack(finite).mean()) if finite else 0.0,
@@ -192,10 +224,17 @@ def summarise(
 
 def _joined(parts: Sequence[MinibatchTrace]) -> MinibatchTrace:
     """The rows of all and the sums of their losses; divergence and gradient are those of the first."""
-    each: list[Any] = [{k: v if v is None else torch.as_tensor(v) for k, v in vars(own).items()} for own in parts]
-    tables = {name: torch.cat([part[name] for part in each], 1) for name in ("log_ratios", "is_relevant")}
+    each: list[Any] = [
+        {k: v if v is None else torch.as_tensor(v) for k, v in vars(own).items()} for own in parts
+    ]
+    tables = {
+        name: torch.cat([part[name] for part in each], 1) for name in ("log_ratios", "is_relevant")
+    }
     lists = {name: torch.cat([part[name] for part in each]) for name in ("rows", "begins", "valid")}
-    sums = {name: sum(part[name] for part in each) for name in ("head_losses", "entropies", "value_loss")}
+    sums = {
+        name: sum(part[name] for part in each)
+        for name in ("head_losses", "entropies", "value_loss")
+    }
     return MinibatchTrace(**{**each[0], **tables, **lists, **sums})
 
 

@@ -69,22 +69,30 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if not isinstance(task, Task):
-            raise SettingError(f"task is {task!r}; get_task(name) of esper.runtime.tasks gives one.")
+            raise SettingError(
+                f"task is {task!r}; get_task(name) of esper.runtime.tasks gives one."
+            )
         if count < 1 or not host_seeds or task.epochs < 2:
             given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
             raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
-        self.weights = check_weights(FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights)
+        self.weights = check_weights(
+            FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights
+        )
         self.use_telemetry, self.first = use_telemetry, first
         found = twin_readings(task, self.host_seeds, Path(folder), **population)
         assert found is not None  # nobody is asked whether to stop
         self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
-        self.units = {seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()}
+        self.units = {
+            seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()
+        }
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
         self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
-        self.layout_of = partial(Layout.of, self.space, use_telemetry)  # of two widths: what a policy here fits
+        self.layout_of = partial(
+            Layout.of, self.space, use_telemetry
+        )  # of two widths: what a policy here fits
         self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
@@ -104,9 +112,17 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _part(self, hosts: range) -> "GrowthVectorEnv":
         """Some hosts; whoever steps parts and then the whole must reset it first, which follows none of them."""
         part, own = copy.copy(self), slice(hosts.start, hosts.stop)
-        part.num_envs, part.first, part.population = len(hosts), self.first + hosts.start, self.population.part(hosts)
+        part.num_envs, part.first, part.population = (
+            len(hosts),
+            self.first + hosts.start,
+            self.population.part(hosts),
+        )
         part.episodes = Episodes(part.population, part.first)
-        part.is_over, part.accuracy, part.loss = self.is_over[own], self.accuracy[own], self.loss[own]
+        part.is_over, part.accuracy, part.loss = (
+            self.is_over[own],
+            self.accuracy[own],
+            self.loss[own],
+        )
         part.observation_space = batch_space(self.single_observation_space, len(hosts))
         part.action_space = batch_space(self.single_action_space, len(hosts))
         return part
@@ -142,7 +158,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
 
-    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """One epoch of every host."""
         self.step_async(actions)
         return self.step_wait()
@@ -159,7 +177,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self._sent = before, ops, was, [[*a, *b] for a, b in zip(acted, ticked, strict=True)]
         self.episodes.start()
 
-    def step_wait(self) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
+    def step_wait(
+        self,
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """What came of the actions that were carried out."""
         trained = self._finish()
         before, ops, was, acted = self._sent
@@ -177,20 +197,31 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         obs, info = self._see(happened, {"reward_parts": parts})
         return obs, rewards, terminated, np.zeros(self.num_envs, bool), info
 
-    def _apply(self, actions: NDArray[np.int64], begins: Sequence[int]) -> tuple[list[int], list[list[Event]]]:
+    def _apply(
+        self, actions: NDArray[np.int64], begins: Sequence[int]
+    ) -> tuple[list[int], list[list[Event]]]:
         """Carry out what is possible; what is not counts as WAIT. Returns the ops that were done and what happened."""
         done, happened = [OP_WAIT] * self.num_envs, []
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
-            happened.append([] if host in begins else self.episodes.act(host, (op, slot, blueprint, blend)))
+            happened.append(
+                [] if host in begins else self.episodes.act(host, (op, slot, blueprint, blend))
+            )
             is_refused = any(isinstance(event, ActionRefused) for event in happened[host])
             done[host] = op if happened[host] and not is_refused else OP_WAIT
         return done, happened
 
     def _facts(
-        self, host: int, op: int, was: tuple[float, float], twin_before: EpochReading, is_rolled_back: bool
+        self,
+        host: int,
+        op: int,
+        was: tuple[float, float],
+        twin_before: EpochReading,
+        is_rolled_back: bool,
     ) -> StepFacts:
         run, twin, flops = self.population.runs[host], self.twin(host), self.population.flops
-        if self.population.clock is not None and run.epoch == 2:  # a twin pays for no measurement: it has seen more
+        if (
+            self.population.clock is not None and run.epoch == 2
+        ):  # a twin pays for no measurement: it has seen more
             was = _measured(twin_before.held_out_accuracy), _measured(twin_before.held_out_loss)
         model, added = run.model, run.model.fossilized_params + run.model.active_params
         is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
@@ -239,13 +270,17 @@ def _measured(value: float | None) -> float:
 
 
 def _is_measured(reading: EpochReading) -> bool:
-    return finite(reading.held_out_loss) is not None and finite(reading.held_out_accuracy) is not None
+    return (
+        finite(reading.held_out_loss) is not None and finite(reading.held_out_accuracy) is not None
+    )
 
 
 def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:
     """A twin that broke down for an epoch counts as standing where it stood before, which at first is guessing."""
     guessing = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
-    return list(accumulate(readings, lambda was, now: now if _is_measured(now) else was, initial=guessing))[1:]
+    return list(
+        accumulate(readings, lambda was, now: now if _is_measured(now) else was, initial=guessing)
+    )[1:]
 
 
 def typical_change(twin: Sequence[EpochReading], chance: float) -> float:

@@ -53,7 +53,13 @@ def relevant_steps(spec: HeadSpec, choices: PerHead, valid: Tensor) -> Tensor:
 
 
 def policy_loss(
-    new: Tensor, old: Tensor, advantages: Tensor, steps: HeadSteps, valid: Tensor, clip: float, mode: str
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    steps: HeadSteps,
+    valid: Tensor,
+    clip: float,
+    mode: str,
 ) -> PolicyLoss:
     """Clipped surrogate, to be minimised: the heads' means where they took part, summed, or that of whole decisions."""
     log_ratios = torch.where(steps.is_relevant, new - old, 0.0)
@@ -63,7 +69,9 @@ def policy_loss(
     else:
         surrogate = torch.where(steps.is_relevant, _surrogate(log_ratios, advantages, clip), 0.0)
         per_head = surrogate.sum((1, 2)) / steps.relevant
-    return PolicyLoss(per_head.sum(), per_head, log_ratios.detach(), k3(joint.detach(), valid, steps.valid))
+    return PolicyLoss(
+        per_head.sum(), per_head, log_ratios.detach(), k3(joint.detach(), valid, steps.valid)
+    )
 
 
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -77,7 +85,13 @@ def k3(log_ratio: Tensor, valid: Tensor, count: Tensor) -> Tensor:
 
 
 def value_loss(
-    new: Tensor, old: Tensor, returns: Tensor, valid: Tensor, clip: float, scale: Tensor, count: Tensor
+    new: Tensor,
+    old: Tensor,
+    returns: Tensor,
+    valid: Tensor,
+    clip: float,
+    scale: Tensor,
+    count: Tensor,
 ) -> Tensor:
     """Half the squared error in units of `scale`, the worse of clipped and unclipped, so that clipping never helps."""
     new, old, returns = new / scale, old / scale, returns / scale

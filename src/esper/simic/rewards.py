@@ -23,7 +23,9 @@ class StepFacts:
     loss_before: float
     twin_loss: float
     twin_loss_before: float
-    loss_unit: float  # the task's typical change: how far the twin's held-out loss falls in its episode
+    loss_unit: (
+        float  # the task's typical change: how far the twin's held-out loss falls in its episode
+    )
     op: int  # what was done, after the legality rule
     params_share: float  # parameters added, of the host's own
     flops_share: float  # forward FLOPs added, of the host's own
@@ -35,17 +37,23 @@ class StepFacts:
 
 def accuracy_beyond_twin(facts: StepFacts) -> float:
     """Accuracy won this epoch beyond what the twin won. Over an episode it adds up to the final lead."""
-    return (facts.accuracy - facts.twin_accuracy) - (facts.accuracy_before - facts.twin_accuracy_before)
+    return (facts.accuracy - facts.twin_accuracy) - (
+        facts.accuracy_before - facts.twin_accuracy_before
+    )
 
 
 def loss_beyond_twin(facts: StepFacts) -> float:
     """The same in held-out loss, in units of the task's typical change."""
     unit = facts.loss_unit
-    return _lead(facts.loss, facts.twin_loss, unit) - _lead(facts.loss_before, facts.twin_loss_before, unit)
+    return _lead(facts.loss, facts.twin_loss, unit) - _lead(
+        facts.loss_before, facts.twin_loss_before, unit
+    )
 
 
 def _lead(loss: float, twin_loss: float, unit: float) -> float:
-    return min(BOUND, max(-BOUND, (twin_loss - loss) / unit))  # in this order NaN is the worst there is
+    return min(
+        BOUND, max(-BOUND, (twin_loss - loss) / unit)
+    )  # in this order NaN is the worst there is
 
 
 def rent(facts: StepFacts) -> float:
@@ -78,7 +86,15 @@ def breakdown(facts: StepFacts) -> float:
 Term = Callable[[StepFacts], float]
 TERMS: dict[str, Term] = {
     term.__name__: term
-    for term in (accuracy_beyond_twin, loss_beyond_twin, rent, churn, lasting_accuracy, lasting_loss, breakdown)
+    for term in (
+        accuracy_beyond_twin,
+        loss_beyond_twin,
+        rent,
+        churn,
+        lasting_accuracy,
+        lasting_loss,
+        breakdown,
+    )
 }
 FAMILIES: dict[str, dict[str, float]] = {
     "contribution": {
@@ -88,7 +104,13 @@ FAMILIES: dict[str, dict[str, float]] = {
         "churn": 0.01,
         "breakdown": 0.1,
     },
-    "loss": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "rent": 0.01, "churn": 0.02, "breakdown": 0.1},
+    "loss": {
+        "loss_beyond_twin": 1.0,
+        "lasting_loss": 1.0,
+        "rent": 0.01,
+        "churn": 0.02,
+        "breakdown": 0.1,
+    },
     # size and going round in circles are paid for in steps: host and twin have used the same FLOPs at every decision
     "compute": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "breakdown": 0.1},
 }
@@ -107,7 +129,9 @@ def reward_family(name: str, weights: Mapping[str, float], *, replace: bool = Fa
 def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[str, float]:
     """The weights of a family with some of them changed; a term that it does not have is refused."""
     if family not in FAMILIES:
-        raise UnknownNameError("reward family", family, FAMILIES, "One of your own: esper --import FILE.")
+        raise UnknownNameError(
+            "reward family", family, FAMILIES, "One of your own: esper --import FILE."
+        )
     return {**FAMILIES[family], **check_weights(changed or {}, family)}
 
 
@@ -116,9 +140,13 @@ def check_weights(weights: Mapping[str, float], family: str | None = None) -> di
     known: Collection[str] = TERMS if family is None else FAMILIES[family]
     for name, weight in weights.items():
         if name not in known:
-            raise UnknownNameError(f"reward term{f' of family {family!r}' if family else ''}", name, known)
+            raise UnknownNameError(
+                f"reward term{f' of family {family!r}' if family else ''}", name, known
+            )
         if not 0 <= weight < math.inf:
-            raise SettingError(f"the weight of reward term {name!r} is {weight}; it must be 0 or more, and finite.")
+            raise SettingError(
+                f"the weight of reward term {name!r} is {weight}; it must be 0 or more, and finite."
+            )
     return dict(weights)
 
 
@@ -126,5 +154,7 @@ def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, fl
     """Each term's share. Their sum, in this order, is the reward."""
     parts = {name: weight * TERMS[name](facts) for name, weight in weights.items()}
     for name in [name for name, part in parts.items() if not math.isfinite(part)]:
-        raise MeasurementError(f"reward term {name!r} is {parts[name]}; it must be finite. It was given {facts}.")
+        raise MeasurementError(
+            f"reward term {name!r} is {parts[name]}; it must be finite. It was given {facts}."
+        )
     return parts

@@ -50,15 +50,24 @@ class Rollout:
         self.spec, self.steps, self.count = spec, steps, count
         self.piece = -(-steps // pieces)  # steps of a piece; the last one of a row may be shorter
         self.per_row = -(-steps // self.piece)
-        self.first, self.total = place or (0, count)  # where these rows stand among those of all processes
-        heads, shape, like = len(spec.heads), (steps, count), torch.zeros(()) if like is None else like
+        self.first, self.total = place or (
+            0,
+            count,
+        )  # where these rows stand among those of all processes
+        heads, shape, like = (
+            len(spec.heads),
+            (steps, count),
+            torch.zeros(()) if like is None else like,
+        )
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = like.new_zeros(*shape, heads, dtype=torch.long)
         self.log_probs = like.new_zeros(*shape, heads)
         self.values, self.rewards, self.after_values = (like.new_zeros(shape) for _ in range(3))
         self.final_values = like.new_full(shape, torch.nan)
         false = like.bool()
-        self.terminated, self.truncated, self.valid, self.starts = (false.new_zeros(shape) for _ in range(4))
+        self.terminated, self.truncated, self.valid, self.starts = (
+            false.new_zeros(shape) for _ in range(4)
+        )
         self.masks = {name: false.new_zeros(*shape, *sizes) for name, sizes in mask_shapes.items()}
         self.hidden: Hidden  # from begin on
         self.end_hidden: Hidden  # right from finish on
@@ -66,9 +75,14 @@ class Rollout:
     def begin(self, hidden: Hidden) -> None:
         """Start over with the state that each row has before its first step."""
         # NaN, so that a state which nobody keeps is noticed
-        empty = (torch.full_like(state, torch.nan).repeat_interleave(self.per_row, 1) for state in hidden)
+        empty = (
+            torch.full_like(state, torch.nan).repeat_interleave(self.per_row, 1) for state in hidden
+        )
         self.hidden = (next(empty), next(empty))
-        self.end_hidden = (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
+        self.end_hidden = (
+            torch.full_like(hidden[0], torch.nan),
+            torch.full_like(hidden[1], torch.nan),
+        )
         self.length = 0
         self.keep_state(hidden)
 
@@ -112,10 +126,16 @@ class Rollout:
             self.log_probs[step, :, index] = log_probs[name]
         self.values[step], self.valid[step], self.starts[step] = values, valid, starts
 
-    def add_outcome(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, finals: Tensor | None = None) -> None:
+    def add_outcome(
+        self, rewards: Tensor, terminated: Tensor, truncated: Tensor, finals: Tensor | None = None
+    ) -> None:
         """Close the step. `finals`: values of truncated episodes that the next step no longer shows, else NaN."""
         step = self.length
-        self.rewards[step], self.terminated[step], self.truncated[step] = rewards, terminated, truncated & ~terminated
+        self.rewards[step], self.terminated[step], self.truncated[step] = (
+            rewards,
+            terminated,
+            truncated & ~terminated,
+        )
         self.final_values[step] = torch.nan if finals is None else finals
         self.length += 1
 
@@ -127,7 +147,9 @@ class Rollout:
         following = torch.cat([self.values[1:], values[None]])
         self.after_values[:] = torch.where(self.final_values.isnan(), following, self.final_values)
         for numbers in (self.states, self.log_probs, self.values, self.rewards):
-            numbers[~self.valid] = 0.0  # at a filler step they may be anything, and NaN times 0 is NaN
+            numbers[~self.valid] = (
+                0.0  # at a filler step they may be anything, and NaN times 0 is NaN
+            )
 
     @property
     def ended(self) -> Tensor:
@@ -135,7 +157,9 @@ class Rollout:
 
     def advantages(self, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
         """Advantages and returns [T, N], in the rewards' units; 0 at filler steps."""
-        found = gae(self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam)
+        found = gae(
+            self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam
+        )
         found = torch.where(self.valid, found, 0.0)
         return found, found + self.values
 
@@ -153,7 +177,10 @@ class Rollout:
         choices, valid = self.cut(self.choices, index), self.cut(self.valid, index)
         lengths = (self.steps - self.begins(index)).clamp(max=self.piece)
         return Rows(
-            **{name: self.cut(getattr(self, name), index) for name in ("states", "log_probs", "values", "starts")},
+            **{
+                name: self.cut(getattr(self, name), index)
+                for name in ("states", "log_probs", "values", "starts")
+            },
             choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
             valid=valid & (torch.arange(self.piece, device=index.device) < lengths[:, None]),
             masks={name: self.cut(mask, index) for name, mask in self.masks.items()},
@@ -162,7 +189,13 @@ class Rollout:
 
 
 def gae(
-    rewards: Tensor, values: Tensor, after_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
+    rewards: Tensor,
+    values: Tensor,
+    after_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    gamma: float,
+    lam: float,
 ) -> Tensor:
     """Generalised advantage estimates [T, N]. An end that is not a termination bootstraps; no trace crosses any end."""
     goes_on = (~ended).to(rewards)
@@ -175,7 +208,9 @@ def gae(
     return advantages
 
 
-def normalise_advantages(advantages: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> Tensor:
+def normalise_advantages(
+    advantages: Tensor, valid: Tensor, pool: Pool = lambda values: values
+) -> Tensor:
     """Mean 0 and deviation 1 over valid steps of all processes; zeros elsewhere, and if fewer than two are valid."""
     mean, variance, count = _moments(advantages[valid], pool)
     if count < 2:
@@ -183,7 +218,9 @@ def normalise_advantages(advantages: Tensor, valid: Tensor, pool: Pool = lambda 
     return torch.where(valid, (advantages - mean) / (variance.sqrt() + 1e-8), 0.0)
 
 
-def explained_variance(values: Tensor, returns: Tensor, valid: Tensor, pool: Pool = lambda values: values) -> float:
+def explained_variance(
+    values: Tensor, returns: Tensor, valid: Tensor, pool: Pool = lambda values: values
+) -> float:
     """Share of the returns' variance that the values knew; NaN where the returns do not vary."""
     spread, missed = (float(_moments(each[valid], pool)[1]) for each in (returns, returns - values))
     return 1.0 - missed / spread if spread > 0 else float("nan")

@@ -30,16 +30,32 @@ _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 class Team:
     """Every method is called by all ranks at the same point; each returns the same on all of them."""
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", shares_gpu: bool = False):
-        self.rank, self.size, self.device, self.shares_gpu = rank, size, torch.device(device), shares_gpu
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | str = "cpu",
+        shares_gpu: bool = False,
+    ):
+        self.rank, self.size, self.device, self.shares_gpu = (
+            rank,
+            size,
+            torch.device(device),
+            shares_gpu,
+        )
         self._told: EsperError | None = None
 
     def assign(self, total: int) -> list[range]:
         """The hosts of each rank: stretches of 0 .. total - 1 that differ by one host at most."""
         if total < self.size:
-            raise SettingError(f"{total} hosts are too few for {self.size} ranks; start fewer ranks or raise --hosts.")
+            raise SettingError(
+                f"{total} hosts are too few for {self.size} ranks; start fewer ranks or raise --hosts."
+            )
         each, more = divmod(total, self.size)
-        return [range(*pair) for pair in pairwise(rank * each + min(rank, more) for rank in range(self.size + 1))]
+        return [
+            range(*pair)
+            for pair in pairwise(rank * each + min(rank, more) for rank in range(self.size + 1))
+        ]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks; the argument is left alone. Where some share a GPU, the CPU makes it."""
@@ -55,7 +71,9 @@ class Team:
             return number
         own = list(parameters)
         flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own]
-        *parts, total = self.sum(torch.cat([*flat, number.to(flat[0])[None]])).split([*(p.numel() for p in own), 1])
+        *parts, total = self.sum(torch.cat([*flat, number.to(flat[0])[None]])).split(
+            [*(p.numel() for p in own), 1]
+        )
         for parameter, part in zip(own, parts, strict=True):
             parameter.grad = part.view_as(parameter).clone()
         return total[0]
@@ -86,7 +104,9 @@ class Team:
         try:
             yield
         except EsperError as found:
-            if found is self._told:  # by a block inside this one, which a rank that failed before it does not enter
+            if (
+                found is self._told
+            ):  # by a block inside this one, which a rank that failed before it does not enter
                 raise
             problem = found
         texts = self.gather(None if problem is None else str(problem))
@@ -100,8 +120,12 @@ class Team:
         for rank, other in enumerate(everyone):
             for name in (*everyone[0], *other):
                 if (here := other.get(name)) != (first := everyone[0].get(name)):
-                    found = f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}"
-                    raise SettingError(f"{found}. Start all of them with the same command, version and files.")
+                    found = (
+                        f"ranks disagree on {name}: rank 0 has {first!r}, rank {rank} has {here!r}"
+                    )
+                    raise SettingError(
+                        f"{found}. Start all of them with the same command, version and files."
+                    )
 
 
 def code_digest() -> str:
@@ -148,7 +172,9 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
         ended = problem
     pulse.end(ended)
     dist.destroy_process_group()
-    if pulse.heard and (ended is None or (isinstance(ended, RuntimeError) and not isinstance(ended, EsperError))):
+    if pulse.heard and (
+        ended is None or (isinstance(ended, RuntimeError) and not isinstance(ended, EsperError))
+    ):
         raise DeviceError(pulse.heard) from ended
     if ended is not None:
         raise ended
@@ -158,7 +184,9 @@ def _own_device() -> torch.device:
     """This rank's GPU; where there are more ranks than GPUs, they take turns."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        raise DeviceError("the configuration asks for CUDA, but this machine has no GPU; --set devices='[\"cpu\"]'.")
+        raise DeviceError(
+            "the configuration asks for CUDA, but this machine has no GPU; --set devices='[\"cpu\"]'."
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
     torch.cuda.set_device(device)
     return device
@@ -166,7 +194,9 @@ def _own_device() -> torch.device:
 
 def _is_shared(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Whether two ranks have one GPU, which NCCL refuses; all ranks get the same answer."""
-    store.set(f"gpu/{rank}", f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}")
+    store.set(
+        f"gpu/{rank}", f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+    )
     return len({store.get(f"gpu/{other}") for other in range(size)}) < size
 
 
@@ -198,14 +228,20 @@ class Pulse:
             while None in words and not any(words):
                 self._is_over.wait(_BEAT.total_seconds())
                 words = self._meet()
-            failed = [f"rank {rank} failed: {word}" for rank, word in enumerate(words) if word and rank != self._rank]
+            failed = [
+                f"rank {rank} failed: {word}"
+                for rank, word in enumerate(words)
+                if word and rank != self._rank
+            ]
             self.heard = "; ".join(failed)
         except RuntimeError:
             self.heard = (
                 f"rank {self._rank} lost contact with rank {self._other}. A process, a machine or the network is down; "
                 "when all are back, go on with the same command and --resume."
             )
-        if self.heard and not self._is_over.wait(5 * _BEAT.total_seconds()):  # it trains, or waits on a GPU
+        if self.heard and not self._is_over.wait(
+            5 * _BEAT.total_seconds()
+        ):  # it trains, or waits on a GPU
             complain(self.heard)
             os._exit(2)
 

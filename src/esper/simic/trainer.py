@@ -82,9 +82,14 @@ def train_ppo_vectorized(
             tally = play_round(env, agent, rollout, number, sink, is_over, every, reads_later)
             record = agent.update(rollout)
             check_health(record, number, config, sink, tells=team.rank == 0)
-            before, started = started, time.perf_counter()  # from update to update, checkpoint and all
+            before, started = (
+                started,
+                time.perf_counter(),
+            )  # from update to update, checkpoint and all
             event = tally.finish(agent.decisions, plain(record), started - before, team)
-            if team.size > 1:  # who asks every two seconds and reads the answer the next time stops within four
+            if (
+                team.size > 1
+            ):  # who asks every two seconds and reads the answer the next time stops within four
                 pace = rollout.steps / event.seconds
                 every, reads_later = min(max(1, int(2 * pace)), rollout.steps), pace > 0.5
             history.save(agent, number + 1, event.mean_return)
@@ -95,11 +100,17 @@ def train_ppo_vectorized(
 
 
 def build_environment(
-    config: TrainingConfig, team: Team | None = None, should_stop: Callable[[], bool] = lambda: False
+    config: TrainingConfig,
+    team: Team | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
-    here, task, folder = team.assign(config.hosts)[team.rank], config.task.build(), config.out / runfolder.TWINS
+    here, task, folder = (
+        team.assign(config.hosts)[team.rank],
+        config.task.build(),
+        config.out / runfolder.TWINS,
+    )
     seeds = draw_host_seeds(config.seed, config.host_pool)
     places: dict[str, Any] = {"devices": config.devices, **config.way_to_run}
     try:
@@ -108,11 +119,18 @@ def build_environment(
             require_saved_corpus(config.out, splits.corpus)
         team.require_same({"the corpus": splits.corpus})
         with team.together():  # every rank plays some of the twins, and then reads the others'
-            played = twin_readings(task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places)
+            played = twin_readings(
+                task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places
+            )
         if team.any(played is None):
             raise InterruptedTraining(saved_rounds(config.out))
         weights, sees = weights_of(config.family, config.reward.weights), config.observe_telemetry
-        own: dict[str, Any] = {"first": here.start, "weights": weights, "use_telemetry": sees, **places}
+        own: dict[str, Any] = {
+            "first": here.start,
+            "weights": weights,
+            "use_telemetry": sees,
+            **places,
+        }
         env = GrowthVectorEnv(task, len(here), host_seeds=seeds, folder=folder, **own)
     except OSError as problem:
         found = f"cannot read the data or keep the twins in {folder}: {problem.strerror}"
@@ -121,7 +139,9 @@ def build_environment(
     return env
 
 
-def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None) -> tuple[PPOAgent, Layout]:
+def build_agent(
+    config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None
+) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
     ppo = config.settled().ppo
     layout = Layout.of(env.space, config.observe_telemetry, ppo.hidden_dim, ppo.head_dim)
@@ -129,7 +149,10 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
         network = layout.build()
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    codecs = ObservationCodec(env.single_observation_space), ActionCodec(env.single_action_space, env.heads)
+    codecs = (
+        ObservationCodec(env.single_observation_space),
+        ActionCodec(env.single_action_space, env.heads),
+    )
     agent = PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), codecs=codecs, team=team)
     agent.layout = layout
     return agent, layout
@@ -138,16 +161,26 @@ def build_agent(config: TrainingConfig, env: GrowthVectorEnv, team: Team | None 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
     """Storage for whole episodes: every decision of every host here, of `total` on all ranks; None is no others."""
     ops, slots, blueprints, blends = env.space.sizes
-    shapes = {"op": (ops,), "slot": (ops, slots), "blueprint": (slots, blueprints), "blend": (blends,)}
+    shapes = {
+        "op": (ops,),
+        "slot": (ops, slots),
+        "blueprint": (slots, blueprints),
+        "blend": (blends,),
+    }
     size, place = (env.task.epochs - 1, env.num_envs, env.width), (env.first, total or env.num_envs)
     return Rollout(*size, env.heads, shapes, like=next(agent.network.parameters()), place=place)
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Tensor:
     """The random numbers of a round's decisions, [T, N, heads, widest]: every episode has its own, wherever it runs."""
-    first, shape = number * rollout.total + env.first, (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
+    first, shape = (
+        number * rollout.total + env.first,
+        (rollout.steps, len(env.heads.heads), max(env.heads.sizes)),
+    )
     seeds = (mix_seed(env.seed, 13, first + host) for host in range(env.num_envs))
-    return torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1)
+    return torch.stack(
+        [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1
+    )
 
 
 @torch.no_grad()
@@ -171,7 +204,9 @@ def play_round(
     parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
     answer: Callable[[], bool] = bool  # nobody has asked
     try:
-        for epoch, _ in enumerate(zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))):
+        for epoch, _ in enumerate(
+            zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))
+        ):
             asked = time.perf_counter()
             if epoch and epoch % every == 0 and not (stops := answer()):
                 answer = agent.team.ask(should_stop())
@@ -185,7 +220,9 @@ def play_round(
         waited += time.perf_counter() - asked
     finally:  # who stops in the middle leaves hosts that train
         env.population.executor.settle(env.population.runs)
-    tally.ranks = [RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)]
+    tally.ranks = [
+        RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)
+    ]
     sink.write(tally.ranks[0])
     return tally
 
@@ -207,7 +244,9 @@ def play_part(
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
-        choices, log_probs, values, hidden = agent.network.choose(states, hidden, masks, noise=noise[step])
+        choices, log_probs, values, hidden = agent.network.choose(
+            states, hidden, masks, noise=noise[step]
+        )
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
         env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
         rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
@@ -222,7 +261,9 @@ def play_part(
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
 
 
-def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool) -> None:
+def check_health(
+    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool
+) -> None:
     """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
     for anomaly in (found := AnomalyDetector().check(record, number / config.rounds)):
         escalated = sink.telemetry.escalate_temporarily()
@@ -230,7 +271,9 @@ def check_health(record: UpdateRecord, number: int, config: TrainingConfig, sink
             value, limit = finite(anomaly.value), finite(anomaly.limit)
             sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
             if escalated:
-                sink.write_record("UPDATE_DUMP", {"round": number, **plain(record)}, TelemetryLevel.DEBUG)
+                sink.write_record(
+                    "UPDATE_DUMP", {"round": number, **plain(record)}, TelemetryLevel.DEBUG
+                )
     if config.stop_on_anomaly and found:
         kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
         reason = f"round {number + 1}: {kinds}, and stop_on_anomaly is set"

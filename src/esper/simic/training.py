@@ -29,18 +29,25 @@ def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -
         options: functions that follow it, as `train_ppo_vectorized` takes them: watch, should_stop, tell.
     """
     if not isinstance(config, TrainingConfig):
-        raise SettingError(f"config is a {type(config).__name__}; write esper.TrainingConfig.of({{...}}).")
+        raise SettingError(
+            f"config is a {type(config).__name__}; write esper.TrainingConfig.of({{...}})."
+        )
     wants_cuda = config.devices[0].startswith("cuda")
     with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
         return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **options)
 
 
 @contextmanager
-def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[TrainingConfig, bool, Sink]]:
+def opened(
+    config: TrainingConfig, resume: bool, team: Team
+) -> Iterator[tuple[TrainingConfig, bool, Sink]]:
     """Hold the run folder: the configuration with its places, whether the run goes on, and where events are written."""
     require_trackers(config.telemetry.track)
     with ExitStack() as stack:
-        resume, is_restart = team.any(resume), team.any(was_restarted())  # each torchrun counts its own ranks' only
+        resume, is_restart = (
+            team.any(resume),
+            team.any(was_restarted()),
+        )  # each torchrun counts its own ranks' only
         with team.together():
             config = _placed(config, team).settled()
             values = config.model_dump(mode="json")
@@ -65,16 +72,22 @@ def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[tuple[T
 def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
     """The configuration with the devices that there are; a rank of a team has its own."""
     if len(parse_devices([config.policy_device])) > 1:
-        raise SettingError(f"policy_device is {config.policy_device!r}, but a policy runs on one device.")
+        raise SettingError(
+            f"policy_device is {config.policy_device!r}, but a policy runs on one device."
+        )
     if team.size == 1:
         map_hosts(config.hosts, parse_devices(config.devices))
         return config
     if len(config.devices) > 1:
-        raise SettingError(f"a rank has one device, but devices are {', '.join(config.devices)}; leave it to torchrun.")
+        raise SettingError(
+            f"a rank has one device, but devices are {', '.join(config.devices)}; leave it to torchrun."
+        )
     team.assign(config.hosts)  # refuses more ranks than hosts
     places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
     if config.policy_device.startswith("cuda"):
         if team.device.type == "cpu":
-            raise SettingError("policy_device is on a GPU, but ranks are on the CPU; leave it at cpu.")
+            raise SettingError(
+                "policy_device is on a GPU, but ranks are on the CPU; leave it at cpu."
+            )
         places.append(("policy_device", str(team.device)))
     return config.with_changes(places, "torchrun")

@@ -17,20 +17,40 @@ from esper.runtime.storing import spell_reading
 from esper.runtime.tasks import Task
 from esper.telemetry.store import Store, fitting
 
-_FACTS = ("name", "batch", "optimizer", "weight_decay", "clip_norm", "epoch_examples", "epochs", "augment", "held_out")
+_FACTS = (
+    "name",
+    "batch",
+    "optimizer",
+    "weight_decay",
+    "clip_norm",
+    "epoch_examples",
+    "epochs",
+    "augment",
+    "held_out",
+)
 _PLAN = ("beta2", "clock", "compute", "warmup", "decay")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
     """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
-    facts: dict[str, Any] = {"steps": "of one size", **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)}}
+    facts: dict[str, Any] = {
+        "steps": "of one size",
+        **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)},
+    }
     facts["reference"] = task.reference and task.reference[1]
-    facts |= {key: str(population[key]) for key in ("executor", "amp", "compile") if key in population}
-    facts["devices"] = sorted({str(name).partition(":")[0] for name in population.get("devices", ["cpu"])})
+    facts |= {
+        key: str(population[key]) for key in ("executor", "amp", "compile") if key in population
+    }
+    facts["devices"] = sorted(
+        {str(name).partition(":")[0] for name in population.get("devices", ["cpu"])}
+    )
     facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
     with torch.device("meta"):
         host = task.build_host()
-    facts["host"] = [str(host), {name: list(value.shape) for name, value in host.state_dict().items()}]
+    facts["host"] = [
+        str(host),
+        {name: list(value.shape) for name, value in host.state_dict().items()},
+    ]
     facts["score"] = getattr(task.score, "__qualname__", "")
     if (splits := population.get("splits")) is not None:
         facts["examples"] = [len(splits.train), len(splits.validation), splits.corpus]
@@ -38,7 +58,11 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
 
 
 def twin_readings(
-    task: Task, seeds: Sequence[int], folder: Path, should_stop: Callable[[], bool] = lambda: False, **population: Any
+    task: Task,
+    seeds: Sequence[int],
+    folder: Path,
+    should_stop: Callable[[], bool] = lambda: False,
+    **population: Any,
 ) -> dict[int, list[EpochReading]] | None:
     """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
     population["splits"] = population.get("splits") or task.load(population.get("data_root"))
@@ -46,7 +70,11 @@ def twin_readings(
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings
     stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
-    found = {seed: kept for seed, store in stores.items() if (kept := _read(store, task.epochs)) is not None}
+    found = {
+        seed: kept
+        for seed, store in stores.items()
+        if (kept := _read(store, task.epochs)) is not None
+    }
     if missing := [seed for seed in paths if seed not in found]:
         hosts = Population(task, missing, **population)
         for run in hosts.runs:
@@ -70,7 +98,9 @@ def _read(store: Store, epochs: int) -> list[EpochReading] | None:
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            readings = TypeAdapter(list[EpochReading]).validate_python([] if kept is None else kept.facts["readings"])
+            readings = TypeAdapter(list[EpochReading]).validate_python(
+                [] if kept is None else kept.facts["readings"]
+            )
     except SaveError:
         return None
     return readings if len(readings) == epochs else None

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from esper.leyline.errors import MaskError
 
-_LOWEST = torch.finfo(torch.float32).min  # Finite on purpose: an infinity turns the gradient of the entropy into NaN.
+_LOWEST = torch.finfo(
+    torch.float32
+).min  # Finite on purpose: an infinity turns the gradient of the entropy into NaN.
 
 
 def at_least_single(values: Tensor) -> Tensor:
@@ -38,7 +40,11 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
     """Entropy over its largest value ln(n_valid): 1 is an even draw; 0, without gradient, with one valid choice."""
     if mask is None:
         size = log_probs.shape[-1]
-        return entropy_of(log_probs) / math.log(size) if size > 1 else log_probs.new_zeros(log_probs.shape[:-1])
+        return (
+            entropy_of(log_probs) / math.log(size)
+            if size > 1
+            else log_probs.new_zeros(log_probs.shape[:-1])
+        )
     valid = mask.sum(-1)
     entropy = entropy_of(log_probs) / valid.clamp(min=2).to(log_probs.dtype).log()
     return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
@@ -60,12 +66,23 @@ class MaskedCategorical:
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(self.logits, None)
 
-    def sample(self, generator: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def sample(
+        self, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> Tensor:
         """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win, even by rounding."""
         if noise is None:
-            noise = torch.rand(self.logits.shape, generator=generator, device=self.logits.device, dtype=torch.float32)
-        scores = self.log_probs.detach() - torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny)))
-        return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(-1)
+            noise = torch.rand(
+                self.logits.shape,
+                generator=generator,
+                device=self.logits.device,
+                dtype=torch.float32,
+            )
+        scores = self.log_probs.detach() - torch.log(
+            -torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny))
+        )
+        return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(
+            -1
+        )
 
     def mode(self) -> Tensor:
         return self.logits.argmax(-1)

@@ -18,7 +18,9 @@ class Head:
     name: str
     size: int
     mask_by: str | None = None  # an earlier head whose choice selects the row of this head's mask
-    used_by: tuple[int, ...] | None = None  # choices of the first head for which this one matters; None = always
+    used_by: tuple[int, ...] | None = (
+        None  # choices of the first head for which this one matters; None = always
+    )
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,13 @@ class HeadSpec:
             raise SettingError(f"head names {names} must be at least one and all different.")
         for place, head in enumerate(self.heads):
             if (head.mask_by, head.used_by) != (None, None) and not self.chained:
-                raise SettingError(f"head {head.name!r} depends on earlier choices, so the heads must be chained.")
+                raise SettingError(
+                    f"head {head.name!r} depends on earlier choices, so the heads must be chained."
+                )
             if head.mask_by is not None and head.mask_by not in names[:place]:
-                raise SettingError(f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head.")
+                raise SettingError(
+                    f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head."
+                )
             first, used = self.heads[0], head.used_by
             if used is not None and not (place and used and set(used) <= set(range(first.size))):
                 raise SettingError(
@@ -46,7 +52,9 @@ class HeadSpec:
             for earlier in self.heads[:place]:
                 if not set(own := self.uses(head)) <= set(known := self.uses(earlier)):
                     found = f"head {head.name!r} is used by {own}, but {earlier.name!r} before it by {known} only"
-                    raise SettingError(f"{found}; put {head.name!r} first, or use it in fewer cases.")
+                    raise SettingError(
+                        f"{found}; put {head.name!r} first, or use it in fewer cases."
+                    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +95,9 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
         return mask.reshape(len(mask), *(1,) * cases, head.size)
     axis = spec.names.index(str(head.mask_by))
     rows = mask[:, list(spec.uses(head))] if axis == 0 else mask
-    return rows.reshape(len(mask), *(rows.shape[1] if case == axis else 1 for case in range(cases)), head.size)
+    return rows.reshape(
+        len(mask), *(rows.shape[1] if case == axis else 1 for case in range(cases)), head.size
+    )
 
 
 def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
@@ -108,7 +118,9 @@ def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tenso
         given = masks.get(head.name)
         mask = mask_cases(spec, place, None if given is None else given.flatten(0, 1))
         mask = torch.ones(head.size, dtype=torch.bool, device=like.device) if mask is None else mask
-        reach = reach_cases(spec, place, torch.ones(rows, dtype=torch.bool, device=like.device), allowed)
+        reach = reach_cases(
+            spec, place, torch.ones(rows, dtype=torch.bool, device=like.device), allowed
+        )
         allowed.append(mask.expand(*reach.shape, head.size))
         found.append((reach & (mask.sum(-1) > 1)).view(rows, -1).any(1).view(like.shape))
     return torch.stack(found)

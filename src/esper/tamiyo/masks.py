@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT, ActionSpace
+from esper.leyline.factored_actions import (
+    DEFAULT_SPACE,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+)
 from esper.leyline.legality import GrowthView, legal_plantings, refuse
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
@@ -40,12 +47,19 @@ def compute_action_masks(
     """The masks of one host from bare facts; None is an empty slot. Without a price list every blueprint fits, free."""
     if costs is None:
         names = [name for name in space.blueprint_ids if name is not None]
-        costs = {(s, name, blend): 0 for s in space.slots.slot_ids for name in names for blend in space.blends}
+        costs = {
+            (s, name, blend): 0
+            for s in space.slots.slot_ids
+            for name in names
+            for blend in space.blends
+        }
     reports = {}
     for slot_id, state in slot_states.items():
         info = state or MaskSeedInfo(SeedStage.DORMANT)
         metrics = SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None)
-        reports[slot_id] = SeedStateReport(slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics)
+        reports[slot_id] = SeedStateReport(
+            slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics
+        )
     return masks_for(GrowthView(space, reports, total_seeds, max_seeds, 0, None, costs))
 
 
@@ -65,8 +79,12 @@ def masks_for(view: GrowthView) -> Masks:
         for number, way in legal_plantings(slot_id, view):
             germinate[index, number, way] = True
     blueprint: NDArray[np.bool_] = np.any(germinate, axis=2)
-    blend: NDArray[np.bool_] = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1)) & bool(blueprint.any())
-    assert blend.any() or not blueprint.any(), "the plainest blend is never dearer, so it serves every pair"
+    blend: NDArray[np.bool_] = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1)) & bool(
+        blueprint.any()
+    )
+    assert blend.any() or not blueprint.any(), (
+        "the plainest blend is never dearer, so it serves every pair"
+    )
     slot[OP_GERMINATE] = np.any(blueprint, axis=1)
     op: NDArray[np.bool_] = np.any(slot, axis=1)
     op[OP_WAIT] = True

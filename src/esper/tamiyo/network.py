@@ -11,7 +11,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
-from esper.tamiyo.distributions import MaskedCategorical, at_least_single, masked_log_softmax, normalised_entropy
+from esper.tamiyo.distributions import (
+    MaskedCategorical,
+    at_least_single,
+    masked_log_softmax,
+    normalised_entropy,
+)
 from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
 
@@ -36,16 +41,27 @@ class RecurrentActorCritic(nn.Module):
     before the logits, so what a choice means may depend on the state.
     """
 
-    def __init__(self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64):
+    def __init__(
+        self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64
+    ):
         super().__init__()
-        self.state_dim, self.spec, self.hidden_dim, self.head_dim = state_dim, spec, hidden_dim, head_dim
+        self.state_dim, self.spec, self.hidden_dim, self.head_dim = (
+            state_dim,
+            spec,
+            hidden_dim,
+            head_dim,
+        )
         self.observation_stats = RunningMeanStd(state_dim)
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
         self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
-        self.policy_heads = nn.ModuleDict({h.name: _perceptron(hidden_dim, head_dim, h.size) for h in spec.heads})
+        self.policy_heads = nn.ModuleDict(
+            {h.name: _perceptron(hidden_dim, head_dim, h.size) for h in spec.heads}
+        )
         earlier = spec.heads[:-1] if spec.chained else ()
-        self.embeddings = nn.ModuleDict({head.name: nn.Embedding(head.size, hidden_dim) for head in earlier})
+        self.embeddings = nn.ModuleDict(
+            {head.name: nn.Embedding(head.size, hidden_dim) for head in earlier}
+        )
         self.value_head = _perceptron(hidden_dim, head_dim, 1)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -78,7 +94,9 @@ class RecurrentActorCritic(nn.Module):
         self, states: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool = True
     ) -> tuple[Tensor, Hidden]:
         encoded = self.encoder(self.observation_stats.normalise(states))
-        remembered, hidden = run_sequences(self.lstm, encoded, hidden, starts, needs_state=needs_state)
+        remembered, hidden = run_sequences(
+            self.lstm, encoded, hidden, starts, needs_state=needs_state
+        )
         return encoded + remembered, hidden
 
     def _values(self, features: Tensor) -> Tensor:
@@ -87,7 +105,9 @@ class RecurrentActorCritic(nn.Module):
         mean, std = self.return_stats.mean.to(found.dtype), self.return_stats.std.to(found.dtype)
         return (found * std + mean).squeeze(-1)
 
-    def _case(self, place: int, features: Tensor, masks: MaskSet, choices: PerHead) -> MaskedCategorical:
+    def _case(
+        self, place: int, features: Tensor, masks: MaskSet, choices: PerHead
+    ) -> MaskedCategorical:
         """One head in one case: the choices made so far. `_cases` has all cases, whatever might have been chosen."""
         head = self.spec.heads[place]
         first, activation, last = _layers(self.policy_heads[head.name])
@@ -95,7 +115,9 @@ class RecurrentActorCritic(nn.Module):
         for earlier in self.spec.earlier(place):
             inner = inner + F.embedding(choices[earlier.name], self._shift(first, earlier))
         if mask is not None and head.mask_by is not None and mask.dim() != features.dim():
-            index = choices[head.mask_by][..., None, None].expand(*mask.shape[:-2], 1, mask.shape[-1])
+            index = choices[head.mask_by][..., None, None].expand(
+                *mask.shape[:-2], 1, mask.shape[-1]
+            )
             mask = mask.gather(-2, index).squeeze(-2)
         return MaskedCategorical(last(activation(inner)), mask, head=head.name)
 
@@ -108,7 +130,9 @@ class RecurrentActorCritic(nn.Module):
         if head.used_by is None:
             return None
         op = choices[self.spec.heads[0].name]
-        return torch.tensor([choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device)[op]
+        return torch.tensor(
+            [choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device
+        )[op]
 
     def choose(
         self,
@@ -128,8 +152,12 @@ class RecurrentActorCritic(nn.Module):
         choices, log_probs = PerHead(), PerHead()
         for place, head in enumerate(self.spec.heads):
             used = self._is_used(head, choices)
-            if used is not None and noise is not None and not bool(used.any()):  # nor does it take draws from others
-                choice, log_prob = (torch.zeros_like(found[self.spec.names[0]]) for found in (choices, log_probs))
+            if (
+                used is not None and noise is not None and not bool(used.any())
+            ):  # nor does it take draws from others
+                choice, log_prob = (
+                    torch.zeros_like(found[self.spec.names[0]]) for found in (choices, log_probs)
+                )
             else:
                 drawn = self._case(place, features, masks, choices)
                 own = None if noise is None else noise[..., place, : head.size]
@@ -147,7 +175,9 @@ class RecurrentActorCritic(nn.Module):
         inner = first(features)  # [R, width]
         for axis, earlier in enumerate(self.spec.earlier(place)):
             shift = self._shift(first, earlier)
-            inner = inner.unsqueeze(-2) + (shift[list(self.spec.uses(head))] if axis == 0 else shift)
+            inner = inner.unsqueeze(-2) + (
+                shift[list(self.spec.uses(head))] if axis == 0 else shift
+            )
         mask = mask_cases(self.spec, place, masks.get(head.name))
         return masked_log_softmax(last(activation(inner)), mask), mask
 
@@ -162,7 +192,9 @@ class RecurrentActorCritic(nn.Module):
     ) -> Evaluation:
         """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
         if hidden is None:
-            raise SettingError("evaluating needs the state that rows began with: stored, or get_initial_hidden(N).")
+            raise SettingError(
+                "evaluating needs the state that rows began with: stored, or get_initial_hidden(N)."
+            )
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
@@ -190,7 +222,9 @@ class RecurrentActorCritic(nn.Module):
                 position[uses] = torch.arange(len(uses), device=choice.device)
                 choice = position[choice]
             index = index * other.size + choice
-        found = cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
+        found = (
+            cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
+        )
         used = self._is_used(head, choices)
         return found if used is None else torch.where(used, found, 0)
 
@@ -203,11 +237,19 @@ class RecurrentActorCritic(nn.Module):
         last.weight.copy_(last.weight * (old_std / std))
         last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
-        here = {name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict}
+        here = {
+            name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict
+        }
         there = {name: tuple(state_dict[name].shape) for name in here}
-        if lines := [f"{n} is {there[n]} in the weights and {here[n]} here" for n in here if there[n] != here[n]]:
+        if lines := [
+            f"{n} is {there[n]} in the weights and {here[n]} here"
+            for n in here
+            if there[n] != here[n]
+        ]:
             raise CheckpointMismatchError(
                 f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
                 "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
@@ -293,7 +335,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
 
 
-def _named(op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None) -> dict[str, Tensor]:
+def _named(
+    op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None
+) -> dict[str, Tensor]:
     given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
     return {name: mask for name, mask in given.items() if mask is not None}
 
@@ -307,7 +351,12 @@ def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
 
 
 def run_sequences(
-    lstm: nn.LSTM, inputs: Tensor, hidden: Hidden, starts: Tensor | None, *, needs_state: bool = True
+    lstm: nn.LSTM,
+    inputs: Tensor,
+    hidden: Hidden,
+    starts: Tensor | None,
+    *,
+    needs_state: bool = True,
 ) -> tuple[Tensor, Hidden]:
     """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
 
@@ -331,9 +380,14 @@ def run_sequences(
     # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
     outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
     if not needs_state:
-        return outputs, (torch.full_like(hidden[0], torch.nan), torch.full_like(hidden[1], torch.nan))
+        return outputs, (
+            torch.full_like(hidden[0], torch.nan),
+            torch.full_like(hidden[1], torch.nan),
+        )
     last = piece.view(count, steps)[:, -1]
     with torch.no_grad():
-        packed = pack_padded_sequence(padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False
+        )
         after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]
     return outputs, after

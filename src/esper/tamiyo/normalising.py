@@ -42,4 +42,6 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def normalise(self, values: Tensor, limit: float = 10.0) -> Tensor:
-        return ((values - self.mean.to(values.dtype)) / self.std.to(values.dtype)).clamp(-limit, limit)
+        return ((values - self.mean.to(values.dtype)) / self.std.to(values.dtype)).clamp(
+            -limit, limit
+        )

@@ -20,7 +20,13 @@ LARGEST = 5.0  # No feature is further from zero.
 _LONG, _STEEP, _DEEP = 20.0, 10.0, 3.0
 """Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest built-in blueprint."""
 
-_LIFE = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.PROBATIONARY, SeedStage.FOSSILIZED)
+_LIFE = (
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.PROBATIONARY,
+    SeedStage.FOSSILIZED,
+)
 
 Base = Callable[[TrackedSignals, float], float]  # (signals, loss scale) -> feature
 Slot = Callable[[SeedStateReport, float], float]
@@ -84,7 +90,9 @@ STATE_FEATURES: dict[str, Slot] = {
 }
 
 BLUEPRINT_FEATURES: dict[str, Slot] = {
-    "relative_size": lambda r, _: min(r.metrics.seed_param_count / max(r.metrics.host_param_count, 1), 2.0),
+    "relative_size": lambda r, _: min(
+        r.metrics.seed_param_count / max(r.metrics.host_param_count, 1), 2.0
+    ),
     "spatial": lambda r, _: _traits(r).spatial,
     "attention_like": lambda r, _: _traits(r).attention_like,
     "normalising": lambda r, _: _traits(r).normalising,
@@ -95,8 +103,12 @@ TELEMETRY_FEATURES: dict[str, Slot] = {
     "gradient_norm": lambda r, _: _logarithm(r.metrics.seed_gradient_norm),
     "gradient_ratio": lambda r, _: _logarithm(r.metrics.seed_gradient_norm_ratio),
     "gradient_health": lambda r, _: _health(r.metrics.seed_gradient_norm_ratio),
-    "vanishing": lambda r, _: float(_is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio <= 0.01),
-    "exploding": lambda r, _: float(_is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio >= 100.0),
+    "vanishing": lambda r, _: float(
+        _is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio <= 0.01
+    ),
+    "exploding": lambda r, _: float(
+        _is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio >= 100.0
+    ),
     "epochs_in_stage": lambda r, _: min(r.epochs_in_stage / _LONG, 1.0),
     "seed_age": lambda r, _: min(r.seed_age_epochs / _LONG, 1.0),
     "contribution_error": lambda r, scale: _change(r.metrics.counterfactual_standard_error, scale),
@@ -125,22 +137,38 @@ def _health(ratio: float | None) -> float:
 
 def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, ...]:
     """Names of all features in the order of the observation."""
-    own = [f"{slot}.{name}" for slot in slots.slot_ids for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
-    told = [f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry]
+    own = [
+        f"{slot}.{name}"
+        for slot in slots.slot_ids
+        for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)
+    ]
+    told = [
+        f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry
+    ]
     return (*BASE_FEATURES, *own, *told)
 
 
 def signals_to_features(
-    tracked: TrackedSignals, reports: Reports, slots: SlotConfig, loss_scale: float, use_telemetry: bool = True
+    tracked: TrackedSignals,
+    reports: Reports,
+    slots: SlotConfig,
+    loss_scale: float,
+    use_telemetry: bool = True,
 ) -> NDArray[np.float32]:
     """The observation of one host, [F]. What an empty slot cannot have is 0; what was not measured is flagged."""
     values = [feature(tracked, loss_scale) for feature in BASE_FEATURES.values()]
-    own, each = [reports[slot] for slot in slots.slot_ids], (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values())
+    own, each = (
+        [reports[slot] for slot in slots.slot_ids],
+        (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values()),
+    )
     for report in own:
         values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in each]
     for report in own if use_telemetry else ():
         there = TELEMETRY_FEATURES if report.is_live else _OF_THE_PLACE
-        told = (feature(report, loss_scale) if name in there else 0.0 for name, feature in TELEMETRY_FEATURES.items())
+        told = (
+            feature(report, loss_scale) if name in there else 0.0
+            for name, feature in TELEMETRY_FEATURES.items()
+        )
         values += told if report.is_live else (max(0.0, value) for value in told)
     return np.clip(np.asarray(values, np.float32), -LARGEST, LARGEST)
 
@@ -150,7 +178,9 @@ def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> ND
     rows: list[Any] = []
     for tracker in trackers:
         if tracker.tracked is None or not tracker.reports:
-            raise SettingError("a tracker has nothing to show before its first epoch; call update(...) first.")
+            raise SettingError(
+                "a tracker has nothing to show before its first epoch; call update(...) first."
+            )
         seen = tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale
         rows.append(signals_to_features(*seen, use_telemetry))
     return np.stack(rows)

@@ -22,14 +22,18 @@ WAIT: Choice = (0, 0, 0, 0)
 class Policy(Protocol):
     """Decides once per epoch for N hosts at a time."""
 
-    def decide(self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:
+    def decide(
+        self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any
+    ) -> tuple[Actions, Any]:
         """Actions [N, 4] and what to hand back next time. `memory` is None at the start of N fresh episodes."""
 
 
 class Rule(Protocol):
     """A rule of thumb for one host; what it remembers is plain data that fits into JSON."""
 
-    def choose(self, masks: Masks, reports: Reports, memory: dict[str, Any]) -> tuple[Choice, dict[str, Any]]: ...
+    def choose(
+        self, masks: Masks, reports: Reports, memory: dict[str, Any]
+    ) -> tuple[Choice, dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,24 @@ class RulePolicy:
         return getattr(self.rule, "is_plan", False)
 
     def decide(
-        self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: list[dict[str, Any]] | None
+        self,
+        observation: Any,
+        masks: Masks,
+        reports: Sequence[Reports],
+        memory: list[dict[str, Any]] | None,
     ) -> tuple[Actions, list[dict[str, Any]]]:
         memory = memory or [{"epoch": 0, "host": host} for host in range(len(reports))]
         actions = np.zeros((len(reports), 4), np.int64)
         after = []
         for host, (own_reports, own_memory) in enumerate(zip(reports, memory, strict=True)):
-            found = self.rule.choose({head: mask[host] for head, mask in masks.items()}, own_reports, own_memory)
+            found = self.rule.choose(
+                {head: mask[host] for head, mask in masks.items()}, own_reports, own_memory
+            )
             if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
                 name = type(self.rule).__name__
-                raise SettingError(f"{name}.choose gave {found!r}; return (op, slot, blueprint, blend), memory.")
+                raise SettingError(
+                    f"{name}.choose gave {found!r}; return (op, slot, blueprint, blend), memory."
+                )
             actions[host], kept = found
             kept = {key: value for key, value in kept.items() if key != "is_again"}
             after.append({**kept, "epoch": own_memory["epoch"] + 1, "host": own_memory["host"]})
@@ -69,23 +81,46 @@ class NetworkPolicy:
     """Decides for N hosts with a trained network: the likeliest choices or, not `deterministic`, drawn from `seed`."""
 
     def __init__(
-        self, network: RecurrentActorCritic, *, deterministic: bool = True, seed: int = 0, reads_telemetry: bool = True
+        self,
+        network: RecurrentActorCritic,
+        *,
+        deterministic: bool = True,
+        seed: int = 0,
+        reads_telemetry: bool = True,
     ):
-        self.network, self.deterministic, self.reads_telemetry = network, deterministic, reads_telemetry
+        self.network, self.deterministic, self.reads_telemetry = (
+            network,
+            deterministic,
+            reads_telemetry,
+        )
         self.device = next(network.parameters()).device
         self.draws = torch.Generator(self.device).manual_seed(seed)
 
     def decide(
-        self, observation: NDArray[np.float32] | None, masks: Masks, reports: object, memory: Hidden | None
+        self,
+        observation: NDArray[np.float32] | None,
+        masks: Masks,
+        reports: object,
+        memory: Hidden | None,
     ) -> tuple[Actions, Hidden]:
         """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh episodes."""
         if observation is None:
-            raise SettingError("a learned policy needs observations [N, F]; this loop has none to give.")
+            raise SettingError(
+                "a learned policy needs observations [N, F]; this loop has none to give."
+            )
         states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)
         if states.dim() != 2 or states.shape[1] != self.network.state_dim:
             found = f"observations are {tuple(states.shape)}, but this policy has {self.network.state_dim} features"
-            raise SettingError(f"{found}; use the slots and telemetry setting of its training (docs/checkpoints.md).")
-        on_device = {name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()}
+            raise SettingError(
+                f"{found}; use the slots and telemetry setting of its training (docs/checkpoints.md)."
+            )
+        on_device = {
+            name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()
+        }
         with torch.no_grad():
-            choices, _, _, hidden = self.network.choose(states, memory, on_device, self.deterministic, self.draws)
-        return torch.stack([choices[name] for name in self.network.spec.names], -1).cpu().numpy(), hidden
+            choices, _, _, hidden = self.network.choose(
+                states, memory, on_device, self.deterministic, self.draws
+            )
+        return torch.stack(
+            [choices[name] for name in self.network.spec.names], -1
+        ).cpu().numpy(), hidden

@@ -41,7 +41,9 @@ class HostFacts:
     def cheapest_blend(self, slot: int, blueprint: int) -> tuple[int, int]:
         """Price and number of the blend that adds least; ties go to the first in the space."""
         key = self.space.slots.slot_ids[slot], str(self.space.blueprint_ids[blueprint])
-        return min((self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends))
+        return min(
+            (self.costs[(*key, blend)], number) for number, blend in enumerate(self.space.blends)
+        )
 
     def work(self, slot: int, blueprint: int) -> int:
         """FLOPs of the seed that `plant` plants; its parameters where nobody counted FLOPs."""
@@ -96,7 +98,9 @@ class Schedule:
         if self.blueprint_id is not None:
             self.facts.space.blueprint_index(self.blueprint_id)
         if self.places is not None and len(self.places) != len(self.epochs):
-            raise SettingError(f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many.")
+            raise SettingError(
+                f"a schedule has {len(self.epochs)} epochs and {len(self.places)} places; give as many."
+            )
         list(map(self._look_up, self.places or ()))
 
     @property
@@ -105,25 +109,37 @@ class Schedule:
 
     def _look_up(self, place: str) -> Place:
         slot, blueprint = place.split(".")
-        return self.facts.space.slots.index_for_slot_id(slot), self.facts.space.blueprint_index(blueprint)
+        return self.facts.space.slots.index_for_slot_id(slot), self.facts.space.blueprint_index(
+            blueprint
+        )
 
     def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
         memory, legal = _count_idle(masks, memory), _legal_places(masks)
         if self.places is not None:
             return self._go_on(self.places, legal, memory)
-        places = [(s, b) for s, b in legal if self.blueprint_id in (None, self.facts.space.blueprint_ids[b])]
+        places = [
+            (s, b)
+            for s, b in legal
+            if self.blueprint_id in (None, self.facts.space.blueprint_ids[b])
+        ]
         if not places or memory["epoch"] - memory["idle"] not in self.epochs:
             return WAIT, memory
         turn, slots = memory.get("turn", 0), self.facts.space.slots.num_slots
         slot, blueprint = min(places, key=lambda place: ((place[0] - turn) % slots, place[1]))
         return self.facts.plant(slot, blueprint), {**memory, "turn": slot + 1}
 
-    def _go_on(self, places: Places, legal: Sequence[Place], memory: Memory) -> tuple[Choice, Memory]:
+    def _go_on(
+        self, places: Places, legal: Sequence[Place], memory: Memory
+    ) -> tuple[Choice, Memory]:
         """The first planting of the plan whose time has come and whose slot is open; each slot keeps its order."""
         done, waiting = list(memory.get("done", [])), set[int]()
         for number, epoch in sorted(enumerate(self.epochs), key=lambda entry: (entry[1], entry[0])):
             slot, blueprint = self._look_up(places[number])
-            is_next = number not in done and slot not in waiting and epoch <= memory["epoch"] - memory["idle"]
+            is_next = (
+                number not in done
+                and slot not in waiting
+                and epoch <= memory["epoch"] - memory["idle"]
+            )
             if is_next and (slot, blueprint) in legal:
                 return self.facts.plant(slot, blueprint), {**memory, "done": [*done, number]}
             waiting |= set() if number in done else {slot}
@@ -142,9 +158,16 @@ class Random:
         memory, places = _count_idle(masks, memory), _legal_places(masks)
         if memory["epoch"] - memory["idle"] not in self.epochs or not places:
             return WAIT, memory
-        draw = np.random.default_rng([self.seed, self.facts.number, memory["host"], memory["epoch"]])
+        draw = np.random.default_rng(
+            [self.seed, self.facts.number, memory["host"], memory["epoch"]]
+        )
         slot, blueprint = places[draw.integers(len(places))]
-        return (OP_GERMINATE, slot, blueprint, int(draw.choice(np.flatnonzero(masks["blend"])))), memory
+        return (
+            OP_GERMINATE,
+            slot,
+            blueprint,
+            int(draw.choice(np.flatnonzero(masks["blend"]))),
+        ), memory
 
 
 def _count_idle(masks: Masks, memory: Memory) -> Memory:
@@ -157,7 +180,9 @@ class Sham:
     """All the events of growing without its capacity: another arm's events replayed with the sham blueprint."""
 
     facts: HostFacts
-    script: Sequence[tuple[int, int, int]]  # (decision, op, slot), as `script_of` makes it from an arm's events
+    script: Sequence[
+        tuple[int, int, int]
+    ]  # (decision, op, slot), as `script_of` makes it from an arm's events
     is_plan: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -178,11 +203,23 @@ class Sham:
 
 def script_of(events: Sequence[Event], space: ActionSpace) -> list[tuple[int, int, int]]:
     """The ops that happened in an arm, ends by themselves included, as a script for `Sham`."""
-    ops = {"GERMINATE": OP_GERMINATE, "GERMINATED": OP_GERMINATE, "FOSSILIZED": OP_FOSSILIZE, "CULLED": OP_CULL}
+    ops = {
+        "GERMINATE": OP_GERMINATE,
+        "GERMINATED": OP_GERMINATE,
+        "FOSSILIZED": OP_FOSSILIZE,
+        "CULLED": OP_CULL,
+    }
     happened = [event for event in events if isinstance(event, StageChanged | ActionTaken)]
-    named = [(event, ops.get(event.after if isinstance(event, StageChanged) else event.op)) for event in happened]
+    named = [
+        (event, ops.get(event.after if isinstance(event, StageChanged) else event.op))
+        for event in happened
+    ]
     # the first decision, number 0, comes after epoch 1
-    steps = [(e.epoch - 1, op, space.slots.index_for_slot_id(e.slot)) for e, op in named if op is not None]
+    steps = [
+        (e.epoch - 1, op, space.slots.index_for_slot_id(e.slot))
+        for e, op in named
+        if op is not None
+    ]
     return sorted(dict.fromkeys(steps), key=lambda step: (step[0], step[1] == OP_GERMINATE))
 
 
@@ -207,21 +244,37 @@ class Heuristic:
         facts, names = self.facts, self.facts.space.blueprint_ids
         fossils = [reports[slot_id].fossil_count for slot_id in facts.space.slots.slot_ids]
         spent = [{SHAM, COPY, COPY_ZERO} if count >= self.copies else {SHAM} for count in fossils]
-        places = [(slot, blueprint) for slot, blueprint in _legal_places(masks) if names[blueprint] not in spent[slot]]
-        is_late = facts.horizon is not None and memory["epoch"] >= self.planting_part * facts.horizon
+        places = [
+            (slot, blueprint)
+            for slot, blueprint in _legal_places(masks)
+            if names[blueprint] not in spent[slot]
+        ]
+        is_late = (
+            facts.horizon is not None and memory["epoch"] >= self.planting_part * facts.horizon
+        )
         if is_late or not places:
             return WAIT, memory
         fitting = self._fitting(places, reports)
         fewest = min(fossils[slot] for slot, _ in fitting)
         first = [place for place in fitting if fossils[place[0]] == fewest]
-        mixing = [] if fewest else [place for place in first if self._mixes_positions(*place, reports)]
-        most = max(mixing or first, key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1]))
+        mixing = (
+            [] if fewest else [place for place in first if self._mixes_positions(*place, reports)]
+        )
+        most = max(
+            mixing or first,
+            key=lambda p: (facts.work(*p), facts.cheapest_blend(*p)[0], p[0], -p[1]),
+        )
         return facts.plant(*most), memory
 
     def _mixes_positions(self, slot: int, blueprint: int, reports: Reports) -> bool:
         """A copy is taken to, as the blocks of a text do; a vector has no positions."""
-        name, kind = self.facts.space.blueprint_ids[blueprint], reports[self.facts.space.slots.slot_ids[slot]].kind
-        return kind != "vector" and (name in (COPY, COPY_ZERO) or REGISTRY.get(kind, str(name)).traits.spatial > 0)
+        name, kind = (
+            self.facts.space.blueprint_ids[blueprint],
+            reports[self.facts.space.slots.slot_ids[slot]].kind,
+        )
+        return kind != "vector" and (
+            name in (COPY, COPY_ZERO) or REGISTRY.get(kind, str(name)).traits.spatial > 0
+        )
 
     def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
         """Places of seeds that take at most `share` of the room left, or else that of the smallest."""
@@ -236,7 +289,14 @@ class Heuristic:
 def plain_sham(facts: HostFacts) -> Sham:
     """All the events of growing without its capacity: one seed per slot, planted and kept one after the other."""
     slots = range(facts.space.slots.num_slots)
-    return Sham(facts, [step for s in slots for step in ((3 * s + 1, OP_GERMINATE, s), (3 * s + 3, OP_FOSSILIZE, s))])
+    return Sham(
+        facts,
+        [
+            step
+            for s in slots
+            for step in ((3 * s + 1, OP_GERMINATE, s), (3 * s + 3, OP_FOSSILIZE, s))
+        ],
+    )
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -247,7 +307,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "sham": plain_sham,
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
-rule = registering(RULES, "rule", reserved=("never", "sham", "search", "all", "start", "oracle"))  # of comparisons
+rule = registering(
+    RULES, "rule", reserved=("never", "sham", "search", "all", "start", "oracle")
+)  # of comparisons
 
 
 def is_rule(name: str) -> bool:
@@ -272,8 +334,14 @@ def make_policy(name: str, facts: HostFacts) -> RulePolicy:
     """The named policy for one network; settings that its name does not give have their defaults."""
     rule, settings = read_rule(name)
     if not facts.costs:
-        raise SettingError("a policy needs a price list; build `HostFacts` from a MorphogeneticModel's view.")
-    made: Any = RULES[rule](facts, **settings) if "facts" in signature(RULES[rule]).parameters else None
+        raise SettingError(
+            "a policy needs a price list; build `HostFacts` from a MorphogeneticModel's view."
+        )
+    made: Any = (
+        RULES[rule](facts, **settings) if "facts" in signature(RULES[rule]).parameters else None
+    )
     if not hasattr(made, "choose"):
-        raise SettingError(f"rule {rule} is no dataclass with facts first and a method choose(masks, reports, memory).")
+        raise SettingError(
+            f"rule {rule} is no dataclass with facts first and a method choose(masks, reports, memory)."
+        )
     return RulePolicy(made)

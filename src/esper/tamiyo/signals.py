@@ -47,18 +47,26 @@ class SignalTracker:
 
     def __init__(self, slots: SlotConfig, loss_scale: float):
         if not loss_scale > 0:
-            raise SettingError(f"loss_scale must be above 0, got {loss_scale}; give the loss of random guessing.")
+            raise SettingError(
+                f"loss_scale must be above 0, got {loss_scale}; give the loss of random guessing."
+            )
         self.slots, self.loss_scale = slots, loss_scale
         self.tracked: TrackedSignals | None = None
         self.reports: dict[str, SeedStateReport] = {}
 
-    def update(self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]) -> TrackedSignals:
+    def update(
+        self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]
+    ) -> TrackedSignals:
         """Take in one epoch; every enabled slot must be in the reports. NaN and Inf count as not measured."""
         if missing := [slot for slot in self.slots.slot_ids if slot not in reports]:
-            raise SettingError(f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot.")
+            raise SettingError(
+                f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot."
+            )
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
         # what broke tells nothing: one NaN would stay in the best values for the rest of an episode
-        broken: dict[str, Any] = {name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)}
+        broken: dict[str, Any] = {
+            name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)
+        }
         signals = replace(signals, **broken)
         self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
         return self.tracked
@@ -67,13 +75,22 @@ class SignalTracker:
         loss, accuracy = signals.held_out_loss, signals.held_out_accuracy
         after = replace(before, last=signals)
         if loss is not None:
-            is_better = before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
+            is_better = (
+                before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
+            )
             least = loss if before.best_loss is None else min(loss, before.best_loss)
             plateau = 0 if is_better else before.plateau_epochs + 1
-            after = replace(after, losses=(*before.losses, loss)[-HISTORY:], best_loss=least, plateau_epochs=plateau)
+            after = replace(
+                after,
+                losses=(*before.losses, loss)[-HISTORY:],
+                best_loss=least,
+                plateau_epochs=plateau,
+            )
         if accuracy is not None:
             best = accuracy if before.best_accuracy is None else max(accuracy, before.best_accuracy)
-            after = replace(after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best)
+            after = replace(
+                after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best
+            )
         return after
 
     def state(self) -> dict[str, Any] | None:

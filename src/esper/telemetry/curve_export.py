@@ -18,7 +18,14 @@ from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
 
 TrackerName = Literal["tensorboard", "wandb"]
-_LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}  # They say which event it is, and make no curve.
+_LABELS = {
+    "round",
+    "host",
+    "epoch",
+    "epochs",
+    "seed",
+    "first_worst",
+}  # They say which event it is, and make no curve.
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
@@ -83,13 +90,21 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
         try:
             import_module(name)
         except ImportError as missing:
-            raise SettingError(f"tracking with {name} needs its package: pip install 'esper-lite[track]'") from missing
+            raise SettingError(
+                f"tracking with {name} needs its package: pip install 'esper-lite[track]'"
+            ) from missing
 
 
 class TrackingSink(Sink):
     """Passes numbers to trackers as well, whatever the level of the records on disk."""
 
-    def __init__(self, path: Path, telemetry: TelemetryConfig, names: Sequence[TrackerName], config: Mapping[str, Any]):
+    def __init__(
+        self,
+        path: Path,
+        telemetry: TelemetryConfig,
+        names: Sequence[TrackerName],
+        config: Mapping[str, Any],
+    ):
         super().__init__(path, telemetry)
         self._config = config
         # each opens with the first number, so that a refused start leaves nothing, and notes the configuration
@@ -100,7 +115,9 @@ class TrackingSink(Sink):
         if self._trackers and (found := scalars_of(event)):
             for name, tracker in tuple(self._trackers.items()):
                 with self._giving_up_on(name):
-                    self._trackers[name] = tracker = tracker or TRACKERS[name](self.folder, self._config, found[0])
+                    self._trackers[name] = tracker = tracker or TRACKERS[name](
+                        self.folder, self._config, found[0]
+                    )
                     tracker.log(*found)
 
     @contextmanager
@@ -110,7 +127,9 @@ class TrackingSink(Sink):
             yield
         except Exception as problem:
             self._trackers.pop(name)
-            complain(f"{name} failed ({str(problem).strip() or type(problem).__name__}). Training goes on without it.")
+            complain(
+                f"{name} failed ({str(problem).strip() or type(problem).__name__}). Training goes on without it."
+            )
 
     def __exit__(self, *problem: object) -> None:
         for name, tracker in tuple(self._trackers.items()):

@@ -17,8 +17,12 @@ class TelemetryConfig:
     is shown in full once, not for ever. Its `escalation_rounds` include the one with the anomaly. Off stays off.
     """
 
-    def __init__(self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3):
-        self.base_level = level if isinstance(level, TelemetryLevel) else TelemetryLevel[level.upper()]
+    def __init__(
+        self, level: TelemetryLevel | str = TelemetryLevel.NORMAL, escalation_rounds: int = 3
+    ):
+        self.base_level = (
+            level if isinstance(level, TelemetryLevel) else TelemetryLevel[level.upper()]
+        )
         self.escalation_rounds = escalation_rounds
         self._rounds_left, self._is_series, self._was_called = 0, False, False
 
@@ -37,7 +41,11 @@ class TelemetryConfig:
 
     def state(self) -> dict[str, int | bool]:
         """Where an escalation stands, ready for JSON."""
-        return {"rounds_left": self._rounds_left, "is_series": self._is_series, "was_called": self._was_called}
+        return {
+            "rounds_left": self._rounds_left,
+            "is_series": self._is_series,
+            "was_called": self._was_called,
+        }
 
     def load(self, state: Mapping[str, int | bool]) -> None:
         self._rounds_left = int(state["rounds_left"])

@@ -34,7 +34,9 @@ class HostEvent(Event):
 
 
 class SlotEvent(HostEvent):
-    module: str | None = field(default=None, kw_only=True)  # the host's own name of the module that the slot sits on
+    module: str | None = field(
+        default=None, kw_only=True
+    )  # the host's own name of the module that the slot sits on
 
     @property
     def place(self) -> str:
@@ -47,11 +49,15 @@ class HostEpoch(HostEvent):
     params: int
     train_loss: float | None = None
     held_out_accuracy: float | None = None
-    held_out_score: float | None = None  # where your own `evaluate` returns scores instead of losses
+    held_out_score: float | None = (
+        None  # where your own `evaluate` returns scores instead of losses
+    )
     flops: int | None = None  # all phases, since the episode began
     steps: int | None = None  # training steps of this epoch
     share: float | None = None  # part of the episode that is over: of its epochs, or of its compute
-    round: int | None = None  # where a policy is trained; the reward is what the decision before this epoch earned
+    round: int | None = (
+        None  # where a policy is trained; the reward is what the decision before this epoch earned
+    )
     twin_accuracy: float | None = None
     reward: float | None = None
     reward_parts: dict[str, float] | None = None
@@ -60,7 +66,9 @@ class HostEpoch(HostEvent):
         known = {"held-out loss": self.held_out_loss, "held-out score": self.held_out_score}
         said = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
         said += [] if self.held_out_accuracy is None else [f"accuracy {self.held_out_accuracy:.2%}"]
-        return f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
+        return (
+            f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
+        )
 
 
 class SeedMeasured(SlotEvent):
@@ -136,7 +144,10 @@ class FossilJudged(SlotEvent):
     is_kept: bool
 
     def __str__(self) -> str:
-        fate, gain = "kept" if self.is_kept else "removed", tell_gain(self.contribution, self.standard_error)
+        fate, gain = (
+            "kept" if self.is_kept else "removed",
+            tell_gain(self.contribution, self.standard_error),
+        )
         return f"epoch {self.epoch}: fossil {self.place} {self.blueprint} {fate}, {gain}"
 
 
@@ -181,12 +192,18 @@ class GrowthReported(HostEvent):
         told = f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on {self.examples:,} examples, {gain}"
         size = f"parameters: {self.params:,}, {self.params / max(self.host_params, 1):.2f} x the host's"
         times = self.seconds.get("training", 0.0), sum(self.seconds.values())
-        cost = f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
+        cost = (
+            f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
+        )
         if self.flops is not None and self.host_flops:
             size += f"; FLOPs of an example: {self.flops:.3g}, {self.flops / self.host_flops:.2f} x the host's"
             cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {self.spent.get('training', 0):.3g} of them in training"
-        caution = "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
-        return "\n  ".join([told, *([caution] if self.parts else []), *map(self._tell, self.parts), size, cost])
+        caution = (
+            "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
+        )
+        return "\n  ".join(
+            [told, *([caution] if self.parts else []), *map(self._tell, self.parts), size, cost]
+        )
 
     def _tell(self, part: dict[str, Any]) -> str:
         gain, error, flops = part["gain"], part["standard_error"], part["flops"]
@@ -300,13 +317,21 @@ class CheckpointSaved(Event):
 
 
 _MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
-SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)  # all others: NORMAL
-_KINDS = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Event)]
+SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(
+    _MINIMAL, TelemetryLevel.MINIMAL
+)  # all others: NORMAL
+_KINDS = [
+    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Event)
+]
 EVENT_TYPES = {kind.__name__: kind for kind in _KINDS if kind not in (Event, HostEvent, SlotEvent)}
 
 
 def tell_gain(contribution: float | None, error: float | None) -> str:
-    return "not measured" if contribution is None or error is None else f"{contribution:+.4f} ± {error:.4f}"
+    return (
+        "not measured"
+        if contribution is None or error is None
+        else f"{contribution:+.4f} ± {error:.4f}"
+    )
 
 
 def finite(value: float | None) -> float | None:
@@ -323,8 +348,12 @@ def from_record(record: dict[str, Any]) -> Event:
     """The event a record was made from; a record of another shape is refused."""
     values = dict(record)
     name = values.pop("type", None)
-    if (cls := EVENT_TYPES.get(str(name))) is None or set(values) != {field.name for field in fields(cls)}:
-        raise SaveError(f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows.")
+    if (cls := EVENT_TYPES.get(str(name))) is None or set(values) != {
+        field.name for field in fields(cls)
+    }:
+        raise SaveError(
+            f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows."
+        )
     return cls(**values)
 
 
@@ -358,6 +387,9 @@ def emit_last_action(
         "slot_id": slot_id,
         "blueprint_id": blueprint,
         "blend_id": blend,
-        **{f"{head}_masked": bool(masked.get(head, False)) for head in ("op", "slot", "blueprint", "blend")},
+        **{
+            f"{head}_masked": bool(masked.get(head, False))
+            for head in ("op", "slot", "blueprint", "blend")
+        },
         "action_success": success,
     }

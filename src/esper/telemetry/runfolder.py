@@ -18,15 +18,28 @@ from esper.leyline.files import make_folder, names_in, open_plain, read_plain, w
 from esper.telemetry.store import digest_json
 
 EVENTS, CONFIG, RESULTS, LOCK = "events-0.jsonl", "config.json", "results.json", "lock"
-MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = "manifest.json", "checkpoints", "twins", "arms", "pretrained"
-PLANS, NETWORKS = "plans", "networks"  # What searches have tried; each host's network, to be rebuilt without esper.
+MANIFEST, CHECKPOINTS, TWINS, ARMS, PRETRAINED = (
+    "manifest.json",
+    "checkpoints",
+    "twins",
+    "arms",
+    "pretrained",
+)
+PLANS, NETWORKS = (
+    "plans",
+    "networks",
+)  # What searches have tried; each host's network, to be rebuilt without esper.
 FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, "tensorboard", "wandb")
 GARDEN = "garden"  # What stands in place of a command in the configuration of a training loop of one's own.
 POLICY = "policy.safetensors"  # A run's own copy of the checkpoint that decides, whatever becomes of the original.
 CHECKSUM = "sha256"  # Key of the files above that are plain for people and read back all the same.
-Position = tuple[NonNegativeInt, NonNegativeInt]  # Where a rank's events end: number of the segment, bytes of it.
+Position = tuple[
+    NonNegativeInt, NonNegativeInt
+]  # Where a rank's events end: number of the segment, bytes of it.
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,8}))?\.jsonl")
-_PATIENCE = 0.2  # Seconds that a writer waits: whoever looks at a run touches its lock for an instant.
+_PATIENCE = (
+    0.2  # Seconds that a writer waits: whoever looks at a run touches its lock for an instant.
+)
 
 
 @contextmanager
@@ -43,14 +56,21 @@ def only_writer(folder: Path, *, fresh: bool = False) -> Iterator[None]:
         way_out = "Wait for it, stop it, or choose another folder (--out)."
         raise SaveError(f"another process is writing to {folder}. {way_out}") from None
     except OSError as problem:
-        raise SaveError(f"cannot write to {folder}: {problem.strerror}. Choose another folder (--out).") from problem
+        raise SaveError(
+            f"cannot write to {folder}: {problem.strerror}. Choose another folder (--out)."
+        ) from problem
     try:
         if fresh:
             require_fresh(folder)
         yield
     finally:
-        with suppress(OSError):  # a folder that stays empty is not left behind, nor a lock in one that stays as it was
-            if names_in(folder) in ([LOCK], sorted([*before, LOCK])):  # a lock of before is not this one
+        with suppress(
+            OSError
+        ):  # a folder that stays empty is not left behind, nor a lock in one that stays as it was
+            if names_in(folder) in (
+                [LOCK],
+                sorted([*before, LOCK]),
+            ):  # a lock of before is not this one
                 (folder / LOCK).unlink()
                 if is_new:
                     folder.rmdir()
@@ -64,11 +84,17 @@ def require_plain(folder: Path) -> None:
     in_place = [folder / LOCK, *folder.glob("events-*.jsonl")]
     for path in (path for path in (*folders, *in_place) if os.path.lexists(path)):
         found, is_file = path.lstat(), path in in_place
-        is_own = found.st_nlink == 1 and stat.S_ISREG(found.st_mode) if is_file else stat.S_ISDIR(found.st_mode)
+        is_own = (
+            found.st_nlink == 1 and stat.S_ISREG(found.st_mode)
+            if is_file
+            else stat.S_ISDIR(found.st_mode)
+        )
         if not is_own:
             kind = "file of its own" if is_file else "folder"
             way_out = "Put a copy in its place, or choose another --out."
-            raise SaveError(f"{path} is not a {kind}; nothing in a run folder may lead elsewhere. {way_out}")
+            raise SaveError(
+                f"{path} is not a {kind}; nothing in a run folder may lead elsewhere. {way_out}"
+            )
 
 
 def is_being_written(folder: Path) -> bool:
@@ -86,7 +112,9 @@ def is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as problem:
-        raise SaveError(f"cannot read {path}: {problem.strerror}. Choose another --out.") from problem
+        raise SaveError(
+            f"cannot read {path}: {problem.strerror}. Choose another --out."
+        ) from problem
 
 
 def read_start(folder: Path) -> dict[str, Any]:
@@ -121,8 +149,14 @@ def begun(folder: Path, values: Mapping[str, Any]) -> Iterator[None]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a file that people read and `read_json` reads back; it holds its own checksum."""
-    plain = json.loads(json.dumps({key: value for key, value in values.items() if key != CHECKSUM}, allow_nan=False))
-    write_durably(path, (json.dumps({**plain, CHECKSUM: digest_json(plain)}, indent=1) + "\n").encode())
+    plain = json.loads(
+        json.dumps(
+            {key: value for key, value in values.items() if key != CHECKSUM}, allow_nan=False
+        )
+    )
+    write_durably(
+        path, (json.dumps({**plain, CHECKSUM: digest_json(plain)}, indent=1) + "\n").encode()
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -131,11 +165,17 @@ def read_json(path: Path) -> dict[str, Any]:
         found = dict(json.loads(read_plain(path)))
         known, own = found.pop(CHECKSUM, None), digest_json(found)
     except (OSError, ValueError, TypeError, RecursionError) as problem:
-        raise SaveError(f"{path} cannot be read ({problem}). Restore it, or choose another --out.") from problem
+        raise SaveError(
+            f"{path} cannot be read ({problem}). Restore it, or choose another --out."
+        ) from problem
     if known is None:
-        raise SaveError(f"{path} is of an older format. Use the Esper that wrote it, or choose another --out.")
+        raise SaveError(
+            f"{path} is of an older format. Use the Esper that wrote it, or choose another --out."
+        )
     if known != own:
-        raise SaveError(f"{path} was changed after it was written. Restore it, or choose another --out.")
+        raise SaveError(
+            f"{path} was changed after it was written. Restore it, or choose another --out."
+        )
     return found
 
 
@@ -145,8 +185,14 @@ def events_of(rank: int, segment: int = 0) -> str:
 
 def event_files(folder: Path) -> dict[tuple[int, int], Path]:
     """(rank, segment) -> its events, in order, for all that are regular files."""
-    found = {(int(m[1]), int(m[2] or 0)): folder / m[0] for m in map(_EVENTS.fullmatch, names_in(folder)) if m}
-    return {key: path for key, path in sorted(found.items()) if path.is_file() and not path.is_symlink()}
+    found = {
+        (int(m[1]), int(m[2] or 0)): folder / m[0]
+        for m in map(_EVENTS.fullmatch, names_in(folder))
+        if m
+    }
+    return {
+        key: path for key, path in sorted(found.items()) if path.is_file() and not path.is_symlink()
+    }
 
 
 def cut_events(folder: Path, rank: int, end: Position) -> None:

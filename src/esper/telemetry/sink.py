@@ -14,7 +14,9 @@ from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
 from esper.telemetry.runfolder import Position, cut_events, event_files, events_of
 
-SEGMENT = 2**26  # Bytes from which on a save ends a segment: it is never written again, and the next one follows it.
+SEGMENT = (
+    2**26
+)  # Bytes from which on a save ends a segment: it is never written again, and the next one follows it.
 _LONGEST_LINE = 2**20
 
 
@@ -22,10 +24,16 @@ class Sink(AbstractContextManager["Sink"]):
     """Appends to one rank's events what the level in effect lets through. Whoever has something to tell is given it."""
 
     def __init__(self, path: Path, telemetry: TelemetryConfig):
-        self.folder, self.rank, self.telemetry = path.parent, int(path.stem.partition("-")[2]), telemetry
+        self.folder, self.rank, self.telemetry = (
+            path.parent,
+            int(path.stem.partition("-")[2]),
+            telemetry,
+        )
         self.problem: str | None = None
         self._file: TextIO | None = None
-        newest = max((number for rank, number in event_files(self.folder) if rank == self.rank), default=0)
+        newest = max(
+            (number for rank, number in event_files(self.folder) if rank == self.rank), default=0
+        )
         self._open((newest, sys.maxsize))
 
     def _open(self, end: Position) -> None:
@@ -36,9 +44,13 @@ class Sink(AbstractContextManager["Sink"]):
             if self._file is not None:
                 self._file.close()
             # line by line, so that whoever follows the run sees what there is
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            handle = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
+            )
             self._file = os.fdopen(handle, "a", buffering=1, encoding="utf-8")
-            sync_folder(self.folder)  # a save that tells where its events end finds them after a power cut
+            sync_folder(
+                self.folder
+            )  # a save that tells where its events end finds them after a power cut
 
     def rewind(self, end: Position) -> None:
         """Go back to where `commit` said that events end."""
@@ -81,7 +93,9 @@ class Sink(AbstractContextManager["Sink"]):
         try:
             yield
         except OSError as problem:
-            self.problem = f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
+            self.problem = (
+                f"cannot write {self.path}: {problem.strerror}. Training goes on without telemetry."
+            )
             complain(self.problem)
             file, self._file = self._file, None
             if file is not None:

@@ -42,7 +42,9 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     means = sample[np.random.default_rng(seed).integers(count, size=(DRAWS, count))].mean(1)
     # plain percentiles of resampled means are too narrow for ten or so values; they are taken as much further out as
     # Student's t lies outside the normal curve, which about keeps the promise and never leaves the range of the data
-    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1))
+    tail = NormalDist().cdf(
+        -math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1)
+    )
     low, high = np.quantile(means, [tail, 1 - tail])
     return Estimate(mean, float(low), float(high), count)
 
@@ -64,4 +66,6 @@ def compare_pairs(values: Sequence[float], others: Sequence[float], *, seed: int
     """The mean of value minus other, pair by pair, with its interval."""
     if len(values) != len(others):
         raise SettingError(f"{len(values)} values cannot be paired with {len(others)}.")
-    return estimate_mean([value - other for value, other in zip(values, others, strict=True)], seed=seed)
+    return estimate_mean(
+        [value - other for value, other in zip(values, others, strict=True)], seed=seed
+    )

@@ -73,15 +73,23 @@ class Store:
         if self.best:
             best = max(known, key=lambda generation: generation.facts[self.best])
             kept = kept if best in kept else [best, *kept]
-        body = {"of": self.of, "best": best and best.number, "generations": [asdict(each) for each in kept]}
+        body = {
+            "of": self.of,
+            "best": best and best.number,
+            "generations": [asdict(each) for each in kept],
+        }
         whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
         content = (json.dumps(whole, indent=1) + "\n").encode()
         if len(content) > disk.MOST_BYTES:
-            raise SaveError(f"the {self.kind} has {len(content):,} bytes of facts, which nothing would read back.")
+            raise SaveError(
+                f"the {self.kind} has {len(content):,} bytes of facts, which nothing would read back."
+            )
         disk.write_durably(self.manifest, content)
         self._newest = kept[-1].number
         names = {self.manifest.name}.union(*(generation.names for generation in kept))
-        own = [name for name in disk.names_in(self.folder) if self._is_own(name) and name not in names]
+        own = [
+            name for name in disk.names_in(self.folder) if self._is_own(name) and name not in names
+        ]
         disk.remove([self.folder / name for name in own])  # what others put there stays
         return kept[-1]
 
@@ -89,10 +97,14 @@ class Store:
         """Make the files of a generation durable; no file that is listed is touched."""
         with disk.told(self.manifest):
             disk.make_folder(self.manifest.parent)
-            disk.sync_folder(self.manifest.parent)  # the list as seen is now the one on disk: other names are free
+            disk.sync_folder(
+                self.manifest.parent
+            )  # the list as seen is now the one on disk: other names are free
         disk.sweep(self.folder, self._is_own)
         names = {role: self.free_name(name, listed) for role, (name, _) in files.items()}
-        digests = disk.write_files(self.folder, {names[role]: content for role, (_, content) in files.items()})
+        digests = disk.write_files(
+            self.folder, {names[role]: content for role, (_, content) in files.items()}
+        )
         return {role: {"name": name, "sha256": digests[name]} for role, name in names.items()}
 
     def free_name(self, name: str, listed: Sequence[Generation] | None = None) -> str:
@@ -117,7 +129,9 @@ class Store:
                 self._newest = generation.number
                 return generation
             if generation is listed[0]:
-                raise SaveError(f"{problem}, and no other save there is whole. Restore it from a copy, or start anew.")
+                raise SaveError(
+                    f"{problem}, and no other save there is whole. Restore it from a copy, or start anew."
+                )
             complain(f"{problem}; using the save before it.")
         return None
 
@@ -141,26 +155,41 @@ class Store:
         except FileNotFoundError:
             return []
         except OSError as problem:
-            raise SaveError(f"cannot read {self.manifest}: {problem.strerror}. Name another folder.") from problem
+            raise SaveError(
+                f"cannot read {self.manifest}: {problem.strerror}. Name another folder."
+            ) from problem
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
-            reason, way_out = " ".join(str(problem).split())[:300], "Restore it from a copy, or start anew."
-            raise DamagedManifestError(f"{self.manifest} is damaged ({reason}). {way_out}") from problem
+            reason, way_out = (
+                " ".join(str(problem).split())[:300],
+                "Restore it from a copy, or start anew.",
+            )
+            raise DamagedManifestError(
+                f"{self.manifest} is damaged ({reason}). {way_out}"
+            ) from problem
 
     def _open(self, whole: Any) -> list[Generation]:
-        body = whole.get("body", whole)  # the first format had no place of its own for what is not the body
+        body = whole.get(
+            "body", whole
+        )  # the first format had no place of its own for what is not the body
         if (written := whole.get("format") or body["format"]) != FORMAT:
             way_out = "Use the version that wrote it, or start anew."
-            raise SaveError(f"{self.manifest} has format {written}, this version reads format {FORMAT}. {way_out}")
+            raise SaveError(
+                f"{self.manifest} has format {written}, this version reads format {FORMAT}. {way_out}"
+            )
         if whole["kind"] != self.kind:
-            raise SaveError(f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. Choose another folder.")
+            raise SaveError(
+                f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. Choose another folder."
+            )
         if digest_json(body) != whole["sha256"]:
             raise ValueError("it was changed after it was written: its checksum does not match")
         if body.get("of", "") != self.of:
             raise ValueError("it was saved for another seed or for other settings")
         found = TypeAdapter(list[Generation]).validate_python(body["generations"])
-        if self.best and any(not isinstance(generation.facts[self.best], int | float) for generation in found):
+        if self.best and any(
+            not isinstance(generation.facts[self.best], int | float) for generation in found
+        ):
             raise ValueError(f"{self.best} is not a number")
         for name in {name for generation in found for name in generation.names}:
             if not (_PLAIN_NAME.fullmatch(name) and name.isprintable()):
@@ -177,7 +206,9 @@ def fitting(place: Path) -> Iterator[None]:
         raise
     except Exception as problem:  # whatever a forged file brings about
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
-        raise SaveError(f"{place} does not fit together ({reason}). Use another save, or start anew.") from problem
+        raise SaveError(
+            f"{place} does not fit together ({reason}). Use another save, or start anew."
+        ) from problem
 
 
 def is_plain(value: Any, *, exact: bool = True) -> bool:
@@ -185,10 +216,16 @@ def is_plain(value: Any, *, exact: bool = True) -> bool:
     if exact and type(value) not in (dict, list, str, int, float, bool, type(None)):
         return False
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and is_plain([*value, *value.values()], exact=exact)
+        return all(isinstance(key, str) for key in value) and is_plain(
+            [*value, *value.values()], exact=exact
+        )
     if isinstance(value, list | tuple):
         return all(is_plain(item, exact=exact) for item in value)
-    return value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+    return (
+        value is None
+        or isinstance(value, str | int)
+        or (isinstance(value, float) and isfinite(value))
+    )
 
 
 def require_plain(memory: Any) -> Any:
@@ -196,7 +233,9 @@ def require_plain(memory: Any) -> Any:
     if is_plain(memory):
         return memory
     rule = "Remember text, numbers, None, lists, and dicts whose keys are text."
-    raise SaveError(f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. {rule}")
+    raise SaveError(
+        f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. {rule}"
+    )
 
 
 def digest_json(body: Plain) -> str:

@@ -60,7 +60,11 @@ class ArmRun:
 
 @memory_errors()
 def run_entries(
-    task: Task, entries: Sequence[Entry], populate: Populate = Population, *, watch: Watch = lambda epoch, events: None
+    task: Task,
+    entries: Sequence[Entry],
+    populate: Populate = Population,
+    *,
+    watch: Watch = lambda epoch, events: None,
 ) -> list[ArmRun]:
     """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()
@@ -69,7 +73,9 @@ def run_entries(
         prepare_host(population, host, entry)
     start_params = [run.model.total_params for run in population.runs]
     episodes = Episodes(population)
-    deciders = [make_decider(episodes, host, entry.policy, entry.arm) for host, entry in enumerate(entries)]
+    deciders = [
+        make_decider(episodes, host, entry.policy, entry.arm) for host, entry in enumerate(entries)
+    ]
     events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
@@ -79,15 +85,31 @@ def run_entries(
     finals = population.final_scores()
     seconds = (time.perf_counter() - started) / len(entries)
     runs = []
-    for entry, run, own, start, final in zip(entries, population.runs, events, start_params, finals, strict=True):
+    for entry, run, own, start, final in zip(
+        entries, population.runs, events, start_params, finals, strict=True
+    ):
         stages = Counter(event.after for event in own if isinstance(event, StageChanged))
         result = arm_result(entry.arm, run, final, stages, start_params=start, seconds=seconds)
-        runs.append(ArmRun(result, tuple(own), final.network, run.ledger.peak_params, architecture_of(run.model)))
+        runs.append(
+            ArmRun(
+                result,
+                tuple(own),
+                final.network,
+                run.ledger.peak_params,
+                architecture_of(run.model),
+            )
+        )
     return runs
 
 
 def arm_result(
-    arm: str, run: HostRun, final: FinalScore, stages: Mapping[str, int], *, start_params: int, seconds: float
+    arm: str,
+    run: HostRun,
+    final: FinalScore,
+    stages: Mapping[str, int],
+    *,
+    start_params: int,
+    seconds: float,
 ) -> ArmFinished:
     """What one episode came to; `stages` counts how often each began. What is not there any more counts as culled."""
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
@@ -124,8 +146,15 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
 def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
     """What was grown for good, slot by slot."""
     slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
-    grown = [(slot.slot_id, *each) for slot in slots for each in zip(slot.fossil_names, slot.fossils, strict=True)]
-    return tuple((slot_id, name, "gated" if has_gate(fossil) else "linear") for slot_id, name, fossil in grown)
+    grown = [
+        (slot.slot_id, *each)
+        for slot in slots
+        for each in zip(slot.fossil_names, slot.fossils, strict=True)
+    ]
+    return tuple(
+        (slot_id, name, "gated" if has_gate(fossil) else "linear")
+        for slot_id, name, fossil in grown
+    )
 
 
 class Decider:
@@ -134,15 +163,23 @@ class Decider:
     def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
         self.policy, self.tracker, self.arm = policy, tracker, arm
         self.memory: Any = None
-        self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext  # what is wrong with it may show late
-        self.is_plan = getattr(policy, "is_plan", False)  # whether it may want several ops in one decision
+        self.recalled: Callable[[], AbstractContextManager[None]] = (
+            nullcontext  # what is wrong with it may show late
+        )
+        self.is_plan = getattr(
+            policy, "is_plan", False
+        )  # whether it may want several ops in one decision
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
         """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and nothing is left."""
         policy, masks = self.policy, compute_batch_masks([view])
         masks = masks if may_act else only_waiting(masks)
-        observation = observe([self.tracker], policy.reads_telemetry) if isinstance(policy, NetworkPolicy) else None
+        observation = (
+            observe([self.tracker], policy.reads_telemetry)
+            if isinstance(policy, NetworkPolicy)
+            else None
+        )
         with self.recalled():
             memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans
             actions, self.memory = policy.decide(observation, masks, [view.reports], memory)
@@ -150,7 +187,9 @@ class Decider:
         return op, slot, blueprint, blend
 
 
-def make_decider(episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], name: str = "") -> Decider:
+def make_decider(
+    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], name: str = ""
+) -> Decider:
     """The policy of one host, by name or built for its facts, with nothing remembered yet; `name` is for errors."""
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
@@ -173,25 +212,39 @@ def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[E
         happened = episodes.act(host, choice)
     except SettingError as problem:  # outside the space
         reason = str(problem)
-    if reason := reason or next((event.reason for event in happened if isinstance(event, ActionRefused)), ""):
+    if reason := reason or next(
+        (event.reason for event in happened if isinstance(event, ActionRefused)), ""
+    ):
         where = f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}"
-        raise IllegalActionError(f"{where}: {choice} is not possible: {reason} Choose what the masks allow.")
+        raise IllegalActionError(
+            f"{where}: {choice} is not possible: {reason} Choose what the masks allow."
+        )
     return happened
 
 
-def act_on_epoch(episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]) -> None:
+def act_on_epoch(
+    episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]
+) -> None:
     """Decide, act and tick after an epoch that was measured; what happens is added to each host's events."""
     for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
-        is_last = episodes.population.runs[host].epoch >= episodes.population.task.epochs  # nobody would train it
+        is_last = (
+            episodes.population.runs[host].epoch >= episodes.population.task.epochs
+        )  # nobody would train it
         # of a host that was rolled back nothing was measured as it is now
-        may_act = not is_last and not any(isinstance(event, HostRolledBack) for event in happened[host])
+        may_act = not is_last and not any(
+            isinstance(event, HostRolledBack) for event in happened[host]
+        )
         started = time.perf_counter()
         choice = decider.decide(view, may_act)
         while may_act and choice[0] != OP_WAIT:
             happened[host] += carry_out(episodes, host, decider.arm, choice)
             if not decider.is_plan:
                 break
-            choice = decider.decide(episodes.population.runs[host].model.view(), may_act, is_again=True)
-        episodes.charge_policy([host], 0 if is_last else decider.flops, time.perf_counter() - started)
+            choice = decider.decide(
+                episodes.population.runs[host].model.view(), may_act, is_again=True
+            )
+        episodes.charge_policy(
+            [host], 0 if is_last else decider.flops, time.perf_counter() - started
+        )
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked

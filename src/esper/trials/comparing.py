@@ -24,7 +24,14 @@ from esper.runtime.splits import Splits
 from esper.runtime.tasks import Task
 from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
 from esper.tamiyo.rules import is_rule, replay
-from esper.telemetry.events import ActionTaken, ArmFinished, Event, StageChanged, from_record, to_record
+from esper.telemetry.events import (
+    ActionTaken,
+    ArmFinished,
+    Event,
+    StageChanged,
+    from_record,
+    to_record,
+)
 from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.telemetry.store import Generation, Store, fitting
@@ -34,9 +41,21 @@ from esper.trials.searching import Searching, is_search, placements_of, read_sea
 
 ORACLE, _KEPT = "oracle", (ARMS, "arm of a comparison")
 _ON_A_GPU = 64  # Most hosts side by side; on a CPU it is one arm at a time.
-METRICS = {"test_accuracy": 1.0, "test_loss": -1.0}  # Name and sign: what is ahead has more of it times the sign.
+METRICS = {
+    "test_accuracy": 1.0,
+    "test_loss": -1.0,
+}  # Name and sign: what is ahead has more of it times the sign.
 _OPPOSITE = {"ahead": "behind", "behind": "ahead"}
-_COSTS = ("final_params", "peak_params", "flops", "seconds", "germinated", "fossilized", "culled", "epochs")
+_COSTS = (
+    "final_params",
+    "peak_params",
+    "flops",
+    "seconds",
+    "germinated",
+    "fossilized",
+    "culled",
+    "epochs",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +67,9 @@ class Trials:
     rows: tuple[dict[str, Any], ...]  # as `_Row` has them
     architectures: tuple[tuple[Planting, ...], ...]
     events: tuple[tuple[dict[str, Any], ...], ...]  # what sham growth replays
-    episodes: int | None = 0  # episodes played before to find what decides here; None where a checkpoint does not say
+    episodes: int | None = (
+        0  # episodes played before to find what decides here; None where a checkpoint does not say
+    )
     plan: str | None = None  # what a search found, as a policy
 
     def column(self, name: str) -> list[float]:
@@ -59,8 +80,12 @@ class Trials:
 
 
 _NUMBER = Field(strict=True, ge=-(10**30), le=10**30)  # what is summed up of such numbers is finite
-_KINDS: Any = {str: Annotated[str, Field(max_length=10**5)]} | {kind: Annotated[kind, _NUMBER] for kind in (int, float)}
-_told: Any = {"type": str, "peak_params": int} | {field.name: field.type for field in fields(ArmFinished)}
+_KINDS: Any = {str: Annotated[str, Field(max_length=10**5)]} | {
+    kind: Annotated[kind, _NUMBER] for kind in (int, float)
+}
+_told: Any = {"type": str, "peak_params": int} | {
+    field.name: field.type for field in fields(ArmFinished)
+}
 _row: Any = {name: (_KINDS[kind], ...) for name, kind in _told.items()}
 _Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **_row)
 
@@ -68,7 +93,13 @@ _Row: Any = create_model("_Row", __config__={"extra": "forbid"}, **_row)
 class Comparison:
     """Runs what is not on disk yet. Arms with equal settings run side by side in one population."""
 
-    def __init__(self, config: CompareConfig, tell: Say, should_stop: Callable[[], bool], splits: Splits | None = None):
+    def __init__(
+        self,
+        config: CompareConfig,
+        tell: Say,
+        should_stop: Callable[[], bool],
+        splits: Splits | None = None,
+    ):
         self.config, self.tell, self.should_stop = config, tell, should_stop
         self.task = config.task.build()
         self.splits = splits or self.task.load(config.data_root)
@@ -77,27 +108,42 @@ class Comparison:
         model = probe.runs[0].model
         for policy in config.policies:
             if is_rule(policy) and policy != SHAM:
-                make_decider(Episodes(probe), 0, policy)  # settings that do not fit are refused at once
+                make_decider(
+                    Episodes(probe), 0, policy
+                )  # settings that do not fit are refused at once
         self.most = _ON_A_GPU if config.devices[0].startswith("cuda") else config.seeds
         self.facts = facts_of(model, self.task.epochs)
-        self.trained = {policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints}
-        for line in filter(None, (other_episodes(Path(policy), self.task) for policy in config.checkpoints)):
+        self.trained = {
+            policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints
+        }
+        for line in filter(
+            None, (other_episodes(Path(policy), self.task) for policy in config.checkpoints)
+        ):
             tell(line)
-        self.placements = {f"{ORACLE} {name}": plan for name, plan in placements_of(model, self.task.epochs).items()}
+        self.placements = {
+            f"{ORACLE} {name}": plan
+            for name, plan in placements_of(model, self.task.epochs).items()
+        }
         self.done: dict[tuple[str, float], Trials] = {}
         self.weights: dict[int, Mapping[str, torch.Tensor]] = {}
         self.plans: dict[tuple[str, float], str] = {}
 
     def populate(self, task: Task, seeds: Sequence[int]) -> Population:
-        return Population(task, seeds, self.config.devices, splits=self.splits, **self.config.way_to_run)
+        return Population(
+            task, seeds, self.config.devices, splits=self.splits, **self.config.way_to_run
+        )
 
     def run(self) -> dict[tuple[str, float], Trials]:
         config = self.config
         grown = [arm for arm in config.policies if arm != SHAM]
         replayed = [SHAM] if SHAM in config.policies else []
-        tried = list(self.placements) if config.oracle else []  # which was best is decided by validation
+        tried = (
+            list(self.placements) if config.oracle else []
+        )  # which was best is decided by validation
         kinds = {"start": ("start", ""), **config.finals}
-        static = [[arm for arm, (kind, _) in kinds.items() if kind == wanted] for wanted in config.static]
+        static = [
+            [arm for arm, (kind, _) in kinds.items() if kind == wanted] for wanted in config.static
+        ]
         stages: list[list[list[str]]] = [[grown], [replayed], static, [tried]]
         with repeatable_kernels(config.deterministic), limited_threads(config.threads):
             if config.pretrain:
@@ -128,19 +174,32 @@ class Comparison:
             for epochs in dict.fromkeys(lengths):
                 task = replace(self.task, lr=self.task.lr * rate, epochs=epochs)
                 task = replace(task, blueprints=(SHAM,)) if SHAM in group else task
-                for part in _batches([index for index, length in enumerate(lengths) if length == epochs], self.most):
-                    runs = run_entries(task, [entries[index] for index in part], self.populate, watch=self._watch)
+                for part in _batches(
+                    [index for index, length in enumerate(lengths) if length == epochs], self.most
+                ):
+                    runs = run_entries(
+                        task, [entries[index] for index in part], self.populate, watch=self._watch
+                    )
                     found |= dict(zip(part, runs, strict=True))
             for arm in group:
                 runs = [found[index] for index, entry in enumerate(entries) if entry.arm == arm]
-                if broken := [str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)]:
+                if broken := [
+                    str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)
+                ]:
                     where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
                     raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
-                rows = tuple({**to_record(run.result), "peak_params": run.peak_params} for run in runs)
-                kept = [[each for each in run.events if isinstance(each, ActionTaken | StageChanged)] for run in runs]
+                rows = tuple(
+                    {**to_record(run.result), "peak_params": run.peak_params} for run in runs
+                )
+                kept = [
+                    [each for each in run.events if isinstance(each, ActionTaken | StageChanged)]
+                    for run in runs
+                ]
                 told = tuple(tuple(map(to_record, own)) for own in kept)
                 built = tuple(run.architecture for run in runs)
-                trials = Trials(arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate)))
+                trials = Trials(
+                    arm, rate, rows, built, told, self._episodes(arm), self.plans.get((arm, rate))
+                )
                 self._store(*_KEPT, arm, rate).save(vars(trials))
                 self.done[arm, rate] = trials
         for arm in dict.fromkeys(arms):  # in this order, whatever was known before
@@ -150,9 +209,18 @@ class Comparison:
         """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
         seeds, config = self.config.host_seeds, self.config
         if arm == "start" or arm in config.finals:
-            built = [()] * len(seeds) if arm == "start" else self.best(config.finals[arm][1]).architectures
-            return [Entry(arm, seed, "never", built_in=parts) for seed, parts in zip(seeds, built, strict=True)]
-        policies: list[Any] = [self.plans.get((arm, rate), self.placements.get(arm, arm))] * len(seeds)
+            built = (
+                [()] * len(seeds)
+                if arm == "start"
+                else self.best(config.finals[arm][1]).architectures
+            )
+            return [
+                Entry(arm, seed, "never", built_in=parts)
+                for seed, parts in zip(seeds, built, strict=True)
+            ]
+        policies: list[Any] = [self.plans.get((arm, rate), self.placements.get(arm, arm))] * len(
+            seeds
+        )
         if arm == SHAM:
             replayed = self.done[config.followed[0], rate]
             policies = [replay([from_record(dict(one)) for one in own]) for own in replayed.events]
@@ -165,9 +233,16 @@ class Comparison:
         """Epochs of each of an arm's episodes."""
         kind, followed = self.config.finals.get(arm, (arm, ""))
         if kind == "final-equal-flops":
-            rows = zip(self.best(followed).rows, self.done[f"final of {followed}", rate].rows, strict=True)
-            return [max(2, round(grown["flops"] * final["epochs"] / final["flops"])) for grown, final in rows]
-        return [self.task.epochs + (self.config.pretrain if kind == "final-whole" else 0)] * self.config.seeds
+            rows = zip(
+                self.best(followed).rows, self.done[f"final of {followed}", rate].rows, strict=True
+            )
+            return [
+                max(2, round(grown["flops"] * final["epochs"] / final["flops"]))
+                for grown, final in rows
+            ]
+        return [
+            self.task.epochs + (self.config.pretrain if kind == "final-whole" else 0)
+        ] * self.config.seeds
 
     def _episodes(self, arm: str) -> int | None:
         """What an arm was given before: a final network as much as the arm that it follows, a rule nothing."""
@@ -183,7 +258,11 @@ class Comparison:
         search, store = read_search(arm), self._store(PLANS, "search for a plan", arm, rate)
         save = _newest(store, "its search starts anew")
         with fitting(store.manifest):
-            known = {} if save is None else TypeAdapter(dict[str, float]).validate_python(save.facts["known"])
+            known = (
+                {}
+                if save is None
+                else TypeAdapter(dict[str, float]).validate_python(save.facts["known"])
+            )
         task = replace(self.task, lr=self.task.lr * rate)
         if self.config.pretrain:
             self._pretrain(search.host_seeds)
@@ -192,8 +271,12 @@ class Comparison:
             hosts = {f"{plan} @{host}": (plan, search.seed + host) for plan, host in wanted}
             for part in _batches([key for key in hosts if key not in known], self.most):
                 own = [hosts[key] for key in part]
-                entries = [Entry(arm, seed, plan, weights=self.weights.get(seed)) for plan, seed in own]
-                for key, run in zip(part, run_entries(task, entries, self.populate, watch=self._watch), strict=True):
+                entries = [
+                    Entry(arm, seed, plan, weights=self.weights.get(seed)) for plan, seed in own
+                ]
+                for key, run in zip(
+                    part, run_entries(task, entries, self.populate, watch=self._watch), strict=True
+                ):
                     score = run.result.validation_accuracy
                     known[key] = score if math.isfinite(score) else 0.0
                 store.save({"known": known})
@@ -201,20 +284,29 @@ class Comparison:
 
         self.tell(f"{arm}: looks for a plan, learning rate x {rate:g}")
         plan, scores = Searching(search, self.facts, play).find()
-        self.tell(f"{arm}: {plan} (validation {sum(scores) / len(scores):.2%} on {len(scores)} hosts of its own)")
+        self.tell(
+            f"{arm}: {plan} (validation {sum(scores) / len(scores):.2%} on {len(scores)} hosts of its own)"
+        )
         return plan
 
     def _pretrain(self, seeds: Sequence[int]) -> None:
         """Train each seed's host alone, or read again the one that was."""
         epochs, folder = self.config.pretrain, self.config.out / PRETRAINED
-        settings = self.config.digest("task", "pretrain", "devices", "deterministic", *self.config.way_to_run)
+        settings = self.config.digest(
+            "task", "pretrain", "devices", "deterministic", *self.config.way_to_run
+        )
         own = {seed: f"seed-{seed}" for seed in seeds}
-        stores = {s: Store(folder / f"{n}.json", "trained host", names=n, of=f"{settings} {n}") for s, n in own.items()}
+        stores = {
+            s: Store(folder / f"{n}.json", "trained host", names=n, of=f"{settings} {n}")
+            for s, n in own.items()
+        }
         for seed, store in stores.items():
             if (save := _newest(store, "its host is trained again")) is not None:
                 with fitting(store.manifest), torch.device("meta"):
                     state = load(store.path(save, "host").read_bytes())
-                    self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
+                    self.task.build_host().load_state_dict(
+                        state, assign=True
+                    )  # refuses what does not fit
                     self.weights[seed] = state
         for missing in _batches([seed for seed in stores if seed not in self.weights], self.most):
             self.tell(f"training {len(missing)} hosts alone for {epochs} epochs")
@@ -224,8 +316,14 @@ class Comparison:
                 self._watch(epoch, ())
                 episodes.train()  # rolls back a host that broke
             for seed, run in zip(missing, hosts.runs, strict=True):
-                state = {name: value.cpu().contiguous().clone() for name, value in run.model.host.state_dict().items()}
-                stores[seed].save({"epochs": epochs}, {"host": (f"seed-{seed}.safetensors", partial(save_file, state))})
+                state = {
+                    name: value.cpu().contiguous().clone()
+                    for name, value in run.model.host.state_dict().items()
+                }
+                stores[seed].save(
+                    {"epochs": epochs},
+                    {"host": (f"seed-{seed}.safetensors", partial(save_file, state))},
+                )
                 self.weights[seed] = state
 
     def _watch(self, epoch: int, events: Sequence[Event]) -> None:
@@ -236,8 +334,14 @@ class Comparison:
         slug = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in arm)
         if slug != arm:  # other names may look the same
             slug = f"{slug[-100:]}-{crc32(arm.encode()):08x}"
-        shown = f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate)  # no two rates share a file
-        return Store(self.config.out / folder / f"{slug}-{shown}.json", kind, of=f"{self.config.digest()} {arm} {rate}")
+        shown = (
+            f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate)
+        )  # no two rates share a file
+        return Store(
+            self.config.out / folder / f"{slug}-{shown}.json",
+            kind,
+            of=f"{self.config.digest()} {arm} {rate}",
+        )
 
     def _is_known(self, arm: str, rate: float) -> bool:
         store = self._store(*_KEPT, arm, rate)
@@ -266,18 +370,33 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
     chosen: dict[str, Trials] = {}
     for (arm, _), trials in done.items():
         name = ORACLE if arm.startswith(f"{ORACLE} ") else arm
-        chosen[name] = max(chosen.get(name, trials), trials, key=lambda tried: tried.mean("validation_accuracy"))
+        chosen[name] = max(
+            chosen.get(name, trials), trials, key=lambda tried: tried.mean("validation_accuracy")
+        )
     arms = {name: _describe(trials) for name, trials in chosen.items()}
     for name, trials in chosen.items():
-        arms[name]["minus"] = {other: _differ(trials, than) for other, than in chosen.items() if other != name}
+        arms[name]["minus"] = {
+            other: _differ(trials, than) for other, than in chosen.items() if other != name
+        }
     rows = [{**row, "rate": trials.rate} for trials in done.values() for row in trials.rows]
-    return {"config": config.model_dump(mode="json", exclude={"out", "data_root"}), "arms": arms, "rows": rows}
+    return {
+        "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
+        "arms": arms,
+        "rows": rows,
+    }
 
 
 def _describe(trials: Trials) -> dict[str, Any]:
-    found: dict[str, Any] = {"arm": trials.arm, "rate": trials.rate, "seeds": [row["seed"] for row in trials.rows]}
+    found: dict[str, Any] = {
+        "arm": trials.arm,
+        "rate": trials.rate,
+        "seeds": [row["seed"] for row in trials.rows],
+    }
     found |= {"episodes": trials.episodes} | ({} if trials.plan is None else {"plan": trials.plan})
-    found |= {name: asdict(estimate_mean(trials.column(name))) for name in (*METRICS, "validation_accuracy")}
+    found |= {
+        name: asdict(estimate_mean(trials.column(name)))
+        for name in (*METRICS, "validation_accuracy")
+    }
     return found | {name: trials.mean(name) for name in _COSTS}
 
 
@@ -287,13 +406,18 @@ def _differ(trials: Trials, than: Trials) -> dict[str, Any]:
     for name, sign in METRICS.items():
         difference = compare_pairs(trials.column(name), than.column(name))
         verdict = difference.verdict
-        found[name] = {**asdict(difference), "verdict": verdict if sign > 0 else _OPPOSITE.get(verdict, verdict)}
+        found[name] = {
+            **asdict(difference),
+            "verdict": verdict if sign > 0 else _OPPOSITE.get(verdict, verdict),
+        }
     return found
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, [key for key in rows[0] if key != "type"], extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(
+        out, [key for key in rows[0] if key != "type"], extrasaction="ignore", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

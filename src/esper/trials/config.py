@@ -16,7 +16,9 @@ from esper.telemetry.store import digest_json
 from esper.trials.searching import is_search, read_search
 
 ALL = "all"  # Stands for every arm that grows.
-_MOST_POLICY = 192 * MOST_WIDTH**2  # Bytes: all weights of the widest policy, with what its optimiser remembers.
+_MOST_POLICY = (
+    192 * MOST_WIDTH**2
+)  # Bytes: all weights of the widest policy, with what its optimiser remembers.
 
 
 class TrialConfig(HostsConfig):
@@ -30,13 +32,17 @@ class TrialConfig(HostsConfig):
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
         """The defaults, with the hosts and episodes of a preset if one is named."""
-        return cls.of({} if preset is None else {"task": TrainingConfig.from_preset(preset).task.model_dump()})
+        return cls.of(
+            {} if preset is None else {"task": TrainingConfig.from_preset(preset).task.model_dump()}
+        )
 
 
 class RunConfig(TrialConfig):
     policy: str = Field("heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint")
     hosts: int = Field(1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
-    telemetry: TelemetrySettings = Field(TelemetrySettings(), description="how much is written down")
+    telemetry: TelemetrySettings = Field(
+        TelemetrySettings(), description="how much is written down"
+    )
     out: Path = Field(Path("runs/run"), description="run folder")
 
     def check(self) -> None:
@@ -55,38 +61,58 @@ class CompareConfig(TrialConfig):
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
-    seeds: int = Field(10, ge=1, le=MOST_HOSTS, description="how many hosts each arm has, the same for all")
+    seeds: int = Field(
+        10, ge=1, le=MOST_HOSTS, description="how many hosts each arm has, the same for all"
+    )
     final_of: tuple[str, ...] = Field((ALL,), min_length=1)
     """arms that get final networks; sham replays the first"""
-    rates: tuple[float, ...] = Field((1.0,), min_length=1, description="learning rates to try, as multiples: 0.5 1 2")
-    pretrain: int = Field(0, ge=0, le=MOST_EPOCHS, description="epochs that hosts are trained alone first")
+    rates: tuple[float, ...] = Field(
+        (1.0,), min_length=1, description="learning rates to try, as multiples: 0.5 1 2"
+    )
+    pretrain: int = Field(
+        0, ge=0, le=MOST_EPOCHS, description="epochs that hosts are trained alone first"
+    )
     oracle: bool = Field(False, description="also try every single planting, at three times")
     out: Path = Field(Path("runs/compare"), description="folder for results")
 
     def check(self) -> None:
         super().check()
         if len(split_names(self.devices)) > 1:
-            raise SettingError(f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one.")
+            raise SettingError(
+                f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one."
+            )
         for policy in self.policies:
             if not is_search(policy):
                 _require_policy("arm", policy)
             elif shared := set(read_search(policy).host_seeds) & set(self.host_seeds):
                 found = f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's"
-                raise SettingError(f"{found}. Give it others: {policy}:seed=N, or choose another --seed.")
+                raise SettingError(
+                    f"{found}. Give it others: {policy}:seed=N, or choose another --seed."
+                )
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
         grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
-        if unknown := [arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown]:
+        if unknown := [
+            arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown
+        ]:
             what, known = ", ".join(needs) or "final networks", ", ".join(grown) or "none"
             found = f"{what} follow the arm {unknown[0]!r}, which is not among the policies that grow ({known})"
             raise SettingError(f"{found}. Add it, or name others with --final-of.")
         if "final-whole" in self.static and not self.pretrain:
-            raise SettingError("final-whole trains for pretraining and growth together; it needs --pretrain.")
+            raise SettingError(
+                "final-whole trains for pretraining and growth together; it needs --pretrain."
+            )
         longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]
         if (longer or self.pretrain) and self.task.build().clock == "compute":
-            what = f"replace {longer[0]} by final" if longer else "omit --pretrain, which nobody pays for"
+            what = (
+                f"replace {longer[0]} by final"
+                if longer
+                else "omit --pretrain, which nobody pays for"
+            )
             raise SettingError(f"with clock compute every arm has the same FLOPs; {what}.")
         if any(not 1e-6 <= rate <= 1e6 for rate in self.rates):
-            raise SettingError(f"rates are {list(self.rates)}, but are multiples and must lie between 1e-6 and 1e6.")
+            raise SettingError(
+                f"rates are {list(self.rates)}, but are multiples and must lie between 1e-6 and 1e6."
+            )
 
     @property
     def followed(self) -> tuple[str, ...]:
@@ -117,4 +143,6 @@ def _require_policy(kind: str, name: str, *copies: Path) -> None:
     elif not (files := [path for path in (Path(name), *copies) if path.is_file()]):
         raise UnknownNameError(kind, name, RULES, "Or name a checkpoint file of `esper ppo`.")
     elif (size := files[0].stat().st_size) > _MOST_POLICY:
-        raise SettingError(f"{name} has {size:,} bytes, a policy at most {_MOST_POLICY:,}. Name a file of `esper ppo`.")
+        raise SettingError(
+            f"{name} has {size:,} bytes, a policy at most {_MOST_POLICY:,}. Name a file of `esper ppo`."
+        )

@@ -44,7 +44,11 @@ def run_hosts(
         population = episodes.population
         population.describe(tell)
         saves = EpochSaves(config.out, population, deciders, sink, config.digest())
-        first, measured, counts = (resume and saves.restore()) or (0, None, [{} for _ in population.runs])
+        first, measured, counts = (resume and saves.restore()) or (
+            0,
+            None,
+            [{} for _ in population.runs],
+        )
         for epoch in range(first, population.task.epochs):
             if epoch == first and measured is not None:
                 episodes.look_again()
@@ -64,15 +68,21 @@ def run_hosts(
         return _finish(config, episodes, counts, sink)
 
 
-def build(config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: None) -> tuple[Episodes, list[Decider]]:
+def build(
+    config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: None
+) -> tuple[Episodes, list[Decider]]:
     """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which it goes on with."""
     task = config.task.build()
     task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
-    population = Population(task, seeds, config.devices, data_root=config.data_root, **config.way_to_run)
+    population = Population(
+        task, seeds, config.devices, data_root=config.data_root, **config.way_to_run
+    )
     episodes = Episodes(population)
     if is_rule(config.policy):
-        return episodes, [make_decider(episodes, host, config.policy) for host in range(config.hosts)]
+        return episodes, [
+            make_decider(episodes, host, config.policy) for host in range(config.hosts)
+        ]
     store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest())
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
@@ -82,16 +92,26 @@ def build(config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: 
             tell(line)
         kept = store.save({}, {"policy": (runfolder.POLICY, source.read_bytes())})
     policy = load_fitting(store.path(kept, "policy"), space)
-    return episodes, [make_decider(episodes, host, lambda facts: policy, config.policy) for host in range(config.hosts)]
+    return episodes, [
+        make_decider(episodes, host, lambda facts: policy, config.policy)
+        for host in range(config.hosts)
+    ]
 
 
-def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink) -> list[ArmFinished]:
+def _finish(
+    config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink
+) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
     results = []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
-        start, seconds = run.model.host_params, sum(cost.seconds for cost in run.ledger.phases.values())
-        result = arm_result(config.policy, run, final, counts[host], start_params=start, seconds=seconds)
+        start, seconds = (
+            run.model.host_params,
+            sum(cost.seconds for cost in run.ledger.phases.values()),
+        )
+        result = arm_result(
+            config.policy, run, final, counts[host], start_params=start, seconds=seconds
+        )
         export_network(run.model, config.out / runfolder.NETWORKS / f"host-{host}")
         sink.write(episodes.close(host))
         sink.write(result)
@@ -103,11 +123,20 @@ def _finish(config: RunConfig, episodes: Episodes, counts: list[dict[str, int]],
 class EpochSaves:
     """Saves every epoch that has been trained and measured, before anything is decided about it; finds the way back."""
 
-    def __init__(self, out: Path, population: Population, deciders: Sequence[Decider], sink: Sink, of: str = ""):
+    def __init__(
+        self,
+        out: Path,
+        population: Population,
+        deciders: Sequence[Decider],
+        sink: Sink,
+        of: str = "",
+    ):
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0  # epochs of the episodes that a resume would not have to train again
         manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
-        self.store = Store(manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of)
+        self.store = Store(
+            manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of
+        )
 
     def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
         """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
@@ -115,21 +144,35 @@ class EpochSaves:
             return
         hosts, contents = describe_population(self.population)
         # memories of networks; those of rules are plain data
-        own = {host: each.memory for host, each in enumerate(self.deciders) if isinstance(each.memory, tuple)}
-        tensors = {f"{host}.{n}": t.cpu().contiguous() for host, parts in own.items() for n, t in enumerate(parts)}
+        own = {
+            host: each.memory
+            for host, each in enumerate(self.deciders)
+            if isinstance(each.memory, tuple)
+        }
+        tensors = {
+            f"{host}.{n}": t.cpu().contiguous()
+            for host, parts in own.items()
+            for n, t in enumerate(parts)
+        }
         contents[_MEMORY] = partial(save_file, tensors)
         facts = {
             "epoch": epoch,
             "corpus": self.population.corpus,
             "events": self.sink.commit(),
-            "memory": [None if isinstance(d.memory, tuple) else require_plain(d.memory) for d in self.deciders],
+            "memory": [
+                None if isinstance(d.memory, tuple) else require_plain(d.memory)
+                for d in self.deciders
+            ],
             "trackers": [decider.tracker.state() for decider in self.deciders],
             "happened": [[to_record(event) for event in events] for events in happened],
             "counts": counts,
             "hosts": hosts,
         }
         start = f"epoch-{epoch:06d}-"
-        self.store.save(facts, {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()})
+        self.store.save(
+            facts,
+            {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()},
+        )
         self.epochs = epoch + 1
 
     def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
@@ -144,13 +187,19 @@ class EpochSaves:
             tensors = load_file(paths[_MEMORY])
             for host, decider in enumerate(self.deciders):
                 own = f"{host}.0" in tensors
-                decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
+                decider.memory = (
+                    (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
+                )
                 decider.recalled = partial(fitting, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
             kinds = tuple[int, list[dict[str, int]], runfolder.Position]
-            epoch, counts, end = TypeAdapter(kinds).validate_python((facts["epoch"], facts["counts"], facts["events"]))
+            epoch, counts, end = TypeAdapter(kinds).validate_python(
+                (facts["epoch"], facts["counts"], facts["events"])
+            )
             self.sink.rewind(end)
             self.epochs = epoch + 1
             happened = [[from_record(record) for record in events] for events in facts["happened"]]
-            [str(event) for events in happened for event in events]  # what is of another type cannot be told
+            [
+                str(event) for events in happened for event in events
+            ]  # what is of another type cannot be told
             return epoch, happened, counts

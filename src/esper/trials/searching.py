@@ -15,7 +15,9 @@ from esper.runtime.config import MOST_HOSTS
 from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]  # (decision, slot.blueprint), sorted
-Play = Callable[[Sequence[tuple[str, int]]], Sequence[float]]  # (plan, number of the host) -> validation accuracies
+Play = Callable[
+    [Sequence[tuple[str, int]]], Sequence[float]
+]  # (plan, number of the host) -> validation accuracies
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,17 @@ class Searching:
     def find(self) -> tuple[str, list[float]]:
         """The best plan as a policy, and its validation accuracies."""
         width, before = min(self.search.plans, max(2, self.search.episodes // 4)), -1
-        while (left := self._left()) and left != before:  # equal: every plan that can be drawn has been tried
+        while (
+            left := self._left()
+        ) and left != before:  # equal: every plan that can be drawn has been tried
             before, parents = left, self._ranked()[: max(1, width // 4)]
             plans = dict.fromkeys(parents)
             for attempt in range(20 * width):
                 if len(plans) < width:
                     is_fresh = attempt % 4 == 0 or not parents
-                    plans[self.draws.mutate(() if is_fresh else parents[attempt % len(parents)])] = None
+                    plans[
+                        self.draws.mutate(() if is_fresh else parents[attempt % len(parents)])
+                    ] = None
             hosts, alive = 1, self._extend(list(plans), 1)
             while len(alive) > 1 and hosts < self.search.hosts:
                 hosts = min(2 * hosts, self.search.hosts)
@@ -84,7 +90,9 @@ class Searching:
         return self.search.episodes - sum(map(len, self.scores.values()))
 
     def _ranked(self) -> list[Plan]:
-        return sorted(self.scores, key=lambda plan: (-len(self.scores[plan]), -np.mean(self.scores[plan])))
+        return sorted(
+            self.scores, key=lambda plan: (-len(self.scores[plan]), -np.mean(self.scores[plan]))
+        )
 
     def _extend(self, plans: Sequence[Plan], hosts: int) -> list[Plan]:
         """Play each plan on its first `hosts` hosts, as far as episodes last; those for which they did, best first."""
@@ -114,23 +122,50 @@ class Draws:
         """One or two plantings more, fewer, elsewhere or at another time; of nothing, a fresh plan."""
         parts = list(plan)
         for _ in range(self.random.integers(1, 3 if plan else self.most + 1)):
-            kind = str(self.random.choice(["more", "fewer", "elsewhere", "moved"])) if plan and parts else "more"
-            decision, place = (0, "") if kind == "more" else parts.pop(self.random.integers(len(parts)))
+            kind = (
+                str(self.random.choice(["more", "fewer", "elsewhere", "moved"]))
+                if plan and parts
+                else "more"
+            )
+            decision, place = (
+                (0, "") if kind == "more" else parts.pop(self.random.integers(len(parts)))
+            )
             if kind == "moved":
-                parts.append((min(max(decision + int(self.random.integers(-3, 4)), 0), self.epochs - 2), place))
+                parts.append(
+                    (
+                        min(max(decision + int(self.random.integers(-3, 4)), 0), self.epochs - 2),
+                        place,
+                    )
+                )
             elif kind != "fewer":
                 room = self.room - sum(self.prices[place] for _, place in parts)
                 fitting = [place for place, price in self.prices.items() if price <= room]
-                drawn = int(self.random.integers(max(1, 3 * self.epochs // 5)))  # later seeds have little time to learn
+                drawn = int(
+                    self.random.integers(max(1, 3 * self.epochs // 5))
+                )  # later seeds have little time to learn
                 if fitting:
-                    parts.append((decision if kind == "elsewhere" else drawn, str(self.random.choice(fitting))))
+                    parts.append(
+                        (
+                            decision if kind == "elsewhere" else drawn,
+                            str(self.random.choice(fitting)),
+                        )
+                    )
         return tuple(sorted(parts))
 
 
 def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, str]:
     """A plan for every (slot, blueprint, start) whose seed fits and can be paid for; it is kept as soon as may be."""
-    starts = sorted({0, epochs // 4, epochs // 2})  # decisions: the first, after a quarter, after half of the episode
+    starts = sorted(
+        {0, epochs // 4, epochs // 2}
+    )  # decisions: the first, after a quarter, after half of the episode
     room = math.inf if model.budget is None else model.budget - model.host_params
     payable = {tuple(place) for (*place, _), price in model.costs.items() if price <= room}
-    tried = [at for at in product(model.space.slots.slot_ids, model.space.blueprint_ids, starts) if at[:2] in payable]
-    return {f"{slot} {name} @{start}": write_plan(((start, f"{slot}.{name}"),)) for slot, name, start in tried}
+    tried = [
+        at
+        for at in product(model.space.slots.slot_ids, model.space.blueprint_ids, starts)
+        if at[:2] in payable
+    ]
+    return {
+        f"{slot} {name} @{start}": write_plan(((start, f"{slot}.{name}"),))
+        for slot, name, start in tried
+    }

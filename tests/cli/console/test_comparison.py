@@ -18,7 +18,11 @@ def estimate(mean, low=None, high=None, count=6):
 
 def arm(accuracy, *, rate=1.0, minus=(), **changes):
     found = {"arm": "x", "rate": rate, "seeds": [0, 1, 2, 3, 4, 5], "episodes": 2560}
-    found |= {"test_accuracy": accuracy, "test_loss": estimate(0.4567, 0.4, 0.5), "validation_accuracy": accuracy}
+    found |= {
+        "test_accuracy": accuracy,
+        "test_loss": estimate(0.4567, 0.4, 0.5),
+        "validation_accuracy": accuracy,
+    }
     found |= {"final_params": 1402.0, "peak_params": 3127.5, "flops": 1.234e12, "seconds": 12.34}
     found |= {"germinated": 2.25, "fossilized": 1.5, "culled": 0.75, "epochs": 20.0}
     points = {"test_accuracy": {**estimate(0.0123, 0.001, 0.02), "verdict": "ahead"}}
@@ -31,7 +35,12 @@ def results(**arms):
 
 def beside_never(name):
     """That arm and the host left alone."""
-    return results(**{name: arm(estimate(0.5, 0.4, 0.6), minus=["never"]), "never": arm(estimate(0.5, 0.4, 0.6))})
+    return results(
+        **{
+            name: arm(estimate(0.5, 0.4, 0.6), minus=["never"]),
+            "never": arm(estimate(0.5, 0.4, 0.6)),
+        }
+    )
 
 
 def printed(table, width=80):
@@ -67,9 +76,18 @@ def test_an_arm_shows_what_it_reached_and_what_it_cost(width):
 
 
 def test_at_80_columns_not_a_digit_is_missing():
-    costs = {"final_params": 12345678, "peak_params": 12345678, "seconds": 12345.6, "fossilized": 10.0, "culled": 10.0}
+    costs = {
+        "final_params": 12345678,
+        "peak_params": 12345678,
+        "seconds": 12345.6,
+        "fossilized": 10.0,
+        "culled": 10.0,
+    }
     text = printed(
-        arms_compared(results(**{"final-equal-flops of heuristic": arm(estimate(1.0, 1.0, 1.0), **costs)})), 80
+        arms_compared(
+            results(**{"final-equal-flops of heuristic": arm(estimate(1.0, 1.0, 1.0), **costs)})
+        ),
+        80,
     )
     for part in ("100.00%", "0.4567", "12345.6 s", "10.0, 10.0", "1.23e+12", "2.2", "2,560"):
         assert part in text
@@ -80,14 +98,21 @@ def test_at_80_columns_not_a_digit_is_missing():
 @pytest.mark.parametrize("table", [arms_compared, differences])
 def test_a_long_name_is_folded_and_not_cut(table):
     shown = printed(table(beside_never(LONG)), 80)
-    folded = "".join(line[: line.find("  ")].strip() for line in shown.splitlines() if line[:2].strip())
+    folded = "".join(
+        line[: line.find("  ")].strip() for line in shown.splitlines() if line[:2].strip()
+    )
     assert LONG in folded
 
 
 def test_the_gap_to_the_oracle_is_a_column_where_there_is_one():
-    found = results(heuristic=arm(estimate(0.5, 0.4, 0.6), minus=["oracle"]), oracle=arm(estimate(0.6, 0.5, 0.7)))
+    found = results(
+        heuristic=arm(estimate(0.5, 0.4, 0.6), minus=["oracle"]),
+        oracle=arm(estimate(0.6, 0.5, 0.7)),
+    )
     assert "oracle" in printed(arms_compared(found)).splitlines()[4]
-    assert [line.split()[2] for line in printed(arms_compared(found)).splitlines() if "50.00%" in line] == ["+1.23"]
+    assert [
+        line.split()[2] for line in printed(arms_compared(found)).splitlines() if "50.00%" in line
+    ] == ["+1.23"]
     assert "+1.23" not in printed(arms_compared(beside_never("heuristic")))
 
 
@@ -97,7 +122,11 @@ def test_one_seed_is_said_to_be_one_seed():
 
 def test_a_rate_that_is_not_the_tasks_own_is_named():
     text = printed(
-        arms_compared(results(never=arm(estimate(0.5, 0.4, 0.6)), heuristic=arm(estimate(0.5, 0.4, 0.6), rate=0.5)))
+        arms_compared(
+            results(
+                never=arm(estimate(0.5, 0.4, 0.6)), heuristic=arm(estimate(0.5, 0.4, 0.6), rate=0.5)
+            )
+        )
     )
     assert text.count("(rate x") == 1
     assert "(rate x 0.5)" in text
@@ -117,7 +146,11 @@ def test_a_name_is_never_markup(table):
         ("never heuristic p.st", ["heuristic never", "p.st never", "p.st heuristic"]),
         (
             "heuristic random:seed=3 heuristic:share=1",
-            ["heuristic random:seed=3", "heuristic:share=1 random:seed=3", "heuristic:share=1 heuristic"],
+            [
+                "heuristic random:seed=3",
+                "heuristic:share=1 random:seed=3",
+                "heuristic:share=1 heuristic",
+            ],
         ),
         ("never random schedule", ["random never", "schedule never", "schedule random"]),
         ("heuristic", []),
@@ -125,13 +158,25 @@ def test_a_name_is_never_markup(table):
 )
 def test_a_policy_is_held_against_all_controls_and_the_policies_before_it(arms, pairs):
     names = arms.split()
-    found = results(**{name: arm(estimate(0.5, 0.4, 0.6), minus=[o for o in names if o != name]) for name in names})
+    found = results(
+        **{
+            name: arm(estimate(0.5, 0.4, 0.6), minus=[o for o in names if o != name])
+            for name in names
+        }
+    )
     lines = [line for line in rows_of(differences(found)) if line and line[0] in names]
     assert lines == [[*pair.split(), "+1.23", "+0.10", "to", "+2.00", "ahead"] for pair in pairs]
 
 
 def test_a_final_network_is_held_against_the_arm_that_it_follows_and_no_other():
-    names = ["never", "random", "a of b.st", "final of random", "final of a of b.st", "final-whole of a of b.st"]
+    names = [
+        "never",
+        "random",
+        "a of b.st",
+        "final of random",
+        "final of a of b.st",
+        "final-whole of a of b.st",
+    ]
     assert pairs_of(names) == [
         ("random", "final of random"),
         ("a of b.st", "never"),
@@ -142,7 +187,9 @@ def test_a_final_network_is_held_against_the_arm_that_it_follows_and_no_other():
 
 
 def test_a_checkpoint_that_does_not_say_its_episodes_is_not_one_that_had_none():
-    shown = [rows_of(arms_compared(results(x=arm(estimate(0.5), episodes=given)))) for given in (None, 0)]
+    shown = [
+        rows_of(arms_compared(results(x=arm(estimate(0.5), episodes=given)))) for given in (None, 0)
+    ]
     assert [next(line[-1] for line in lines if line[:1] == ["x"]) for lines in shown] == ["?", "0"]
 
 
@@ -186,7 +233,9 @@ def test_one_seed_is_a_dot_without_a_bar():
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a\"b'&c", "</text>"])
 def test_names_are_text_whatever_is_in_them(name):
-    texts, _, _ = drawn(interval_figure([(name[:20], 1.0, 0.5, 1.5)], f"title {name}", f"unit {name}"))
+    texts, _, _ = drawn(
+        interval_figure([(name[:20], 1.0, 0.5, 1.5)], f"title {name}", f"unit {name}")
+    )
     assert {name[:20], f"title {name}", f"unit {name}"} <= set(texts)
 
 
@@ -200,6 +249,8 @@ def test_of_a_long_name_the_end_is_shown_beside_the_bars():
 
 @pytest.mark.parametrize("value", [0.0, 50.0, -3.0])
 def test_values_that_are_all_equal_can_be_drawn(value):
-    _, dots, _ = drawn(interval_figure([("a", value, value, value), ("b", value, None, None)], "t", "u"))
+    _, dots, _ = drawn(
+        interval_figure([("a", value, value, value), ("b", value, None, None)], "t", "u")
+    )
     assert dots[0] == dots[1]
     assert 170 < dots[0] < 720

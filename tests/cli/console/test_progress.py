@@ -55,7 +55,8 @@ def test_the_line_of_a_round_has_everything_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "1:00:00"), (36_125, "10:02:05")]
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "1:00:00"), (36_125, "10:02:05")],
 )
 def test_time_reads_like_a_clock(seconds, text):
     assert clock(seconds) == text

@@ -21,7 +21,9 @@ def test_a_table_has_one_row_per_arm_with_its_costs_and_scores():
             ArmFinished("heuristic", 0, 8, 1402, 3127, 0.625, 0.75, 1.5, 10**9, 4.0, 4, 2, 1),
         ]
     )
-    never, heuristic = (next(line for line in text.splitlines() if arm in line) for arm in ("never", "heuristic"))
+    never, heuristic = (
+        next(line for line in text.splitlines() if arm in line) for arm in ("never", "heuristic")
+    )
     assert "1,402" in never
     assert "42.19%" in never
     for part in ("3,127", "62.50%", "75.00%", " 2, 1 ", "1e+09", "4.0"):

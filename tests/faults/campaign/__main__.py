@@ -11,14 +11,20 @@ import torch
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m faults.campaign", description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the whole campaign, such as 0.05")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="part of the whole campaign, such as 0.05"
+    )
     parser.add_argument("--seed", type=int, default=0, help="other cases")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts, or groups as part/group")
+    parser.add_argument(
+        "--only", nargs="+", metavar="PART", help="these parts, or groups as part/group"
+    )
     parser.add_argument("--case", metavar="PART/GROUP/NUMBER", help="this case again")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to put the counts")
     parser.add_argument(
-        "--page", action="store_true", help="of a whole campaign: write counts and table where the project keeps them"
+        "--page",
+        action="store_true",
+        help="of a whole campaign: write counts and table where the project keeps them",
     )
     asked = parser.parse_args()
     torch.set_num_threads(1)

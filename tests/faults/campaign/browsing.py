@@ -25,10 +25,20 @@ def hostile_runs(folder):
     """Runs whose every text is hostile."""
     for number, text in enumerate(BAD_TEXTS):
         name = f"run {number} {text[:40].replace('/', '_')}"
-        run = grow_run(folder / name, epochs=3, policy=text, out=text, data_root=text, imports={text: text})
-        append(run, *(event for batch in seed_events(0, 2, text[:99], "CULLED", text) for event in batch))
+        run = grow_run(
+            folder / name, epochs=3, policy=text, out=text, data_root=text, imports={text: text}
+        )
+        append(
+            run,
+            *(event for batch in seed_events(0, 2, text[:99], "CULLED", text) for event in batch),
+        )
         append(run, {"type": "HostRolledBack", "host": 0, "epoch": 2, "reason": text})
-        append(run, {"type": text, "host": text, "epoch": [text]}, {text: text}, {"type": "RoundBegan", "round": text})
+        append(
+            run,
+            {"type": text, "host": text, "epoch": [text]},
+            {text: text},
+            {"type": "RoundBegan", "round": text},
+        )
         yield run, name
 
 
@@ -38,7 +48,11 @@ def browser(draw, number, place):
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         raise Skipped("Playwright is not installed") from None
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         raise Skipped("Chromium is not installed")
     runs = list(hostile_runs(place / "runs"))
@@ -53,7 +67,9 @@ def browser(draw, number, place):
             page = window.new_page()
             page.on("pageerror", lambda error, where=where: wrong.append(f"{where}: {error}"))
             page.on("dialog", lambda dialog, where=where: wrong.append(f"{where}: a dialog"))
-            page.on("request", lambda request, where=where: _ours(request.url, address, where, wrong))
+            page.on(
+                "request", lambda request, where=where: _ours(request.url, address, where, wrong)
+            )
             page.goto(where)
             page.wait_for_selector("main")
             page.wait_for_timeout(700)

@@ -25,7 +25,9 @@ MEGABYTES = 16
 
 
 def called(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise Skipped(f"{command[0]} failed: {done.stderr.strip()[:200]}")
 
@@ -99,7 +101,10 @@ def cut_command(kind):
                 out = disk / "run"
                 if not is_alive and world.result_of(kind, out) != world.wanted(kind, 0):
                     raise Bad("what had ended is not whole")
-                ended = run(place / "process", world.command(kind, out, *(["--resume"] if out.exists() else [])))
+                ended = run(
+                    place / "process",
+                    world.command(kind, out, *(["--resume"] if out.exists() else [])),
+                )
                 if ended[0] != DONE:
                     raise Bad(f"it cannot be resumed: {ended[1][-800:]}")
                 world.judge(kind, out, ended)
@@ -142,13 +147,17 @@ def cut_export(draw, number, place):
     """No folder, or all of it."""
     image, found = new_image(place), 0
     with mounted(image, place / "disk") as disk:
-        writer = Forked(place / "writer", ["export", str(world.finished("run")), "--to", str(disk / "to")])
+        writer = Forked(
+            place / "writer", ["export", str(world.finished("run")), "--to", str(disk / "to")]
+        )
         copies = cut(writer.pid, image, place, draw, 6, 0.02)
         os.kill(writer.pid, signal.SIGKILL)
         os.waitpid(writer.pid, 0)
     for copy, is_alive in copies:
         with mounted(copy, place / "after") as disk:
-            is_whole = (disk / "to").exists() and tree(disk / "to") == tree(world.place() / "exported")
+            is_whole = (disk / "to").exists() and tree(disk / "to") == tree(
+                world.place() / "exported"
+            )
             if not is_whole and ((disk / "to").exists() or not is_alive):
                 raise Bad("half an export")
             found += 1

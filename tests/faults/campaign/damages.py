@@ -18,7 +18,18 @@ from faults.campaign import world
 from faults.campaign.driver import CLEAR, SAME, WORKS, Group
 from faults.campaign.power import garden_subject
 from faults.commands import Bad, run
-from faults.damage import WRONG, discard, forge, leaves, link_away, link_hard, pipe, replaced, swap, tree
+from faults.damage import (
+    WRONG,
+    discard,
+    forge,
+    leaves,
+    link_away,
+    link_hard,
+    pipe,
+    replaced,
+    swap,
+    tree,
+)
 from user_models import CNN, script
 
 # -- of a file's content -----------------------------------------------------------------------------------------------
@@ -57,7 +68,11 @@ def change_number(draw, path, _):
         flip(draw, path, _)
         return
     at = draw.choice(places)
-    path.write_bytes(text[:at] + str((int(text[at : at + 1]) + draw.randint(1, 9)) % 10).encode() + text[at + 1 :])
+    path.write_bytes(
+        text[:at]
+        + str((int(text[at : at + 1]) + draw.randint(1, 9)) % 10).encode()
+        + text[at + 1 :]
+    )
 
 
 def retype(draw, path, _):
@@ -67,13 +82,19 @@ def retype(draw, path, _):
     except ValueError:
         scribble(draw, path, _)
         return
-    path.write_text(json.dumps(replaced(value, draw.choice(list(leaves(value))), draw.choice((*WRONG, float("inf"))))))
+    path.write_text(
+        json.dumps(
+            replaced(value, draw.choice(list(leaves(value))), draw.choice((*WRONG, float("inf"))))
+        )
+    )
 
 
 def deepen(draw, path, _):
     """Brackets without end, half a text, no UTF-8."""
     path.write_bytes(
-        draw.choice([b"[" * 200_000, b'{"a":' * 50_000, b"\xff\xfe{}", b"", b"null", b"1e999", b'"\\ud800"'])
+        draw.choice(
+            [b"[" * 200_000, b'{"a":' * 50_000, b"\xff\xfe{}", b"", b"null", b"1e999", b'"\\ud800"']
+        )
     )
 
 
@@ -99,13 +120,23 @@ def symbolic_link(draw, path, scene):
 
     All that could be written to is in the scene: a fault that follows links is seen, and does no harm.
     """
-    like, source = (root / path.relative_to(scene.folder) for root in (scene.outside / "another", scene.foreign))
+    like, source = (
+        root / path.relative_to(scene.folder) for root in (scene.outside / "another", scene.foreign)
+    )
     like.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, like, dirs_exist_ok=True)
     elif source.is_file():
         shutil.copyfile(source, like)
-    targets = [scene.precious, scene.outside / "nothing", "/dev/zero", scene.outside, scene.folder, path, like]
+    targets = [
+        scene.precious,
+        scene.outside / "nothing",
+        "/dev/zero",
+        scene.outside,
+        scene.folder,
+        path,
+        like,
+    ]
     link_away(path, draw.choice([*targets, *([like] * 5 if path.is_dir() else [])]))
 
 
@@ -137,7 +168,16 @@ def enormous(draw, path, _):
 
 
 CONTENT = (truncate, zero, flip, flip, scribble, change_number, change_number, retype, deepen)
-NAMES = (remove, another_file, symbolic_link, hard_link, fifo, folder_instead, socket_instead, enormous)
+NAMES = (
+    remove,
+    another_file,
+    symbolic_link,
+    hard_link,
+    fifo,
+    folder_instead,
+    socket_instead,
+    enormous,
+)
 FOLDERS = ("checkpoints", "networks", "networks/host-0", "twins", "arms", "pretrained")
 
 
@@ -145,30 +185,51 @@ class Scene:
     """A copy of a finished folder, another run, and something outside that nobody may touch."""
 
     def __init__(self, kind, place):
-        self.kind, self.folder, self.outside = kind, world.copied(kind, place / "run"), place / "outside"
+        self.kind, self.folder, self.outside = (
+            kind,
+            world.copied(kind, place / "run"),
+            place / "outside",
+        )
         self.outside.mkdir()
         self.precious = self.outside / "precious"
         self.precious.write_text("mine\n")
         self.foreign = world.finished(kind, 7)
-        self.may_be_foreign = kind != "ppo"  # a checkpoint of PPO is bound to its layout, not to its run
+        self.may_be_foreign = (
+            kind != "ppo"
+        )  # a checkpoint of PPO is bound to its layout, not to its run
         self.before = None
         self.said = []
 
     def files(self):
         """Those that can be damaged further."""
-        found = sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        found = sorted(
+            path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )
         return [path for path in found if path.stat().st_size < MOST_BYTES]
 
     def damage(self, draw, number):
         """One to three damages; none in the first case, which must give the same result then."""
         for _ in range(draw.choice([1, 1, 1, 2, 3]) if number else 0):
-            names = [path for path in map(self.folder.joinpath, FOLDERS) if path.is_dir() and not path.is_symlink()]
+            names = [
+                path
+                for path in map(self.folder.joinpath, FOLDERS)
+                if path.is_dir() and not path.is_symlink()
+            ]
             if names and draw.random() < 0.08:
                 path, how = draw.choice(names), draw.choice([remove, symbolic_link, fifo])
             elif files := self.files():
-                deep = [path for path in files if path.parent != self.folder and path.parent.parent == self.folder]
-                files = deep if deep and draw.random() < 0.4 else files  # what a command reads back is mostly there
-                path, how = draw.choice(files), draw.choice(CONTENT if draw.random() < 0.65 else NAMES)
+                deep = [
+                    path
+                    for path in files
+                    if path.parent != self.folder and path.parent.parent == self.folder
+                ]
+                files = (
+                    deep if deep and draw.random() < 0.4 else files
+                )  # what a command reads back is mostly there
+                path, how = (
+                    draw.choice(files),
+                    draw.choice(CONTENT if draw.random() < 0.65 else NAMES),
+                )
             else:
                 break
             self.said.append(f"{how.__name__} {path.relative_to(self.folder)}")
@@ -220,12 +281,18 @@ def forged(kind):
 
     def play(draw, number, place):
         scene = Scene(kind, place)
-        listed = [path for path in scene.files() if path.suffix == ".json" and '"body"' in path.read_text()]
+        listed = [
+            path
+            for path in scene.files()
+            if path.suffix == ".json" and '"body"' in path.read_text()
+        ]
         path = draw.choice(listed)
 
         def change(body):
             new = replaced(
-                body, draw.choice(list(leaves(body))), draw.choice([*WRONG, "../../outside/precious", 10**30])
+                body,
+                draw.choice(list(leaves(body))),
+                draw.choice([*WRONG, "../../outside/precious", 10**30]),
             )
             body.clear()
             body.update(new if isinstance(new, dict) else {"generations": new})
@@ -236,7 +303,9 @@ def forged(kind):
         scene.forget(draw)
 
         def act():
-            ended = run(place / "process", world.command(kind, scene.folder, "--seed", "0", "--resume"))
+            ended = run(
+                place / "process", world.command(kind, scene.folder, "--seed", "0", "--resume")
+            )
             return CLEAR if ended[0] == CLEAR else WORKS
 
         return told(scene, act)
@@ -275,9 +344,18 @@ def looked_at(draw, number, place):
 def loaded(draw, number, place):
     """A garden's folder; loading is in this process."""
     scene = Scene.__new__(Scene)
-    scene.kind, scene.folder, scene.outside, scene.said = "garden", place / "run", place / "outside", []
+    scene.kind, scene.folder, scene.outside, scene.said = (
+        "garden",
+        place / "run",
+        place / "outside",
+        [],
+    )
     scene.outside.mkdir()
-    scene.precious, scene.foreign, scene.may_be_foreign = scene.outside / "precious", place / "foreign", True
+    scene.precious, scene.foreign, scene.may_be_foreign = (
+        scene.outside / "precious",
+        place / "foreign",
+        True,
+    )
     scene.precious.write_text("mine\n")
     subject = garden_subject()
     subject.save(scene.foreign, 7)

@@ -23,7 +23,18 @@ from faults.damage import tree
 from simic.tiny_runs import Ticks
 from user_models import CNN, script
 
-CALLS = ("open", "fsync", "replace", "unlink", "mkdir", "rmdir", "fchmod", "truncate", "listdir", "fdopen")
+CALLS = (
+    "open",
+    "fsync",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "fchmod",
+    "truncate",
+    "listdir",
+    "fdopen",
+)
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE)
 
 
@@ -45,8 +56,12 @@ class Failing:
 
     def _call(self, owner, name, *args, **options):
         what = f"/proc/self/fd/{args[0]}" if isinstance(args[0], int) else args[0]
-        is_own = os.path.realpath(what).startswith(self.place)  # Esper's own files are on a disk that is well
-        is_counted = is_own and not (owner is io and isinstance(args[0], int))  # that is what os.fdopen calls
+        is_own = os.path.realpath(what).startswith(
+            self.place
+        )  # Esper's own files are on a disk that is well
+        is_counted = is_own and not (
+            owner is io and isinstance(args[0], int)
+        )  # that is what os.fdopen calls
         self.count += is_counted
         if is_counted and (self.count == self.nth or (self.forever and self.count > self.nth)):
             self.failures.append(name)
@@ -71,7 +86,9 @@ def _resumed(kind, out, ended, place, why):
     """What a failure led to, and whether the folder can be resumed to the same end."""
     if ended[0] == DONE:
         return world.judge(kind, out, ended)
-    again = run(place / "process", world.command(kind, out, *(["--resume"] if out.exists() else [])))
+    again = run(
+        place / "process", world.command(kind, out, *(["--resume"] if out.exists() else []))
+    )
     if again[0] == CLEAR:
         raise Bad(f"after {why} it cannot be resumed: {again[1][-800:]}")
     world.judge(kind, out, again)
@@ -85,7 +102,9 @@ def failing_command(kind, forever, stride=1):
         error, out = draw.choice(ERRORS), place / "run"
         failing = Failing(out, 1 + stride * (number - 1), error, forever)
         try:
-            ended = run(place / "process", world.command(kind, out), prepare=lambda: _noted(place, failing))
+            ended = run(
+                place / "process", world.command(kind, out), prepare=lambda: _noted(place, failing)
+            )
         except Bad as problem:
             calls = (place / "failures").read_text()
             raise Bad(f"{os.strerror(error)} in {calls or 'nothing'}: {problem}") from problem
@@ -230,7 +249,10 @@ def an_export(place):
             return True
         return subject.load(folder) == 1.0
 
-    return lambda: (subject.model.host.head.bias.data.fill_(1.0), export_network(subject.model, folder)), is_sound
+    return lambda: (
+        subject.model.host.head.bias.data.fill_(1.0),
+        export_network(subject.model, folder),
+    ), is_sound
 
 
 IN_PROCESS = {"garden.save": a_garden, "esper report": a_report, "garden.export": an_export}
@@ -241,11 +263,29 @@ GROUPS = [
         for name, kind in COMMANDS
     ),
     *(
-        Group("disk", f"esper {name}, all calls from one on fail", failing_command(kind, True, 5), 120, True)
+        Group(
+            "disk",
+            f"esper {name}, all calls from one on fail",
+            failing_command(kind, True, 5),
+            120,
+            True,
+        )
         for name, kind in COMMANDS
     ),
-    *(Group("disk", f"{name}, a call fails", failing_call(make), 200, True) for name, make in IN_PROCESS.items()),
-    *(Group("disk", f"esper {name}, files may not grow", small_files(kind), 120, True) for name, kind in COMMANDS),
-    *(Group("disk", f"esper {name}, full file system", full_disk(kind), 150, True) for name, kind in COMMANDS),
-    *(Group("disk", f"esper {name}, memory runs out", full_memory(kind, 8), 100, True) for name, kind in COMMANDS),
+    *(
+        Group("disk", f"{name}, a call fails", failing_call(make), 200, True)
+        for name, make in IN_PROCESS.items()
+    ),
+    *(
+        Group("disk", f"esper {name}, files may not grow", small_files(kind), 120, True)
+        for name, kind in COMMANDS
+    ),
+    *(
+        Group("disk", f"esper {name}, full file system", full_disk(kind), 150, True)
+        for name, kind in COMMANDS
+    ),
+    *(
+        Group("disk", f"esper {name}, memory runs out", full_memory(kind, 8), 100, True)
+        for name, kind in COMMANDS
+    ),
 ]

@@ -82,7 +82,9 @@ class Told:
 
 def play(groups, seed=0, scale=1.0, only=None, workers=2, say=print):
     """Play all cases, or the one whose key is `only`; group key -> what came of it."""
-    longest_first = sorted(groups, key=lambda group: -group.seconds)  # so that nobody waits for the last one
+    longest_first = sorted(
+        groups, key=lambda group: -group.seconds
+    )  # so that nobody waits for the last one
     cases = [(group, number) for group in longest_first for number in group.numbers(scale)]
     if only is not None:
         name, _, number = only.rpartition("/")
@@ -90,15 +92,26 @@ def play(groups, seed=0, scale=1.0, only=None, workers=2, say=print):
         if not cases:
             raise SystemExit(f"there is no case {only}; a case is called part/group/number.")
     told = {group.key: Told() for group in groups}
-    place = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    place = Path(
+        tempfile.mkdtemp(
+            prefix="faults-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        )
+    )
     try:
         Workers(cases, seed, place, workers, told, say).run()
     finally:
         _unmount(place)
         shutil.rmtree(place, ignore_errors=True)
     for group in groups:
-        if group.sweep and scale >= 1 and only is None and not (told[group.key].is_over or told[group.key].skipped):
-            told[group.key].bad.append((group.key, f"the sweep has no end after {group.count} calls"))
+        if (
+            group.sweep
+            and scale >= 1
+            and only is None
+            and not (told[group.key].is_over or told[group.key].skipped)
+        ):
+            told[group.key].bad.append(
+                (group.key, f"the sweep has no end after {group.count} calls")
+            )
     return told
 
 
@@ -150,7 +163,9 @@ class Workers:
                 if over.exists():
                     continue
                 file.write(json.dumps({"begin": [group.key, number, group.seconds]}) + "\n")
-                result = _one(group, number, self.seed, self.place / path.name.replace("told", "work"))
+                result = _one(
+                    group, number, self.seed, self.place / path.name.replace("told", "work")
+                )
                 if result.get("over"):
                     over.touch()
                 file.write(json.dumps({"end": [group.key, number], **result}) + "\n")
@@ -174,7 +189,9 @@ class Workers:
             if entry[2] is not None:
                 key, number, _ = entry[2]
                 end = os.waitstatus_to_exitcode(status)
-                self._take(key, number, {"bad": f"the process ended with {end}, or hung", "seconds": 0.0})
+                self._take(
+                    key, number, {"bad": f"the process ended with {end}, or hung", "seconds": 0.0}
+                )
                 self._start(ends)
 
     def _take(self, key, number, result):

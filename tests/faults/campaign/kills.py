@@ -52,7 +52,9 @@ def killed_command(kind):
                 break
             more = ["--resume"] if out.exists() else []
             deaths += _killed(kind, place, world.command(kind, out, *more), draw)
-        ended = run(place / "process", world.command(kind, out, *(["--resume"] if out.exists() else [])))
+        ended = run(
+            place / "process", world.command(kind, out, *(["--resume"] if out.exists() else []))
+        )
         if world.judge(kind, out, ended) != SAME:
             raise Bad(f"after {deaths} kills it cannot be resumed: {ended[1][-1000:]}")
         world.same_events(kind, out)
@@ -72,7 +74,13 @@ def killed_garden(draw, number, place):
     if process == 0:
         no_waiting()
         ticks = Ticks(moment, kill_self)
-        for owner, name in ((os, "replace"), (os, "fsync"), (os, "unlink"), (os, "mkdir"), (os, "rmdir")):
+        for owner, name in (
+            (os, "replace"),
+            (os, "fsync"),
+            (os, "unlink"),
+            (os, "mkdir"),
+            (os, "rmdir"),
+        ):
             ticks.watch(owner, name)
         for save in range(100):
             with open(told, "w") as file:

@@ -38,7 +38,10 @@ def served(folder, place, patience=1.0, *more):
             if time.monotonic() > ends:
                 raise Bad(f"the server does not begin: {process.err.read_text()}")
             time.sleep(0.02)
-        yield int(process.out.read_text().split("http://")[1].split("/")[0].rpartition(":")[2]), process.pid
+        yield (
+            int(process.out.read_text().split("http://")[1].split("/")[0].rpartition(":")[2]),
+            process.pid,
+        )
         if os.waitpid(process.pid, os.WNOHANG)[0]:
             raise Bad(f"the server ended: {process.err.read_text()[-2000:]}")
         if "Traceback" in process.err.read_text():
@@ -59,7 +62,11 @@ def asked(port, raw, seconds=ANSWERED_IN):
             while time.monotonic() < ends and (part := client.recv(1 << 16)):
                 answer += part
                 head, sign, body = answer.partition(b"\r\n\r\n")
-                length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                length = [
+                    line
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                ]
                 if sign and length and len(body) >= int(length[0].split(b":")[1]):
                     break
         except ConnectionResetError:
@@ -130,18 +137,31 @@ PIECES += (
     "token=",
 )
 PIECES += ("%c0%ae", "\udcff", "<script>", "{x}", "app.js", "config.json", "~", "%", "a" * 3000)
-SOUND = ("/", "/api/runs", "/api/runs/run-000/episode?host=1", "/static/app.js", "/api/compare?run=ppo&run=run-001")
+SOUND = (
+    "/",
+    "/api/runs",
+    "/api/runs/run-000/episode?host=1",
+    "/static/app.js",
+    "/api/compare?run=ppo&run=run-001",
+)
 
 
 def drawn_request(draw):
     """Bytes that somebody may send."""
     kind = draw.randrange(8)
-    path = "/" + "".join(draw.choice(PIECES) + draw.choice(["", "/"]) for _ in range(draw.randint(0, 6)))
-    path = draw.choice(SOUND) if draw.random() < 0.3 else path.encode("utf-8", "surrogateescape").decode("latin-1")
+    path = "/" + "".join(
+        draw.choice(PIECES) + draw.choice(["", "/"]) for _ in range(draw.randint(0, 6))
+    )
+    path = (
+        draw.choice(SOUND)
+        if draw.random() < 0.3
+        else path.encode("utf-8", "surrogateescape").decode("latin-1")
+    )
     if kind == 0:
         return draw.randbytes(draw.randint(1, 2000)) + b"\r\n\r\n"
     method = draw.choice(
-        ["GET"] * 6 + ["HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "OPTIONS", "g\x01t", "PRI"]
+        ["GET"] * 6
+        + ["HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "OPTIONS", "g\x01t", "PRI"]
     )
     lines = [f"{method} {path} HTTP/{draw.choice(['1.1', '1.1', '1.0', '2.0', '9.9'])}"]
     lines += [
@@ -162,7 +182,13 @@ def drawn_request(draw):
                 "transfer-encoding: chunked",
                 "cookie: a=b; esper-x=" + "z" * 500,
             ),
-            *("upgrade: websocket", "expect: 100-continue", "last-event-id: ☃", "accept-encoding: \x00", "host: twice"),
+            *(
+                "upgrade: websocket",
+                "expect: 100-continue",
+                "last-event-id: ☃",
+                "accept-encoding: \x00",
+                "host: twice",
+            ),
             *(f"x-{number}: 1" for number in range(3)),
         ],
         draw.randint(0, 3),
@@ -201,7 +227,12 @@ def tokens(draw, number, place):
             "/static/app.js",
             "/?token=x",
         ):
-            for header in ("x: 1", "cookie: esper-00000000=x", f"authorization: Bearer {TOKEN}", f"cookie: {TOKEN}"):
+            for header in (
+                "x: 1",
+                "cookie: esper-00000000=x",
+                f"authorization: Bearer {TOKEN}",
+                f"cookie: {TOKEN}",
+            ):
                 if status(answer := get(port, path, header)) != 401:
                     raise Bad(f"{path} with {header}: {answer[:200]!r}")
                 found[CLEAR] += 1
@@ -245,7 +276,9 @@ def load(draw, number, place):
         memory = _memory(process)
         _together(look, 40)
         if _memory(process) > memory * 1.1 + (8 << 20):
-            wrong.append(f"memory grows with looks: {memory >> 20} MB, then {_memory(process) >> 20} MB")
+            wrong.append(
+                f"memory grows with looks: {memory >> 20} MB, then {_memory(process) >> 20} MB"
+            )
     if wrong:
         raise Bad("; ".join(wrong[:5]))
     return found
@@ -276,7 +309,9 @@ def slow_clients(draw, number, place):
         greedy = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(5)]
         for client in greedy:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            client.sendall(b"GET /static/uPlot.iife.min.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 200)
+            client.sendall(
+                b"GET /static/uPlot.iife.min.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 200
+            )
         for _ in range(20):
             began = time.monotonic()
             if status(get(port, "/api/runs")) != 200 or time.monotonic() - began > ANSWERED_IN:
@@ -288,9 +323,13 @@ def slow_clients(draw, number, place):
                     pass
             found[CLEAR] += 1
         ends = time.monotonic() + 20
-        while len(os.listdir(f"/proc/{process}/fd")) > before:  # those who take nothing are ended by the server alone
+        while (
+            len(os.listdir(f"/proc/{process}/fd")) > before
+        ):  # those who take nothing are ended by the server alone
             if time.monotonic() > ends:
-                raise Bad(f"{len(os.listdir(f'/proc/{process}/fd'))} descriptors are open afterwards, {before} before")
+                raise Bad(
+                    f"{len(os.listdir(f'/proc/{process}/fd'))} descriptors are open afterwards, {before} before"
+                )
             time.sleep(0.1)
         found[CLEAR] += len(greedy)
         for client in (*slow, *greedy):
@@ -310,11 +349,17 @@ def damaged_folders(draw, number, place):
         scene = Scene(draw.choice(["run", "ppo"]), place / f"scene-{turn}")
         scene.damage(draw, 1)
         for _ in range(2):
-            draw.choice(CONTENT)(draw, scene.folder / "events-0.jsonl", scene) if _is_file(scene.folder) else None
+            draw.choice(CONTENT)(draw, scene.folder / "events-0.jsonl", scene) if _is_file(
+                scene.folder
+            ) else None
         scene.folder.rename(folder / f"run-{turn}")
     with served(folder, place) as (port, _):
         for turn in range(6):
-            for path in ("/api/runs", f"/api/runs/run-{turn}/episode", f"/api/compare?run=run-{turn}"):
+            for path in (
+                "/api/runs",
+                f"/api/runs/run-{turn}/episode",
+                f"/api/compare?run=run-{turn}",
+            ):
                 answer = get(port, path)
                 found[judged(answer, path.encode())] += 1
                 if status(answer) == 200:

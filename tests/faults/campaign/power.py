@@ -96,7 +96,10 @@ class Export:
         try:
             return float(test_exports.grafted(folder).head.bias[0].detach())
         except ValueError as refused:
-            if WEIGHTS not in str(refused) or digest(folder / WEIGHTS) in (folder / SOURCE).read_text():
+            if (
+                WEIGHTS not in str(refused)
+                or digest(folder / WEIGHTS) in (folder / SOURCE).read_text()
+            ):
                 raise
             return REFUSED
 
@@ -122,7 +125,10 @@ def states(make, saves, most, following=True, kills=60, refused=False):
     """A case: two or three saves, the one in the middle killed at a call (none in the first case)."""
 
     def play(draw, number, place):
-        subject, kill = make(), {} if number == 0 else {draw.randrange(saves): draw.randint(1, kills)}
+        subject, kill = (
+            make(),
+            {} if number == 0 else {draw.randrange(saves): draw.randint(1, kills)},
+        )
         with quick_folder() as folder:
             (folder / "disk").mkdir()
             disk, allowed = record(folder / "disk", subject, saves, kill)
@@ -131,7 +137,9 @@ def states(make, saves, most, following=True, kills=60, refused=False):
             if kill:  # until then it is as without
                 first = 2 * next(iter(kill)) + 2
                 disk.moments = [moment for moment in disk.moments if moment[0] >= first]
-            return Counter({SAME: check(subject, disk, allowed, folder, saves if following else None, most)})
+            return Counter(
+                {SAME: check(subject, disk, allowed, folder, saves if following else None, most)}
+            )
 
     return play
 
@@ -145,7 +153,12 @@ GROUPS = [
     Group("power", "pretrained hosts", states(Pretrained, 3, 32, kills=30), 10),
     Group("power", "twins", states(Twin, 3, 64, kills=14), 12),
     Group("power", "config.json and results.json", states(Config, 3, 64, kills=14), 12),
-    Group("power", "garden.export over an older one", states(Export, 2, 24, following=False, refused=True), 4),
+    Group(
+        "power",
+        "garden.export over an older one",
+        states(Export, 2, 24, following=False, refused=True),
+        4,
+    ),
     Group("power", "esper export", states(ExportRun, 1, 64, following=False), 1),
     Group("power", "esper report", states(Report, 2, 32, kills=14), 4),
 ]

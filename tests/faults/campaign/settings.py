@@ -22,10 +22,49 @@ BEGINNING = 4.0
 """seconds after which what is still at work must have begun"""
 MEMORY = 4 << 30
 """bytes beyond what a process has when it is forked"""
-MARKUP = ("[/b]", "[red]", "[link=file:///etc/passwd]x[/link]", "\x1b[2J", "a\nb", "<script>", "{0.__class__}", "%s%n")
+MARKUP = (
+    "[/b]",
+    "[red]",
+    "[link=file:///etc/passwd]x[/link]",
+    "\x1b[2J",
+    "a\nb",
+    "<script>",
+    "{0.__class__}",
+    "%s%n",
+)
 NUMBERS = (
-    *(0, -1, 1, 2, 3, 0.5, -0.5, 1e-300, 1e300, -1e300, 4e38, 1e19, 10**7, 10**9, 10**10, 10**30, -(10**30)),
-    *(2**14, 2**31, 2**31 - 1, 2**32, 2**53, 2**63, 2**64, 2**63 - 1, 1.0000000001, 5e-324, 10**400),
+    *(
+        0,
+        -1,
+        1,
+        2,
+        3,
+        0.5,
+        -0.5,
+        1e-300,
+        1e300,
+        -1e300,
+        4e38,
+        1e19,
+        10**7,
+        10**9,
+        10**10,
+        10**30,
+        -(10**30),
+    ),
+    *(
+        2**14,
+        2**31,
+        2**31 - 1,
+        2**32,
+        2**53,
+        2**63,
+        2**64,
+        2**63 - 1,
+        1.0000000001,
+        5e-324,
+        10**400,
+    ),
 )
 RAW = (
     *(
@@ -89,7 +128,16 @@ POLICIES = (
         ":",
         "heuristic::::",
     ),
-    *("random:seed=99999999999999999999", "/dev/zero", "/dev/null", "/proc/self/mem", "/etc", "never", "sham", "copy"),
+    *(
+        "random:seed=99999999999999999999",
+        "/dev/zero",
+        "/dev/null",
+        "/proc/self/mem",
+        "/etc",
+        "never",
+        "sham",
+        "copy",
+    ),
 )
 PATHS = (
     "",
@@ -119,10 +167,14 @@ def value_for(draw):
         return draw.choice([*NAMES, *MARKUP, *POLICIES, *PATHS])
     if kind == 4:
         return json.dumps(
-            [draw.choice([*NUMBERS[:-1], *NAMES, *MARKUP, None, True, []]) for _ in range(draw.randint(0, 4))]
+            [
+                draw.choice([*NUMBERS[:-1], *NAMES, *MARKUP, None, True, []])
+                for _ in range(draw.randint(0, 4))
+            ]
         )
     return "".join(
-        chr(draw.choice([*range(32, 127), 0x202E, 0x1F600, 27, 10, 0xE9])) for _ in range(draw.randint(1, 40))
+        chr(draw.choice([*range(32, 127), 0x202E, 0x1F600, 27, 10, 0xE9]))
+        for _ in range(draw.randint(1, 40))
     )
 
 
@@ -135,7 +187,17 @@ def by_key(kind):
         for _ in range(draw.choice([1, 1, 1, 2])):
             key = draw.choice(keys)
             if draw.random() < 0.08:
-                key = draw.choice([key + ".x", key[:-1], key.split(".")[0], draw.choice(MARKUP), "", ".", "task..name"])
+                key = draw.choice(
+                    [
+                        key + ".x",
+                        key[:-1],
+                        key.split(".")[0],
+                        draw.choice(MARKUP),
+                        "",
+                        ".",
+                        "task..name",
+                    ]
+                )
             changes += ["--set", f"{key}={value_for(draw)}"]
         return [*world.command(kind, place / "run"), *(changes if number else [])]
 
@@ -146,7 +208,15 @@ def by_option(kind):
     names = {
         "ppo": ("--hosts", "--rounds", "--reward-family", "--preset"),
         "run": ("--policy", "--hosts", "--preset"),
-        "compare": ("--policies", "--static", "--seeds", "--rates", "--final-of", "--pretrain", "--preset"),
+        "compare": (
+            "--policies",
+            "--static",
+            "--seeds",
+            "--rates",
+            "--final-of",
+            "--pretrain",
+            "--preset",
+        ),
     }[kind]
     shared = (
         "--task",
@@ -159,12 +229,26 @@ def by_option(kind):
         "--devices",
         "--executor",
     )
-    more = ("--amp", "--compile", "--graph-memory", "--data-root", "--out", "--config-json", "--unknown")
+    more = (
+        "--amp",
+        "--compile",
+        "--graph-memory",
+        "--data-root",
+        "--out",
+        "--config-json",
+        "--unknown",
+    )
 
     def arguments(draw, number, place):
         option = draw.choice([*names, *names, *shared, *more])
-        values = PATHS if option in ("--out", "--data-root", "--config-json") and draw.random() < 0.6 else None
-        values = POLICIES if option in ("--policy", "--policies") and draw.random() < 0.6 else values
+        values = (
+            PATHS
+            if option in ("--out", "--data-root", "--config-json") and draw.random() < 0.6
+            else None
+        )
+        values = (
+            POLICIES if option in ("--policy", "--policies") and draw.random() < 0.6 else values
+        )
         value = draw.choice(values) if values else value_for(draw)
         return [*world.command(kind, place / "run"), *([option, value] if number else [])]
 
@@ -178,17 +262,31 @@ def by_file(kind):
         path = place / "config.json"
         if number and draw.random() < 0.2:
             path.write_bytes(
-                draw.choice([b"", b"[]", b"null", b"\xff", b"[" * 10**5, b'{"seed":1e999}', draw.randbytes(99)])
+                draw.choice(
+                    [
+                        b"",
+                        b"[]",
+                        b"null",
+                        b"\xff",
+                        b"[" * 10**5,
+                        b'{"seed":1e999}',
+                        draw.randbytes(99),
+                    ]
+                )
             )
         else:
             values = json.loads((world.finished(kind) / "config.json").read_text())
             for name in ("sha256", "command", "files", "code"):
                 values.pop(name, None)
             place_of = values
-            key = draw.choice([key for key in leaves(MODELS[kind]) if key not in ("out", "imports")]).split(".")
+            key = draw.choice(
+                [key for key in leaves(MODELS[kind]) if key not in ("out", "imports")]
+            ).split(".")
             for part in key[: draw.randint(0, len(key) - 1)]:
                 place_of = place_of[part] if isinstance(place_of.get(part), dict) else place_of
-            wrong = draw.choice([*NUMBERS, *MARKUP, None, True, [], {}, [[None]], "text", "x" * 5000])
+            wrong = draw.choice(
+                [*NUMBERS, *MARKUP, None, True, [], {}, [[None]], "text", "x" * 5000]
+            )
             if number:
                 place_of[draw.choice([key[-1], key[0], "unknown", ""])] = wrong
             path.write_text(json.dumps(values))
@@ -211,8 +309,21 @@ def by_other_command(draw, number, place):
             ["export", str(world.finished("ppo"))],
             ["data", "fetch", text, "--data-root", str(place)],
             ["--import", text, "runs", str(place)],
-            ["demo", "--epochs", value_for(draw) if draw.random() < 0.5 else "7", "--out", "/dev/null/x"],
-            ["serve", text, "--port", value_for(draw), "--host", draw.choice(["", "x y", "999.1.1.1", "[/b]"])],
+            [
+                "demo",
+                "--epochs",
+                value_for(draw) if draw.random() < 0.5 else "7",
+                "--out",
+                "/dev/null/x",
+            ],
+            [
+                "serve",
+                text,
+                "--port",
+                value_for(draw),
+                "--host",
+                draw.choice(["", "x y", "999.1.1.1", "[/b]"]),
+            ],
             ["watch", text],
             [text or "?"],
         ]
@@ -236,7 +347,10 @@ def tried(make):
 
     def play(draw, number, place):
         given = [argument.replace("\0", "") for argument in make(draw, number, place)]
-        given = [argument.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") for argument in given]
+        given = [
+            argument.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+            for argument in given
+        ]
         try:
             found = _ended(given, place)
             if not number and found == CLEAR and make is not by_other_command:
@@ -250,7 +364,10 @@ def tried(make):
 
 def _ended(given, place):
     (place / "here").mkdir()
-    process, ends = Forked(place / "process", given, few_gigabytes(place / "here")), time.monotonic() + BEGINNING
+    process, ends = (
+        Forked(place / "process", given, few_gigabytes(place / "here")),
+        time.monotonic() + BEGINNING,
+    )
     while not (done := os.waitpid(process.pid, os.WNOHANG))[0]:
         if time.monotonic() > ends:
             os.kill(process.pid, signal.SIGKILL)
@@ -259,11 +376,15 @@ def _ended(given, place):
         time.sleep(0.005)
     code = os.waitstatus_to_exitcode(done[1])
     said = process.err.read_text(errors="replace")
-    if code == 0 or (code == 130 and "Go on with" in process.out.read_text(errors="replace")):  # a short time limit
+    if code == 0 or (
+        code == 130 and "Go on with" in process.out.read_text(errors="replace")
+    ):  # a short time limit
         return WORKS
     if code != 2 or "Traceback" in said:
         raise Bad(f"exit code {code}: {said[-1500:]}")
-    if "Usage:" in said or "Usage:" in process.out.read_text(errors="replace"):  # of an option, by the parser
+    if "Usage:" in said or "Usage:" in process.out.read_text(
+        errors="replace"
+    ):  # of an option, by the parser
         return CLEAR
     lines = said.splitlines()
     if len(lines) != 1 or not lines[0].startswith("esper: ") or "\x1b" in said:
@@ -274,13 +395,24 @@ def _ended(given, place):
 def _begun(process, place):
     """What is still at work must have been accepted, and says so."""
     if not list(place.rglob("config.json")) and not process.out.stat().st_size:
-        raise Bad(f"nothing has begun after {BEGINNING:g} seconds: {process.err.read_text()[-500:]}")
+        raise Bad(
+            f"nothing has begun after {BEGINNING:g} seconds: {process.err.read_text()[-500:]}"
+        )
     return WORKS
 
 
 GROUPS = [
-    *(Group("settings", f"esper {kind} --set", tried(by_key(kind)), 220, seconds=40) for kind in MODELS),
-    *(Group("settings", f"options of esper {kind}", tried(by_option(kind)), 100, seconds=40) for kind in MODELS),
-    *(Group("settings", f"esper {kind} --config-json", tried(by_file(kind)), 80, seconds=40) for kind in MODELS),
+    *(
+        Group("settings", f"esper {kind} --set", tried(by_key(kind)), 220, seconds=40)
+        for kind in MODELS
+    ),
+    *(
+        Group("settings", f"options of esper {kind}", tried(by_option(kind)), 100, seconds=40)
+        for kind in MODELS
+    ),
+    *(
+        Group("settings", f"esper {kind} --config-json", tried(by_file(kind)), 80, seconds=40)
+        for kind in MODELS
+    ),
     Group("settings", "other commands", tried(by_other_command), 100, seconds=40),
 ]

@@ -62,7 +62,9 @@ def rounds(draw, number, place):
 
     def act(note):
         sink.SEGMENT = 2**26  # as in any run: here the number of files has to stay the same
-        train_ppo(config, watch=lambda event: note(event.round, len(list((place / "run").rglob("*")))))
+        train_ppo(
+            config, watch=lambda event: note(event.round, len(list((place / "run").rglob("*"))))
+        )
 
     noted = apart(act, place)
     if len(noted) != count:

@@ -61,7 +61,9 @@ def rendered(found):
         if not rows:
             continue
         lines.append(_row(f"**{title}**", rows.values()))
-        lines += [_row(key.partition("/")[2] + _note(group), [group]) for key, group in rows.items()]
+        lines += [
+            _row(key.partition("/")[2] + _note(group), [group]) for key, group in rows.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +85,9 @@ def text(found):
         lines.append(f"{group['seconds']:8.1f} s  {group['cases']:5d} cases  {key}{_note(group)}")
     for group in found["groups"].values():
         for case, reason in group["bad"]:
-            lines.append(f'FAILED {reason}\n  again: python -m faults.campaign --seed {found["seed"]} --case "{case}"')
+            lines.append(
+                f'FAILED {reason}\n  again: python -m faults.campaign --seed {found["seed"]} --case "{case}"'
+            )
     lines += [f"TOO FEW: {count} of {PARTS[part][0]}" for part, count in too_few(found).items()]
     lines.append(f"{found['seconds']} s, random seed {found['seed']}")
     return "\n".join(lines)

@@ -60,7 +60,10 @@ def finished(kind, seed=0):
 def _finished(kind, seed):
     """Made in this process: forks have all imports then."""
     out = place() / f"{kind}-{seed}"
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
         try:
             main([str(part) for part in command(kind, out, "--seed", str(seed))])
         except SystemExit as leaving:
@@ -101,12 +104,16 @@ def result_of(kind, folder):
         newest = manifest_of(folder)["checkpoints"][-1]
         tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
         facts = {key: value for key, value in plain["facts"].items() if key != "events"}
-        digests = {name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
+        digests = {
+            name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in tensors.items()
+        }
         return {"tensors": digests, **plain, "facts": facts}
     results = runfolder.read_json(Path(folder) / runfolder.RESULTS)
     if kind == "compare":
         return _without_clock({name: results[name] for name in ("rows", "arms")})
-    networks = {name: hashlib.sha256(content).hexdigest() for name, content in networks_of(folder).items()}
+    networks = {
+        name: hashlib.sha256(content).hexdigest() for name, content in networks_of(folder).items()
+    }
     own = {name: digest for name, digest in networks.items() if name.endswith((SOURCE, WEIGHTS))}
     return {"results": _without_clock(results["results"]), "networks": own}
 
@@ -138,7 +145,9 @@ def judge(kind, folder, ended, seed=0):
     assert how == DONE
     found = result_of(kind, folder)
     if found != wanted(kind, seed):
-        raise Bad(f"silently another result: {_difference(found, wanted(kind, seed))}; said: {said[-500:]}")
+        raise Bad(
+            f"silently another result: {_difference(found, wanted(kind, seed))}; said: {said[-500:]}"
+        )
     return SAID if "esper: " in said else SAME
 
 
