@@ -1,4 +1,7 @@
-"""Finishing forked episodes: any number of branches side by side, each from its moment, by its script."""
+"""Finishing forked episodes:
+
+any number of branches side by side, each from its moment, by its script.
+"""
 
 import copy
 import gc
@@ -17,7 +20,7 @@ from esper.runtime.batches import ExampleStream
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from esper.runtime.splits import Split, Splits
-from esper.runtime.tasks import Task
+from esper.runtime.tasks.task import Task
 
 LOW_RATE = 0.1
 """Share of the peak rate from which on a seed is measured again."""
@@ -26,7 +29,10 @@ PLANT, KEEP, CULL = "plant", "keep", "cull"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happened to one seed, by whoever's hand. A seed goes by the number of its birth in the episode."""
+    """One thing that happened to one seed, by whoever's hand.
+
+    A seed goes by the number of its birth in the episode.
+    """
 
     epoch: int
     op: str
@@ -120,7 +126,8 @@ class _Finisher:
             run.plan.stream = ExampleStream(
                 len(run.splits.train), mix_seed(run.seed, 2, branch.order)
             )
-        # what ended by itself is in the script; nothing else may end, and what was planted then has room now
+        # what ended by itself is in the script; nothing else may end, and what was planted then has
+        # room now
         lengths = replace(run.model.settings.lengths, probation=10**9)
         run.model.settings = replace(run.model.settings, lengths=lengths)
         run.model.budget = None

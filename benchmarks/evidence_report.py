@@ -1,4 +1,7 @@
-"""Tables and figure of benchmarks/evidence.py: how well each predictor ranks and decides, beside the noise."""
+"""Tables and figure of benchmarks/evidence.py:
+
+how well each predictor ranks and decides, beside the noise.
+"""
 
 import json
 import math
@@ -16,7 +19,10 @@ DRAWS = 1000
 FEWEST = 8
 """Forks below which no table is made."""
 ZERO = {"gate": 1.0}
-"""Where a predictor says keep: above 0, and for today's gate above one standard error. The others learn where."""
+"""Where a predictor says keep:
+
+above 0, and for today's gate above one standard error. The others learn where.
+"""
 NO_ZERO = ("greedy", "gradient", "gradient_ratio", "gradient_reading", "params")
 SHOWN = ("moment", "later")
 """Predictors in the figure."""
@@ -207,7 +213,9 @@ def learn_threshold(values: Numbers, gains: Numbers, seeds: Any) -> NDArray[np.b
 
 
 def noise_of(gains: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What other orders of data do to a realised gain, and the rank correlation left for a perfect predictor."""
+    """What other orders of data do to a realised gain, and the rank correlation left for a perfect
+    predictor.
+    """
     repeated = [own for own in gains if len(own) > 1]
     if len(repeated) < 3:
         nothing = (
@@ -270,13 +278,15 @@ def bootstrap(statistic: Callable[[NDArray[np.int64]], float], seeds: Any) -> li
     return [float(value) for value in np.quantile(found, [0.025, 0.975])]
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 
 def print_task(name: str, task: dict[str, Any]) -> None:
     print(
-        f"\n## {name}: {task['forks']} forks of {task['hosts']} hosts, {task['forks_dropped']} dropped, "
-        f"{task['rolled_back_hosts']} hosts rolled back, {task['replays']} replays differ by at most "
+        f"\n## {name}: {task['forks']} forks of {task['hosts']} hosts, "
+        f"{task['forks_dropped']} dropped, "
+        f"{task['rolled_back_hosts']} hosts rolled back, {task['replays']} replays "
+        f"differ by at most "
         f"{task['replays_differ_by']}"
     )
     for title, table in task["tables"].items():
@@ -286,13 +296,20 @@ def print_task(name: str, task: dict[str, Any]) -> None:
         print(
             f"\n### {title}: {table['forks']} forks of {table['hosts']} hosts, gain "
             f"{1000 * table['mean_gain']:+.1f} in the mean, "
-            f"{table['share_positive']:.0%} positive; noise {_show(noise['standard_deviation'], 1000)} "
-            f"({noise['repeated']} repeated), ceiling {_ceiling(noise)}; {table['sure']} signs are sure\n"
+            f"{table['share_positive']:.0%} positive; noise "
+            f"{_show(noise['standard_deviation'], 1000)} "
+            f"({noise['repeated']} repeated), ceiling {_ceiling(noise)}; "
+            f"{table['sure']} signs are sure\n"
             f"regret in 1e-3 nats: always keep {1000 * table['regret_keep']:.2f}, "
             f"always cull {1000 * table['regret_cull']:.2f}"
         )
-        print(f"{'predictor':18s} {'n':>4s} {'rank correlation':>22s} {'right signs':>14s} {'regret':>8s} "
-              f"{'learnt':>8s} {'over keeping all':>24s}")  # fmt: skip
+        print(
+            f"{'predictor':18s} {'n':>4s} "
+            f"{'rank correlation':>22s} "
+            f"{'right signs':>14s} "
+            f"{'regret':>8s} "
+            f"{'learnt':>8s} {'over keeping all':>24s}"
+        )
         for predictor, row in table["predictors"].items():
             signs = f"{_show(row['right_signs'], 100, 0)} % of {row['signs']}"
             print(
@@ -327,7 +344,10 @@ def _ceiling(noise: dict[str, Any]) -> str:
     if noise["ceiling"] is None:
         return "unknown"
     low, high = noise["ceiling_interval"]
-    return f"{noise['ceiling']:.2f} [{low:.2f}, {high:.2f}] (by variance {noise['ceiling_by_variance']:.2f})"
+    return (
+        f"{noise['ceiling']:.2f} [{low:.2f}, {high:.2f}] (by variance "
+        f"{noise['ceiling_by_variance']:.2f})"
+    )
 
 
 def _interval(row: dict[str, Any], key: str, times: float = 1) -> str:
@@ -349,7 +369,10 @@ _STYLE = (
 
 
 def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
-    """A panel for each task and point: predicted gain to the right, realised gain upwards, both on a bent scale."""
+    """A panel for each task and point:
+
+    predicted gain to the right, realised gain upwards, both on a bent scale.
+    """
     width = _LEFT + len(points) * (_PANEL + _GAP) + 10
     height = _TOP + len(tasks) * (_PANEL + _GAP) + 34
     parts = [
@@ -384,8 +407,14 @@ def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
             if table is not None:
                 parts.append(_panel(_LEFT + column * (_PANEL + _GAP), y, rows, table))
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="Predicted against realised gain">'
-    return f'{head}<style>{_STYLE}</style><rect class="back" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
+        f'aria-label="Predicted against realised gain">'
+    )
+    return (
+        f'{head}<style>{_STYLE}</style><rect class="back" width="100%" '
+        f'height="100%"/>{"".join(parts)}</svg>\n'
+    )
 
 
 def _panel(x: float, y: float, rows: Sequence[dict[str, Any]], table: dict[str, Any]) -> str:
@@ -406,7 +435,8 @@ def _panel(x: float, y: float, rows: Sequence[dict[str, Any]], table: dict[str, 
     for name, kind in zip(SHOWN, ("moment", "average"), strict=True):
         for right, up in zip(place(told[name]), place(gains), strict=True):
             parts.append(
-                f'<circle class="{kind}" cx="{middle_x + right:.1f}" cy="{middle_y - up:.1f}" r="2.5"/>'
+                f'<circle class="{kind}" cx="{middle_x + right:.1f}" '
+                f'cy="{middle_y - up:.1f}" r="2.5"/>'
             )
     told_ranks = ", ".join(f"{table['predictors'][name]['spearman']:+.2f}" for name in SHOWN)
     parts.append(_text(x + _PANEL / 2, y - 6, f"{len(rows)} forks ({told_ranks})", "note middle"))

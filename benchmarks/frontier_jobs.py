@@ -1,8 +1,8 @@
 """How `frontier.py` plays a job: networks of fixed depth and grown ones on a budget of compute.
 
-A job of fixed depth is one trunk at a constant rate; for each compute a decay is forked from it. Its row has the FLOPs
-and seconds of trunk and decay together, as if it had been run alone. Every other job is one episode, as `esper compare`
-plays it.
+A job of fixed depth is one trunk at a constant rate; for each compute a decay is forked from it.
+Its row has the FLOPs and seconds of trunk and decay together, as if it had been run alone. Every
+other job is one episode, as `esper compare` plays it.
 """
 
 import time
@@ -50,7 +50,8 @@ def _play_forks(
     events: list[Event] = []
     for task in tasks:
         population.clock = clock = ComputeClock(task, population.flops, run.splits.train)
-        # the decision in which the trunk stands by this budget: the first that still has a step to take
+        # the decision in which the trunk stands by this budget: the first that still has a step to
+        # take
         run.epoch = task.epochs * run.ledger.flops // clock.budget
         while run.epoch and not _has_steps(clock, run):
             run.epoch += 1

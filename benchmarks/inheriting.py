@@ -1,21 +1,25 @@
-"""Which seed deepens a network best: a random one or a copy, at once or along a ramp, at which scale at birth?
+"""Which seed deepens a network best: a random one or a copy, at once or along a ramp, at which
+scale at birth?
 
-    python benchmarks/inheriting.py --task python_text --device cuda:0 --out WORK
-    python benchmarks/inheriting.py --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK --part 2/3
-    python benchmarks/inheriting.py --question rules --task python_text --device cuda:0 --out WORK
-    python benchmarks/inheriting.py --report --out WORK
-    python benchmarks/inheriting.py --smoke --out WORK
+    python benchmarks/inheriting.py --task python_text --device cuda:0 --out WORK python
+    benchmarks/inheriting.py --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
+    --part 2/3 python benchmarks/inheriting.py --question rules --task python_text --device cuda:0
+    --out WORK python benchmarks/inheriting.py --report --out WORK python benchmarks/inheriting.py
+    --smoke --out WORK
 
-`--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps all of them. Beside
-the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last
-layers zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step.
-Validation chooses; the test split is not written down. Where the governor rolled a host back or a plan was not carried
-out to the letter, the table says so: what was kept since the last good epoch is gone, and is not planted again.
-`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own. Both
-rules prefer size, and conv_heavy is a copy's size plus a scale: a list with copies goes without it, or none is planted.
+`--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps
+all of them. Beside the copies stand a random block of the same shape (`random_block` behind a
+scale, `random_block_zero` with its last layers zeroed) and ordinary random seeds. `never` is the
+host alone, `static` the deep network from its first step. Validation chooses; the test split is not
+written down. Where the governor rolled a host back or a plan was not carried out to the letter, the
+table says so: what was kept since the last good epoch is gone, and is not planted again.
+`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds
+of their own. Both rules prefer size, and conv_heavy is a copy's size plus a scale: a list with
+copies goes without it, or none is planted.
 
-Each arm's rows go to a file of their own in --out; arms that are there are not run again. `--part 2/3` is the second
-third of the populations, for processes side by side. `--list` says what would run.
+Each arm's rows go to a file of their own in --out; arms that are there are not run again. `--part
+2/3` is the second third of the populations, for processes side by side. `--list` says what would
+run.
 """
 
 import argparse
@@ -34,14 +38,14 @@ from throughput import generated
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, blueprint
-from esper.kasmina.copies import Copy, Site, plain_copy, silence
+from esper.kasmina.copies.copying import Copy, Site, plain_copy, silence
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.kasmina.randomness import own_randomness
-from esper.leyline.files import write_durably
 from esper.runtime.devices import limited_threads
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Split, Splits
-from esper.runtime.tasks import Task, get_task
+from esper.runtime.tasks.task import Task, get_task
+from esper.storage.files import write_durably
 from esper.telemetry.events import ActionTaken, HostRolledBack
 from esper.trials.arms import ArmRun, Entry, run_entries
 
@@ -50,7 +54,10 @@ BLOCK, BLOCK_ZERO, NEVER, STATIC = "random_block", "random_block_zero", "never",
 SCALELESS = (BLOCK_ZERO, COPY, COPY_ZERO)
 """Kinds of seeds that no scale at birth changes."""
 SPACING = 8
-"""Epochs between two plantings in a slot: what a seed with the longest ramp takes until its slot is open again."""
+"""Epochs between two plantings in a slot:
+
+what a seed with the longest ramp takes until its slot is open again.
+"""
 LONGEST_RAMP = 3
 VALIDATED = 8192
 """Most validation examples that a finished network is scored on."""
@@ -90,7 +97,9 @@ class Group:
 
 
 class RandomBlock(nn.Module):
-    """What a block of random weights adds to its input; the seed around it adds it to the features, scaled."""
+    """What a block of random weights adds to its input; the seed around it adds it to the features,
+    scaled.
+    """
 
     def __init__(self, block: nn.Module):
         super().__init__()
@@ -112,7 +121,8 @@ def start_anew(module: nn.Module) -> None:
                 reset()
             elif part._parameters:
                 raise SystemExit(
-                    f"{type(part).__name__} has weights and no reset_parameters(); it would stay a copy."
+                    f"{type(part).__name__} has weights and no reset_parameters(); it "
+                    f"would stay a copy."
                 )
 
 
@@ -178,7 +188,8 @@ def planting_epochs(setup: Setup) -> list[int]:
     times = [first + SPACING * wave for wave in range(setup.waves)]
     if first < 0 or times[-1] + SPACING >= setup.task.epochs:
         raise SystemExit(
-            f"{setup.waves} seeds per slot do not fit into {setup.task.epochs} epochs; raise --epochs."
+            f"{setup.waves} seeds per slot do not fit into {setup.task.epochs} "
+            f"epochs; raise --epochs."
         )
     return times
 
@@ -232,7 +243,9 @@ def _growth(setup: Setup) -> float:
 
 
 def rule_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
-    """Rules with and without copies at the front of their list; the task's own budget, ramp and scale."""
+    """Rules with and without copies at the front of their list; the task's own budget, ramp and
+    scale.
+    """
     first = options.first_seed + 1000
     for front in ((), (COPY,), (COPY_ZERO,)):
         rest = [name for name in setup.ordinary if not front or name not in setup.rivals]
@@ -417,7 +430,8 @@ def main() -> None:
                 hosts, task = len(group.arms) * len(group.seeds), group.task
                 examples = hosts * task.epochs * (task.epoch_examples or 0)
                 print(
-                    f"{name}: {hosts} hosts, {examples:,} examples: {', '.join(arm for arm, _ in group.arms)}"
+                    f"{name}: {hosts} hosts, {examples:,} examples: "
+                    f"{', '.join(arm for arm, _ in group.arms)}"
                 )
             continue
         splits = setup.task.load(options.data_root)

@@ -2,9 +2,10 @@
 
     python benchmarks/memory.py --device cuda --out benchmarks/results/memory_h200.json
 
-`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the random policy. `plans`:
-random plans in populations of 20 hosts, one after the other; memory after each, until 1,000 plans or `--seconds` are
-over. Images are generated. `reserved` is what torch's allocator holds, `used` what the whole device does.
+`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the
+random policy. `plans`: random plans in populations of 20 hosts, one after the other; memory after
+each, until 1,000 plans or `--seconds` are over. Images are generated. `reserved` is what torch's
+allocator holds, `used` what the whole device does.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from ceilings import images
 from hardware import hardware
 
 from esper.episodes import Episodes
-from esper.runtime.executors import GraphedExecutor
+from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.population import Population
-from esper.runtime.tasks import Task, get_task
+from esper.runtime.tasks.task import Task, get_task
 from esper.trials.arms import make_decider, play_epoch
 
 GIB = 2**30
@@ -40,7 +41,9 @@ def memory(device: torch.device) -> dict[str, float]:
 def grow(
     task: Task, splits: Any, seeds: list[int], epochs: int, device: torch.device, **options: Any
 ) -> dict[str, Any]:
-    """Hosts that grow at random, side by side; returns memory and what the executor holds at the end."""
+    """Hosts that grow at random, side by side; returns memory and what the executor holds at the
+    end.
+    """
     started, peak, actions = time.perf_counter(), 0.0, 0
     population = Population(task, seeds, [str(device)], splits=splits, **options)
     episodes = Episodes(population)

@@ -1,11 +1,14 @@
-"""Our learner beside stable-baselines3 and sb3-contrib, on their environments: what is learned, and how fast.
+"""Our learner beside stable-baselines3 and sb3-contrib, on their environments: what is learned, and
+how fast.
 
-    python benchmarks/peers_rl.py --out benchmarks/results/peers_rl.json                    # learning, 5 seeds each
-    python benchmarks/peers_rl.py --recurrent-peer --out benchmarks/results/peers_rl.json   # the recurrent peer
-    python benchmarks/peers_rl.py --speed --out benchmarks/results/peers_rl.json            # steps per second
+    python benchmarks/peers_rl.py --out benchmarks/results/peers_rl.json                    #
+    learning, 5 seeds each python benchmarks/peers_rl.py --recurrent-peer --out
+    benchmarks/results/peers_rl.json   # the recurrent peer python benchmarks/peers_rl.py --speed
+    --out benchmarks/results/peers_rl.json            # steps per second
 
-Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row names what differs.
-A run replaces its own parts of the JSON file and leaves the others. One torch thread.
+Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row
+names what differs. A run replaces its own parts of the JSON file and leaves the others. One torch
+thread.
 """
 
 import argparse
@@ -43,7 +46,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from esper.simic import PPOAgent, PPOConfig, learn
-from esper.simic.any_env import ActionCodec, ObservationCodec
+from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
 from esper.tamiyo.network import RecurrentActorCritic
 
 OUR_ENVS = 8
@@ -64,7 +67,9 @@ TEST_SETTINGS: dict[str, Any] = {
         "enable_critic_lstm": True,
     },
 }
-"""What sb3-contrib's own test (tests/test_lstm.py) uses for CartPole without velocity, with 8 environments."""
+"""What sb3-contrib's own test (tests/test_lstm.py) uses for CartPole without velocity, with 8
+environments.
+"""
 
 
 class Keep(gym.ObservationWrapper):
@@ -142,11 +147,14 @@ CARTPOLE = Problem("CartPole-v1 without velocity", cartpole, 50_000, PPO, floor=
 ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO, tolerance=5.0)
 
 
-# -- ours ------------------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 
 
 def make_envs(problem: Problem, count: int, seed: int) -> gym.vector.SyncVectorEnv:
-    """`count` copies. The peers' environments draw from numpy and from their action space, so both are seeded."""
+    """`count` copies.
+
+    The peers' environments draw from numpy and from their action space, so both are seeded.
+    """
     np.random.seed(seed)
     envs = gym.vector.SyncVectorEnv([problem.make] * count)
     for place, env in enumerate(envs.envs):
@@ -181,7 +189,7 @@ def play(
     return float(returns.mean())
 
 
-# -- the peers -------------------------------------------------------------------------------------------------------
+# -- the peers -------------------------------------------------------------------------------------
 
 
 def make_peer_env(problem: Problem, seed: int, count: int = 1) -> DummyVecEnv:
@@ -209,15 +217,25 @@ def play_peer(model: Any, problem: Problem, *, uses_mask: bool = True) -> float:
 
 def describe(model: Any) -> dict[str, Any]:
     """A peer's settings as it says them itself."""
-    names = ("n_envs", "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef",
-             "max_grad_norm", "target_kl")  # fmt: skip
+    names = (
+        "n_envs",
+        "n_steps",
+        "batch_size",
+        "n_epochs",
+        "gamma",
+        "gae_lambda",
+        "ent_coef",
+        "vf_coef",
+        "max_grad_norm",
+        "target_kl",
+    )
     return {name: getattr(model, name) for name in names} | {
         "learning_rate": model.lr_schedule(1.0),
         "steps_taken": model.num_timesteps,
     }
 
 
-# -- learning --------------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
 
 def read_clocks() -> np.ndarray:
@@ -308,7 +326,7 @@ LEARNING: dict[str, Callable[[Iterable[int]], list[dict]]] = {
 }
 
 
-# -- the recurrent peer ----------------------------------------------------------------------------------------------
+# -- the recurrent peer ----------------------------------------------------------------------------
 
 
 class TimeLimit(BaseCallback):
@@ -348,7 +366,7 @@ def recurrent_peer(seeds: Iterable[int], limit: float) -> list[dict]:
     return rows
 
 
-# -- speed -----------------------------------------------------------------------------------------------------------
+# -- speed -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -394,14 +412,29 @@ PEERS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
 def build_peer(sizes: Sizes, more: dict[str, Any]) -> RecurrentPPO:
     policy = {"lstm_hidden_size": sizes.width, "net_arch": {"pi": [64], "vf": [64]}} | more
     batch = sizes.steps // sizes.minibatches
-    return RecurrentPPO("MlpLstmPolicy", make_peer_env(CARTPOLE, 0, sizes.envs), batch_size=batch,
-                        n_steps=sizes.horizon, n_epochs=sizes.epochs, policy_kwargs=policy, device="cpu")  # fmt: skip
+    return RecurrentPPO(
+        "MlpLstmPolicy",
+        make_peer_env(CARTPOLE, 0, sizes.envs),
+        batch_size=batch,
+        n_steps=sizes.horizon,
+        n_epochs=sizes.epochs,
+        policy_kwargs=policy,
+        device="cpu",
+    )
 
 
 def time_sizes(name: str, sizes: Sizes, repeats: int) -> list[dict]:
-    """Rollout and update of ours, then of each peer, and again; the first round warms up. No update stops early."""
-    config = PPOConfig(horizon=sizes.horizon, epochs=sizes.epochs, minibatches=sizes.minibatches, target_kl=None,
-                       hidden_dim=sizes.width)  # fmt: skip
+    """Rollout and update of ours, then of each peer, and again; the first round warms up.
+
+    No update stops early.
+    """
+    config = PPOConfig(
+        horizon=sizes.horizon,
+        epochs=sizes.epochs,
+        minibatches=sizes.minibatches,
+        target_kl=None,
+        hidden_dim=sizes.width,
+    )
     peers = {peer: build_peer(sizes, more(sizes)) for peer, more in PEERS.items()}
     seconds: dict[str, list[np.ndarray]] = {learner: [] for learner in ("ours", *peers)}
     optimiser_steps: list[int] = []
@@ -441,7 +474,7 @@ def time_sizes(name: str, sizes: Sizes, repeats: int) -> list[dict]:
     return rows
 
 
-# -- the record ------------------------------------------------------------------------------------------------------
+# -- the record ------------------------------------------------------------------------------------
 
 
 def show(rows: list[dict]) -> None:

@@ -1,10 +1,12 @@
-"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command, hardware and date.
+"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command,
+hardware and date.
 
     python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
     python benchmarks/questions.py --list
 
-Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into docs/results.md. `--work DIR`
-keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
+Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into
+docs/results.md. `--work DIR` keeps finished arms, so that an interrupted question goes on;
+`--remark TEXT` stands beside the table.
 """
 
 import argparse
@@ -36,62 +38,71 @@ PLAN = (
 
 QUESTIONS = {
     "q1-cifar10": {
-        "asks": "From scratch, 20 epochs: growing against the same parameters and the same FLOPs in a static net.",
+        "asks": "From scratch, 20 epochs: growing against the same parameters and the "
+        "same FLOPs in a static net.",
         "task": {"name": "cifar10", "epochs": 20},
         "policies": ["never", "heuristic"],
         "static": ["final", "final-equal-flops"],
         "rates": [0.5, 1.0, 2.0],
     },
     "q2-cifar10": {
-        "asks": "From a host trained for 20 epochs, 10 more: growing against more training, sham, and from scratch.",
+        "asks": "From a host trained for 20 epochs, 10 more: growing against more "
+        "training, sham, and from scratch.",
         "task": {"name": "cifar10", "epochs": 10},
         "policies": ["never", "sham", "heuristic"],
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "budget-cifar10": {
-        "asks": "From a host trained for 15 epochs, 8 more, at most 1.3 x its parameters: is the place worth choosing?",
+        "asks": "From a host trained for 15 epochs, 8 more, at most 1.3 x its "
+        "parameters: is the place worth choosing?",
         "task": {"name": "cifar10", "epochs": 8, "budget": 1.3},
         "policies": ["never", "random", "schedule", "heuristic"],
         "pretrain": 15,
     },
     "q1-digits": {
-        "asks": "From scratch, 40 epochs: growing against the same parameters and the same FLOPs in a static net.",
+        "asks": "From scratch, 40 epochs: growing against the same parameters and the "
+        "same FLOPs in a static net.",
         "task": {"name": "digits", "epochs": 40},
         "policies": ALL,
         "static": ["start", "final", "final-equal-flops"],
         "rates": [1.0, 2.0],
     },
     "q2-digits": {
-        "asks": "From a host trained for 30 epochs, 15 more: growing against more training, sham, and from scratch.",
+        "asks": "From a host trained for 30 epochs, 15 more: growing against more "
+        "training, sham, and from scratch.",
         "task": {"name": "digits", "epochs": 15},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 30,
     },
     "q2-fashion_mnist": {
-        "asks": "From a host trained for 20 epochs, 10 more: growing against more training, sham, and from scratch.",
+        "asks": "From a host trained for 20 epochs, 10 more: growing against more "
+        "training, sham, and from scratch.",
         "task": {"name": "fashion_mnist", "epochs": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "q2-shakespeare": {
-        "asks": "From a text model trained for 20 epochs of 4,096 windows, 10 more: growing against the same controls.",
+        "asks": "From a text model trained for 20 epochs of 4,096 windows, 10 more: "
+        "growing against the same controls.",
         "task": {"name": "shakespeare", "epochs": 10},
         "policies": ALL,
         "static": ["final", "final-whole"],
         "pretrain": 20,
     },
     "controller-digits": {
-        "asks": "Short episodes as in the preset: a policy of `esper ppo --preset digits` on unseen host seeds.",
+        "asks": "Short episodes as in the preset: a policy of `esper ppo --preset "
+        "digits` on unseen host seeds.",
         "task": {"name": "digits", "epoch_examples": 512, "epochs": 16},
         "seed": 40000,
         "policies": ["never", "random", "heuristic", SEARCH, TRAINED],
         "static": ["final"],
     },
     "controller-cifar10": {
-        "asks": "Episodes as in the preset: a policy of `esper ppo --preset cifar10` on host seeds that it never saw.",
+        "asks": "Episodes as in the preset: a policy of `esper ppo --preset cifar10` on "
+        "host seeds that it never saw.",
         "task": {"name": "cifar10", **SHORT},
         "seed": 40000,
         "policies": ["never", "heuristic", PLAN, SEARCH, TRAINED],
@@ -137,7 +148,10 @@ def main() -> None:
         found = run_compare(config, True, Console())
     if found is None:
         raise SystemExit(130)
-    command = f"python benchmarks/questions.py {options.question} --seeds {options.seeds} --device {options.device}"
+    command = (
+        f"python benchmarks/questions.py {options.question} --seeds {options.seeds} "
+        f"--device {options.device}"
+    )
     extra = {"remark": options.remark} if options.remark else {}
     if TRAINED in QUESTIONS[options.question]["policies"]:
         command += " --checkpoint FILE"
@@ -156,7 +170,8 @@ def main() -> None:
     for arm, row in record["arms"].items():
         score = row["test_accuracy"]
         print(
-            f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, {100 * score['high']:.2f}]"
+            f"{arm:20s} {100 * score['mean']:.2f} [{100 * score['low']:.2f}, "
+            f"{100 * score['high']:.2f}]"
         )
 
 

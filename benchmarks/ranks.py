@@ -1,11 +1,13 @@
-"""What training on several processes costs: two gloo ranks against two runs of one process side by side, and bytes.
+"""What training on several processes costs: two gloo ranks against two runs of one process side by
+side, and bytes.
 
-    python benchmarks/ranks.py --out benchmarks/results/ranks.json
-    python benchmarks/ranks.py --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks_h200.json
+    python benchmarks/ranks.py --out benchmarks/results/ranks.json python benchmarks/ranks.py
+    --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks_h200.json
 
-Each process has one thread. Decisions per second are those of all processes together, over rounds 2 to the last.
-With --processes as many processes share the hosts and one device; the workload is that of
-benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set task.epochs=3` is a quick look.
+Each process has one thread. Decisions per second are those of all processes together, over rounds 2
+to the last. With --processes as many processes share the hosts and one device; the workload is that
+of benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set
+task.epochs=3` is a quick look.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import IO
 
 from hardware import hardware
 
-from esper.telemetry.runfolder import event_files
+from esper.storage.runfolder import event_files
 
 HERE = Path(__file__)
 SETTINGS = ["--set", "host_pool=8", "--set", "threads=1", "--seed", "3"]
@@ -187,8 +189,10 @@ def bytes_per_update() -> dict:
 def time_gloo(megabytes: float, repeats: int = 50) -> float:
     """Seconds for one sum over two local gloo ranks of a gradient of this size."""
     script = (
-        "import torch, time, torch.distributed as d; torch.set_num_threads(1); d.init_process_group('gloo');"
-        f"x = torch.zeros({int(megabytes * 250_000)}); [d.all_reduce(x) for _ in range(5)]; t = time.perf_counter();"
+        "import torch, time, torch.distributed as d; torch.set_num_threads(1); "
+        "d.init_process_group('gloo');"
+        f"x = torch.zeros({int(megabytes * 250_000)}); [d.all_reduce(x) for _ in "
+        f"range(5)]; t = time.perf_counter();"
         f"[d.all_reduce(x) for _ in range({repeats})]; s = (time.perf_counter() - t) / {repeats};"
         "print(s) if d.get_rank() == 0 else None; d.barrier(); d.destroy_process_group()"
     )

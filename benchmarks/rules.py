@@ -1,14 +1,17 @@
-"""Which rule deserves to be the default: rules on tasks and host seeds, paired; seeds that choose never judge.
+"""Which rule deserves to be the default: rules on tasks and host seeds, paired; seeds that choose
+never judge.
 
-    python benchmarks/rules.py choose --arms heuristic heuristic:share=0.5 --device cuda:0 --data-root DATA
-    python benchmarks/rules.py judge --arms heuristic random --device cuda:0 --data-root DATA
-    python benchmarks/rules.py judge --arms heuristic random --tasks digits python_text --workers 16 --chunk 2
-    python benchmarks/rules.py judge --arms heuristic --tasks python_text_plain --judge 70000 20 --device cuda:0
-    python benchmarks/rules.py judge --arms heuristic random --table
+    python benchmarks/rules.py choose --arms heuristic heuristic:share=0.5 --device cuda:0
+    --data-root DATA python benchmarks/rules.py judge --arms heuristic random --device cuda:0
+    --data-root DATA python benchmarks/rules.py judge --arms heuristic random --tasks digits
+    python_text --workers 16 --chunk 2 python benchmarks/rules.py judge --arms heuristic --tasks
+    python_text_plain --judge 70000 20 --device cuda:0 python benchmarks/rules.py judge --arms
+    heuristic random --table
 
-Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under OUT/STAGE/TASK, so that an
-interrupted call goes on and further arms can be added. `choose` reads validation only; test scores stay in the folders.
-The first arm is what the others are compared with. OUT/STAGE.json has what was found and the seeds of both stages.
+Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under
+OUT/STAGE/TASK, so that an interrupted call goes on and further arms can be added. `choose` reads
+validation only; test scores stay in the folders. The first arm is what the others are compared
+with. OUT/STAGE.json has what was found and the seeds of both stages.
 """
 
 import argparse
@@ -26,10 +29,10 @@ from hardware import hardware
 from rich.console import Console
 
 from esper.cli.compare import run_compare
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.tamiyo.policy_names import Search, parse
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.trials.config import CompareConfig
-from esper.trials.searching import is_search
 
 TASKS: dict[str, dict[str, Any]] = {
     "cifar10": {
@@ -59,8 +62,9 @@ TASKS: dict[str, dict[str, Any]] = {
 TASKS["python_text_plain"] = TASKS["python_text"] | {
     "blueprints": ["lora", "mlp_small", "mlp", "attention", "norm"]
 }
-"""Episodes as in the presets; `cifar10_full` has whole epochs, text has episodes long enough to keep seeds in, and
-`python_text_plain` has no copies in its list: what is judged of rules with random seeds alone."""
+"""Episodes as in the presets; `cifar10_full` has whole epochs, text has episodes long enough to
+keep seeds in, and `python_text_plain` has no copies in its list: what is judged of rules with
+random seeds alone."""
 METRICS = {
     "choose": ("validation_accuracy",),
     "judge": ("test_accuracy", "test_loss", "validation_accuracy"),
@@ -157,7 +161,7 @@ def jobs_of(options: argparse.Namespace, seeds: range) -> list[tuple[dict[str, A
         episode = episode_of(options, task)
         for arm in options.arms:
             count = (
-                len(seeds) if is_search(arm) else options.chunk or len(seeds)
+                len(seeds) if isinstance(parse(arm), Search) else options.chunk or len(seeds)
             )  # one search for all seeds
             for first in range(seeds.start, seeds.stop, count):
                 part = range(first, min(first + count, seeds.stop))
@@ -240,7 +244,8 @@ def show(found: dict[str, Any], arms: Sequence[str]) -> None:
         ahead, worst = sum(low > 0 for _, low in pairs), min(mean for mean, _ in pairs)
         mean = sum(mean for mean, _ in pairs) / len(pairs)
         print(
-            f"{arm}: lower end above 0 in {ahead} of {len(pairs)}, mean lead {mean:+.2f}, worst {worst:+.2f}"
+            f"{arm}: lower end above 0 in {ahead} of {len(pairs)}, mean lead "
+            f"{mean:+.2f}, worst {worst:+.2f}"
         )
 
 

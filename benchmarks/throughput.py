@@ -1,12 +1,14 @@
-"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and whole decisions.
+"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and
+whole decisions.
 
-    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
-    python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
-    python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
-    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out benchmarks/results/ceiling_h200.json
+    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json
+    # the grid python benchmarks/throughput.py --device cuda --decisions --out
+    benchmarks/results/decisions.json python benchmarks/throughput.py --device cpu --against-plain
+    --out benchmarks/results/cpu.json python benchmarks/throughput.py --device cuda --ceiling
+    --steps 150 --out benchmarks/results/ceiling_h200.json
 
-The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
-written as JSON.
+The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are
+printed as a table and written as JSON.
 """
 
 import argparse
@@ -29,13 +31,13 @@ from torch import nn
 from esper.episodes import Episodes
 from esper.kasmina.hosts import ChainHost, build_cnn_host
 from esper.leyline.factored_actions import OP_GERMINATE
-from esper.runtime import executors
 from esper.runtime.batches import shared_batches
 from esper.runtime.counterfactuals import greedy_scores
-from esper.runtime.executors import GraphedExecutor
+from esper.runtime.executors import eager
+from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
-from esper.runtime.tasks import Task, get_task
+from esper.runtime.tasks.task import Task, get_task
 from esper.tamiyo.policies import WAIT, RulePolicy
 from esper.tamiyo.rules import Heuristic, HostFacts
 from esper.trials.arms import make_decider, play_epoch
@@ -142,7 +144,10 @@ def time_training(
 
 @dataclass(frozen=True)
 class Watchful:
-    """The heuristic without its hands: it reads all reports and masks, does nothing, and every epoch costs the same."""
+    """The heuristic without its hands:
+
+    it reads all reports and masks, does nothing, and every epoch costs the same.
+    """
 
     heuristic: Heuristic
 
@@ -157,7 +162,10 @@ def watchful(facts: HostFacts) -> RulePolicy:
 def time_decisions(
     options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int
 ) -> dict:
-    """The whole loop: train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick."""
+    """The whole loop:
+
+    train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick.
+    """
     task = task_for(batch, 3125)
     population = Population(
         task, list(range(hosts)), [options.device], executor=executor, splits=options.splits
@@ -197,7 +205,9 @@ def time_decisions(
 
 
 def time_scores(population: Population, device: str) -> float:
-    """Seconds that the greedy scores of all hosts take, on the executor's own graphs where it has them."""
+    """Seconds that the greedy scores of all hosts take, on the executor's own graphs where it has
+    them.
+    """
     executor = population.executor
     synchronize(device)
     started = time.perf_counter()
@@ -211,7 +221,10 @@ def time_scores(population: Population, device: str) -> float:
 
 
 class PlainLoop:
-    """A hand-written loop over the same models: gather, crop, mirror, forward, backward, clip, SGD."""
+    """A hand-written loop over the same models:
+
+    gather, crop, mirror, forward, backward, clip, SGD.
+    """
 
     def __init__(self, options: argparse.Namespace, hosts: int, batch: int):
         self.split = options.splits.train.with_border().to(options.device)
@@ -243,7 +256,10 @@ class PlainLoop:
 
 
 def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128) -> list[dict]:
-    """An epoch of ours with a step of the hand-written loop between any two of its steps: both see the same machine."""
+    """An epoch of ours with a step of the hand-written loop between any two of its steps:
+
+    both see the same machine.
+    """
     plain = PlainLoop(options, hosts, batch)
 
     class TakingTurns(shared_batches):
@@ -256,7 +272,7 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
     population = Population(
         task, list(range(hosts)), [options.device], executor="eager", splits=options.splits
     )
-    executors.shared_batches = TakingTurns
+    eager.shared_batches = TakingTurns
     warm_up(population)
     ours_s, plain_s = [], []
     for _ in range(options.repeats):
@@ -265,11 +281,17 @@ def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128)
         population.executor.train(population.runs)
         ours_s.append(time.perf_counter() - started - plain.seconds)
         plain_s.append(plain.seconds)
-    executors.shared_batches = shared_batches
+    eager.shared_batches = shared_batches
     ratios = [theirs / own for own, theirs in zip(ours_s, plain_s, strict=True)]
     examples = hosts * batch * options.steps
-    row = {"device": options.device, "hosts": hosts, "batch": batch, "seeds": 0, "decisions_per_s": None,
-           "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10}  # fmt: skip
+    row = {
+        "device": options.device,
+        "hosts": hosts,
+        "batch": batch,
+        "seeds": 0,
+        "decisions_per_s": None,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
     return [
         row | {"executor": "plain loop", "examples_per_s": examples / statistics.median(plain_s)},
         row

@@ -1,4 +1,7 @@
-"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml: python docs/make_frontier.py."""
+"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml:
+
+python docs/make_frontier.py.
+"""
 
 import json
 import re
@@ -17,7 +20,8 @@ MIDDLE, FIRST = "0.6", 5
 """The compute that has most, and host seeds before those that were declared."""
 LEADS = ("minus frontier", "minus best of each seed")
 SHELF, SECOND = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), "2-4@15"
-"""The plans that were written down first, and the one that was next best on the seeds that choose."""
+"""The plans that were written down first, and the one that was next best on the seeds that choose.
+"""
 NOTES = {
     "random_block_zero": "random blocks with zero output in place of copies",
     "copy_zero": "copies whose output is zero at first",
@@ -201,7 +205,10 @@ def answer(code: Setup, larger: Setup | None) -> list[str]:
             saves(cell),
         ]
         rows.append(" | ".join(parts))
-    head = "compute | seeds | the plan | best depth | difference | to the best depth of each seed | below | saves"
+    head = (
+        "compute | seeds | the plan | best depth | difference | to the best depth of "
+        "each seed | below | saves"
+    )
     lines += [*table(head, rows), *say("answer_table")]
     challenge, starts = code.found["challenge"], dict[str, list[str]]()
     for start in challenge[MIDDLE]["bad starts"]:
@@ -425,7 +432,8 @@ def tuned(code: Setup) -> list[str]:
     rows = [" | ".join([arm, *texts]) for (arm, _), texts in zip(pairs, told, strict=True)]
     lines += say("warmups", share=f"{code.found['warm-up']:g}")
     lines += table(
-        "times the usual one | test loss, host seed by host seed | usual, on the seeds that have it",
+        "times the usual one | test loss, host seed by host seed | usual, on the "
+        "seeds that have it",
         rows,
     )
     return lines + say("warm", costs=span(costs))
@@ -440,7 +448,10 @@ def large_lead(larger: Setup | None) -> str:
     below = (
         f"below the best depth of its seed on {sum(v < 0 for v in over)} of {len(over)} host seeds"
     )
-    return f"On a larger network the plan has {lead:+.4f} against the best depth by its mean, and is {below}."
+    return (
+        f"On a larger network the plan has {lead:+.4f} against the best depth by its "
+        f"mean, and is {below}."
+    )
 
 
 def large(larger: Setup) -> list[str]:
@@ -518,7 +529,8 @@ def images(shown: Setup) -> list[str]:
     ]
     lines += [*say("images"), *shown.depth_rows(100, 2)]
     lines += table(
-        "plan | compute | wrong | minus the best depth of that rate | by loss: minus the best depth",
+        "plan | compute | wrong | minus the best depth of that rate | by loss: minus "
+        "the best depth",
         rows,
     )
     lines += say("images_result", points=len(means), behind=behind, higher=higher)
@@ -589,8 +601,14 @@ def render(found: Mapping[str, Any]) -> str:
     }
     larger = Setup(setups["code_large"]) if others["code_large"] else None
     larger = larger if larger and larger.plan and larger.frontier else None
-    where = f"{'; '.join(code.found['hardware'])}, {', '.join(code.found['date'])}, {', '.join(code.found['corpus'])}."
-    note = "written by docs/make_frontier.py from benchmarks/results/frontier.json and frontier.toml; not by hand"
+    where = (
+        f"{'; '.join(code.found['hardware'])}, {', '.join(code.found['date'])}, "
+        f"{', '.join(code.found['corpus'])}."
+    )
+    note = (
+        "written by docs/make_frontier.py from benchmarks/results/frontier.json and "
+        "frontier.toml; not by hand"
+    )
     lines = [
         "# Does growing pay?",
         "",

@@ -1,4 +1,7 @@
-"""Writes docs/results.md and its figures from benchmarks/results/question_*.json: python docs/make_results.py."""
+"""Writes docs/results.md and its figures from benchmarks/results/question_*.json:
+
+python docs/make_results.py.
+"""
 
 import json
 from dataclasses import asdict
@@ -142,7 +145,8 @@ EVIDENCE_TABLES = {
     "Rank correlation with the realised gain": lambda row: (
         "-" if row is None else f"{row['spearman']:+.2f}"
     ),
-    "Right signs, where the gain is beyond twice its noise (the last three: by the best threshold on other hosts)": (
+    "Right signs, where the gain is beyond twice its noise (the last three: by the "
+    "best threshold on other hosts)": (
         lambda row: "-" if row is None or not row["signs"] else f"{row['right_signs']:.0%}"
     ),
     "Gain over keeping every seed, thousandths of a nat": lambda row: (
@@ -221,7 +225,9 @@ def differences_of(found: dict[str, Any]) -> list[str]:
 
 
 def bars_of(known: dict[str, dict[str, Any]]) -> list[str]:
-    """What the project set out to reach, and what was measured; what was not measured is left out and named so."""
+    """What the project set out to reach, and what was measured; what was not measured is left out
+    and named so.
+    """
     lines = ["| question | goal | measured | reached |", "|---|---|---|---|"]
     for question, arm, control, least, text in BARS:
         found = known.get(question, {}).get("arms", {}).get(arm, {}).get("minus", {}).get(control)
@@ -307,7 +313,9 @@ def render(known: dict[str, dict[str, Any]]) -> str:
 
 
 def rules_of(found: dict[str, Any]) -> list[str]:
-    """How the default rule stands to the one before it and to the trained policy, and what each lifecycle is worth."""
+    """How the default rule stands to the one before it and to the trained policy, and what each
+    lifecycle is worth.
+    """
     stages = found["stages"]
     gate, kept = stages["judge, with the gate"], stages["judge, kept once measured"]
     unpruned = stages["judge, kept once measured, unpruned"]
@@ -433,7 +441,10 @@ def evidence_of(found: dict[str, Any]) -> list[str]:
 
 
 def known_shape(found: dict[str, Any], target: float) -> dict[str, float]:
-    """The grown network from random weights: its FLOPs beside the grown run's, and how often it reaches the target."""
+    """The grown network from random weights:
+
+    its FLOPs beside the grown run's, and how often it reaches the target.
+    """
     grown, static = (
         {row["seed"]: row for row in found["rows"] if row["arm"] == arm and row["rate"] == 1}
         for arm in ("heuristic", "final")
@@ -446,7 +457,8 @@ def known_shape(found: dict[str, Any], target: float) -> dict[str, float]:
 def sweep_of(found: dict[str, Any]) -> list[str]:
     """One grown run against trying sizes in turn."""
     lines = [
-        "| target, validation | one grown run reaches it | FLOPs | a sweep reaches it | FLOPs | sweep / grown | "
+        "| target, validation | one grown run reaches it | FLOPs | a sweep reaches "
+        "it | FLOPs | sweep / grown | "
         "the right size at once / grown |",
         "|" + "---|" * 7,
     ]
@@ -454,7 +466,8 @@ def sweep_of(found: dict[str, Any]) -> list[str]:
         ratio = row["flops_ratio"]
         at_once = "" if row["right_size_ratio"] is None else f"{row['right_size_ratio']:.2f}"
         lines.append(
-            f"| {100 * row['target']:.0f} % | {100 * row['grown_reaches']:.0f} % of seeds | {row['grown_flops']:.3g} | "
+            f"| {100 * row['target']:.0f} % | {100 * row['grown_reaches']:.0f} % of "
+            f"seeds | {row['grown_flops']:.3g} | "
             f"{100 * row['sweep_reaches']:.0f} % | {row['sweep_flops']:.3g} | "
             f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] | {at_once} |"
         )

@@ -1,4 +1,6 @@
-"""Grow with accelerate, in one process or several (accelerate launch), killed and resumed as you like."""
+"""Grow with accelerate, in one process or several (accelerate launch), killed and resumed as you
+like.
+"""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Give a trained model K more epochs: grow it, sham-grow it, or just train it, all on the same rate schedule."""
+"""Give a trained model K more epochs:
+
+grow it, sham-grow it, or just train it, all on the same rate schedule.
+"""
 
 import copy
 import json
@@ -9,7 +12,7 @@ import torch
 import typer
 
 import esper
-from esper.runtime.tasks import cross_entropy_scores, get_task
+from esper.runtime.tasks.task import cross_entropy_scores, get_task
 from esper.tamiyo.rules import replay
 
 
@@ -75,7 +78,8 @@ def main(
     for arm in ("sham", "never"):
         gained = torch.tensor([row["heuristic"] - row[arm] for row in rows])
         print(
-            f"grown minus {arm}: {gained.mean():+.2%} ± {gained.std() / len(rows) ** 0.5:.2%} over {len(rows)} seeds"
+            f"grown minus {arm}: {gained.mean():+.2%} ± "
+            f"{gained.std() / len(rows) ** 0.5:.2%} over {len(rows)} seeds"
         )
 
 

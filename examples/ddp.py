@@ -1,4 +1,7 @@
-"""Grow in several processes: DDP around garden.model, once. Start it alone, or with torchrun --nproc-per-node 2."""
+"""Grow in several processes:
+
+DDP around garden.model, once. Start it alone, or with torchrun --nproc-per-node 2.
+"""
 
 import argparse
 import hashlib

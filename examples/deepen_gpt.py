@@ -1,4 +1,5 @@
-"""Deepen your own GPT while it trains; what else would the same FLOPs have bought? (bytes of Python sources)
+"""Deepen your own GPT while it trains; what else would the same FLOPs have bought? (bytes of Python
+sources)
 
 An arm takes about a minute on two CPU cores. With 1,200 GFLOP it was better left alone (one seed).
 """

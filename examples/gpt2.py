@@ -1,4 +1,6 @@
-"""Grow a small GPT-2 from transformers on the source code of Python's own standard library (bytes as tokens)."""
+"""Grow a small GPT-2 from transformers on the source code of Python's own standard library (bytes
+as tokens).
+"""
 
 import argparse
 import inspect
@@ -48,13 +50,15 @@ def main(epochs: int, steps: int, context: int = 64) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        # the tokens of a text depend on each other, so one value per text, not per token, is the honest evidence
+        # the tokens of a text depend on each other, so one value per text, not per token, is the
+        # honest evidence
         for event in garden.step(lambda: losses(held_out).view(len(held_out), -1).mean(1)):
             print(event)
 
     plain = garden.harvest()
     print(
-        f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters"
+        f"{type(plain).__name__}: {model.num_parameters():,} -> "
+        f"{plain.num_parameters():,} parameters"
     )
 
 

@@ -1,4 +1,6 @@
-"""One growing host as a plain Gymnasium environment, for agents that know no vector environments (MaskablePPO, say)."""
+"""One growing host as a plain Gymnasium environment, for agents that know no vector environments
+(MaskablePPO, say).
+"""
 
 import argparse
 import tempfile
@@ -7,12 +9,15 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from esper.simic.environment import GrowthVectorEnv
 
 
 class GrowthEnv(gym.Env):
-    """A view of a `GrowthVectorEnv` with one host. An action that is impossible as a whole is executed as WAIT."""
+    """A view of a `GrowthVectorEnv` with one host.
+
+    An action that is impossible as a whole is executed as WAIT.
+    """
 
     def __init__(self, hosts: GrowthVectorEnv):
         if hosts.num_envs != 1:
@@ -42,7 +47,10 @@ class GrowthEnv(gym.Env):
         }
 
     def action_masks(self):
-        """One flat mask for agents whose heads do not depend on each other: a choice counts if any case allows it."""
+        """One flat mask for agents whose heads do not depend on each other:
+
+        a choice counts if any case allows it.
+        """
         op, slot, blueprint, blend = (
             self.masks[head] for head in ("op", "slot", "blueprint", "blend")
         )

@@ -1,7 +1,11 @@
 """A rule of your own: which seeds are planted, when and where.
 
-On the command line: esper --import examples/own_rule.py compare --task digits --policies never thrifty --seeds 3
-In your own loop: import this file, then esper.grow(model, ..., policy="thrifty:share=0.2"). Alone, it plays two hosts.
+On the command line:
+
+    esper --import examples/own_rule.py compare --task digits --policies never thrifty --seeds 3
+
+In your own loop, import this file, then call esper.grow(model, ..., policy="thrifty:share=0.2").
+Run alone, this file plays two hosts.
 """
 
 import argparse
@@ -11,7 +15,7 @@ import numpy as np
 
 import esper
 from esper.leyline.factored_actions import OP_GERMINATE
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from esper.tamiyo.policies import WAIT
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import Entry, run_entries
@@ -20,20 +24,27 @@ from esper.trials.arms import Entry, run_entries
 @esper.rule("thrifty")
 @dataclass(frozen=True)
 class Thrifty:
-    """Plant the cheapest seed there is, one at a time. Ties: the first slot, then the first blueprint."""
+    """Plant the cheapest seed there is, one at a time.
+
+    Ties: the first slot, then the first blueprint.
+    """
 
     facts: esper.HostFacts  # what is known of the host before it trains: actions, prices, room
     share: float = 0.5  # of the room; other fields are settings, as in thrifty:share=0.2
 
     def choose(self, masks, reports, memory):
-        """One host's next op, slot, blueprint and blend, as indices, and what to remember (plain data).
+        """Choose one host's next op, slot, blueprint and blend, and what to remember.
 
-        Masks are arrays of bools: what is possible now. A choice that they do not allow is an error.
+        The choice is four indices; the memory is plain data. Masks are arrays of bools: what is
+        possible now. A choice that they do not allow is an error.
+
             op        [4]                 WAIT, GERMINATE, CULL, FOSSILIZE
             slot      [4, slots]          row: the op. Where may it be done?
             blueprint [slots, blueprints] row: the slot. What may be planted there? Index 0 is none.
             blend     [blends]            how
-        A row in which nothing is possible has index 0 true, so look at the op first. `reports` says how each slot is.
+
+        A row in which nothing is possible has index 0 true, so look at the op first. `reports`
+        says how each slot is.
         """
         if not masks["op"][OP_GERMINATE] or any(report.is_live for report in reports.values()):
             return WAIT, memory
@@ -43,7 +54,7 @@ class Thrifty:
             for slot in slots
             for one in np.flatnonzero(masks["blueprint"][slot])
         ]
-        price, place = min((self.facts.cheapest_blend(*place)[0], place) for place in places)
+        price, place = min((self.facts.cheapest_blend(*place).price, place) for place in places)
         if price > self.share * self.facts.most_room:
             return WAIT, memory
         return self.facts.plant(*place), {**memory, "planted": memory.get("planted", 0) + 1}
@@ -58,6 +69,5 @@ if __name__ == "__main__":
         for event in run.events:
             if isinstance(event, ActionTaken):
                 print(event)
-        print(
-            f"{run.result.arm}: {run.result.final_params} parameters, test {run.result.test_accuracy:.1%}"
-        )
+        result = run.result
+        print(f"{result.arm}: {result.final_params} parameters, test {result.test_accuracy:.1%}")

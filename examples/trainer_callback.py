@@ -1,4 +1,6 @@
-"""Grow a model under Hugging Face's Trainer, killed and resumed as you like (a tiny Llama, Python source)."""
+"""Grow a model under Hugging Face's Trainer, killed and resumed as you like (a tiny Llama, Python
+source).
+"""
 
 import argparse
 import inspect
@@ -59,7 +61,8 @@ def main(
         print("averaged:", trainer.evaluate()["eval_loss"])
     plain = garden.harvest()
     print(
-        f"{type(plain).__name__}: {model.num_parameters():,} -> {plain.num_parameters():,} parameters"
+        f"{type(plain).__name__}: {model.num_parameters():,} -> "
+        f"{plain.num_parameters():,} parameters"
     )
 
 

@@ -1,4 +1,5 @@
-"""Tests that only `make slow` runs: further cases of what a faster test checks too, by the beginning of their ids.
+"""Tests that only `make slow` runs: further cases of what a faster test checks too, by the
+beginning of their ids.
 
 A mark in the source would hide the plain parameter lists of these tests behind `pytest.param`.
 """
@@ -26,14 +27,14 @@ SECOND_CASES = (
     "integrations/test_transformers.py::test_killed_and_resumed_it_is_the_uninterrupted_one[by step]",
     "kasmina/test_exporting.py::test_a_transformer_is_rebuilt_to_the_bit_where_esper_cannot_be_imported",
     "kasmina/test_harvesting.py::test_onnx_runs_a_harvest_to_five_digits",
-    "leyline/test_crash_states.py::"
+    "storage/test_crash_states.py::"
     "test_a_process_killed_before_any_fsync_and_a_power_cut_later_lose_nothing[folder above",
-    "leyline/test_crash_states.py::test_a_process_killed_before_any_fsync_and_a_power_cut_later_lose_nothing[folder at",
-    "runtime/test_compiling.py::test_a_harvested_network_is_not_compiled",
-    "runtime/test_compiling.py::test_a_reset_host_stays_compiled_and_compiles_nothing",
-    "runtime/test_compiling.py::test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights",
-    "runtime/test_compiling.py::test_another_population_compiles_nothing_again",
-    "runtime/test_compiling.py::test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled",
+    "storage/test_crash_states.py::test_a_process_killed_before_any_fsync_and_a_power_cut_later_lose_nothing[folder at",
+    "runtime/executors/test_compiling.py::test_a_harvested_network_is_not_compiled",
+    "runtime/executors/test_compiling.py::test_a_reset_host_stays_compiled_and_compiles_nothing",
+    "runtime/executors/test_compiling.py::test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights",
+    "runtime/executors/test_compiling.py::test_another_population_compiles_nothing_again",
+    "runtime/executors/test_compiling.py::test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled",
     "runtime/test_population.py::test_neighbours_leave_a_host_bit_identical[[7, 7]]",
     "runtime/test_population.py::test_order_leaves_hosts_bit_identical[adamw]",
     "runtime/test_storing.py::test_a_host_read_back_after_every_epoch_has_the_same_episode[dropout]",
@@ -45,7 +46,7 @@ SECOND_CASES = (
     "simic/test_playing.py::test_a_failure_that_costs_is_unlearned[same_step]",
     "simic/test_resume.py::test_a_run_is_resumed_by_a_new_interpreter_to_the_same_end",
     "simic/test_resume.py::test_killed_at_random_moments_and_resumed_it_ends_the_same[1]",
-    "simic/test_returns.py::test_a_stream_of_ones_that_is_only_truncated_is_worth_its_infinite_sum[same_step]",
+    "simic/ppo/test_returns.py::test_a_stream_of_ones_that_is_only_truncated_is_worth_its_infinite_sum[same_step]",
     "simic/test_surrogate.py::test_a_trained_policy_beats_random_and_the_heuristic_by_far",
     "simic/test_team_ranks.py::test_in_float32_ranks_differ_by_rounding",
     "simic/test_team_ranks.py::test_several_ranks_find_what_one_finds[2 ranks]",
@@ -63,10 +64,10 @@ SECOND_CASES = (
     "tamiyo/test_observation_in_episodes.py::"
     "test_in_real_episodes_no_feature_leaves_minus_five_to_five_and_most_are_about_one[texts]",
     "telemetry/test_statistics.py::test_an_interval_of_ten_values_holds_the_truth_about_95_times_in_100[laplace]",
-    "test_copies_in_families.py::test_gradient_checkpointing_gives_the_same_gradients[gpt2]",
+    "kasmina/copies/test_families.py::test_gradient_checkpointing_gives_the_same_gradients[gpt2]",
     "test_frontier_benchmark.py::test_a_fork_is_the_run_that_it_stands_for",
-    "test_garden_compile.py::test_a_compiled_network_follows_a_fossil_that_is_off_and_one_that_is_removed",
-    "test_garden_compile.py::test_culling_goes_back_to_the_graph_without_the_seed",
+    "garden/test_compile.py::test_a_compiled_network_follows_a_fossil_that_is_off_and_one_that_is_removed",
+    "garden/test_compile.py::test_culling_goes_back_to_the_graph_without_the_seed",
     "test_power_cuts.py::test_a_power_cut_while_an_epoch_is_saved_leaves_the_old_one_or_the_new_one",
     "trials/test_comparing.py::test_a_trained_policy_does_in_its_arm_what_it_does_in_a_run_of_its_own",
     "trials/test_comparing.py::test_an_arm_is_the_same_however_many_hosts_live_side_by_side[2-sizes1]",

@@ -14,7 +14,7 @@ PACKAGE = Path(esper.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = SOURCES + sorted(TESTS.rglob("*.py"))
 PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
-MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 400, 60, 17_000
+MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 500, 60, 27_000
 
 MUST_NOT_EXIST = [
     r"\bmax_seeds_per_slot\b",
@@ -131,14 +131,19 @@ def expected_errors(text):
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=label)
 def test_no_test_expects_three_words_of_an_errors_prose_in_a_row(path):
-    """Values, names and numbers tell one error from another; its sentences may be put better at any time."""
+    """Values, names and numbers tell one error from another; its sentences may be put better at any
+    time.
+    """
     assert [
         expected for expected in expected_errors(path.read_text()) if PROSE.search(expected)
     ] == []
 
 
 def test_the_check_of_prose_sees_every_form_of_a_pattern():
-    text = 'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never saved")\nraises(E, match="r0c0")'
+    text = (
+        'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never '
+        'saved")\nraises(E, match="r0c0")'
+    )
     assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [
         True,
         True,

@@ -1,4 +1,7 @@
-"""The one loop: environment, comparison and garden play the same episode, without any action objects."""
+"""The one loop:
+
+environment, comparison and garden play the same episode, without any action objects.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from esper.episodes import Episodes
-from esper.garden import Garden
+from esper.garden.garden import Garden
 from esper.leyline.factored_actions import FactoredAction
 from esper.runtime.population import Population
 from esper.simic.environment import GrowthVectorEnv
@@ -51,7 +54,9 @@ def in_comparison(task, steps):
 
 
 def in_garden(task, steps):
-    """The host trains as in a population; the garden measures, decides and acts as in anybody's own loop."""
+    """The host trains as in a population; the garden measures, decides and acts as in anybody's own
+    loop.
+    """
     population = Population(task, [SEED])
     run = population.runs[0]
     garden = Garden(run.model, lambda facts: RulePolicy(Script(steps)))
@@ -73,7 +78,9 @@ def in_garden(task, steps):
 
 
 def of_an_episode(events, epochs):
-    """What the three can all tell; the last epoch's decision, which no environment asks for, is left out."""
+    """What the three can all tell; the last epoch's decision, which no environment asks for, is
+    left out.
+    """
     told = []
     for event in events:
         if isinstance(event, HostEpoch):

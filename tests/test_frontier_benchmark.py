@@ -1,4 +1,7 @@
-"""benchmarks/frontier.py: forks are runs of their own, plans are what they say, and the arithmetic of the report."""
+"""benchmarks/frontier.py:
+
+forks are runs of their own, plans are what they say, and the arithmetic of the report.
+"""
 
 import importlib
 import json
@@ -49,7 +52,7 @@ def rows_of(*losses, used=1.0):
     return {seed: {**row, "loss": loss, "used": used} for seed, loss in enumerate(losses)}
 
 
-# -- the report's arithmetic -------------------------------------------------------------------------------------------
+# -- the report's arithmetic -----------------------------------------------------------------------
 
 
 def test_the_frontier_is_the_best_depth_at_each_compute(bench):
@@ -67,7 +70,9 @@ def test_the_frontier_is_the_best_depth_at_each_compute(bench):
 
 
 def test_a_depth_with_fewer_seeds_is_no_frontier_but_a_rival_where_it_lies_lower(bench):
-    """A depth on one lucky seed is not the best for that, and one that was not run enough is not forgotten."""
+    """A depth on one lucky seed is not the best for that, and one that was not run enough is not
+    forgotten.
+    """
     cells = {
         ("static 2", 1.0): rows_of(1.0, 0.9),
         ("static 4", 1.0): rows_of(0.95),
@@ -178,7 +183,9 @@ def test_on_each_seed_the_best_depth_is_the_best_of_all_that_it_has(bench):
 
 
 def test_the_sceptic_mends_bad_starts_and_leaves_seeds_out(bench):
-    """4 blocks are the better depth but for one start; the plan is 0.01 below them, and 0.02 below 2 blocks."""
+    """4 blocks are the better depth but for one start; the plan is 0.01 below them, and 0.02 below
+    2 blocks.
+    """
     cells = {
         ("2-4@30", 1.0): rows_of(*[0.9 + 0.001 * seed for seed in range(6)]),
         ("static 2", 1.0): rows_of(*[0.92 + 0.001 * seed for seed in range(6)]),
@@ -221,7 +228,7 @@ def test_a_shape_has_its_pace_at_any_rate_and_the_first_job_of_a_process_is_not_
     }
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 PARTS = (
     "## Seconds",
@@ -288,7 +295,7 @@ def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, t
     assert page.count("- Not run") == 1
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def test_a_plan_plants_when_its_share_of_the_compute_is_used(bench):
@@ -329,7 +336,8 @@ def test_a_trunk_costs_what_is_run_of_it(bench):
 def test_a_fork_is_the_run_that_it_stands_for(bench):
     """Forked from one trunk or run alone: the same examples and FLOPs, and nearly the same loss.
 
-    The last measurement is set aside first, and is another share of each budget, so the warm-up differs by that share.
+    The last measurement is set aside first, and is another share of each budget, so the warm-up
+    differs by that share.
     """
     arms, jobs = bench.frontier_arms, bench.frontier_jobs
     setup = arms.setups(True)["code"]

@@ -1,4 +1,7 @@
-"""The tests that matter are seen failing: each planted fault, in a copy of the sources, must be caught by its test."""
+"""The tests that matter are seen failing:
+
+each planted fault, in a copy of the sources, must be caught by its test.
+"""
 
 import compileall
 import os
@@ -28,7 +31,10 @@ PASSED, FAILED = 0, 1
 
 @pytest.fixture(scope="session")
 def copied(tmp_path_factory):
-    """One copy for all faults of this process, compiled once: a run on it compiles only the file with the fault."""
+    """One copy for all faults of this process, compiled once:
+
+    a run on it compiles only the file with the fault.
+    """
     folder = tmp_path_factory.mktemp("sources")
     shutil.copytree(PACKAGE, folder / "esper", ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(folder, quiet=1)

@@ -1,4 +1,7 @@
-"""Whoever saves something goes through the store: after a power cut it is the old save or the new one."""
+"""Whoever saves something goes through the store:
+
+after a power cut it is the old save or the new one.
+"""
 
 import json
 import os
@@ -15,9 +18,9 @@ from esper.runtime.storing import spell_reading
 from esper.simic import twins
 from esper.simic.checkpoints import History
 from esper.simic.trainer import build_agent, build_environment
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.store import Store
 from esper.telemetry.events import ArmFinished
-from esper.telemetry.store import Store
 from esper.trials import comparing
 from esper.trials.comparing import Comparison, Trials
 from esper.trials.running import EpochSaves, build

@@ -11,7 +11,9 @@ from readme_tables import README, measured_tables
 
 
 def test_the_first_code_block_runs_when_pasted_and_learns(tmp_path: Path):
-    """The classes cannot be separated without a seed, so an accuracy above guessing is the seed's."""
+    """The classes cannot be separated without a seed, so an accuracy above guessing is the
+    seed's.
+    """
     block = re.search(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[1]
     (tmp_path / "pasted.py").write_text(block, encoding="utf-8")
     command = [sys.executable, "pasted.py"]

@@ -57,7 +57,9 @@ def test_the_curve_is_the_one_that_its_results_make():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_summaries_follow_from_the_rows_beside_them(name):
-    """Means in a committed result are those of its own episodes, at the rate that validation chose."""
+    """Means in a committed result are those of its own episodes, at the rate that validation
+    chose.
+    """
     found = KNOWN[name]
     for label, arm in found["arms"].items():
         rows = [
@@ -70,7 +72,8 @@ def test_summaries_follow_from_the_rows_beside_them(name):
 
 
 def test_differences_in_the_readme_are_those_of_committed_results():
-    """Result, interval and n of every row of accuracies are a paired difference in some question's JSON.
+    """Result, interval and n of every row of accuracies are a paired difference in some question's
+    JSON.
 
     Rows marked "(log)" were measured without a JSON; docs/log.md has them.
     """

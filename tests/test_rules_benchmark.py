@@ -1,4 +1,7 @@
-"""benchmarks/rules.py: seeds that choose do not judge, episodes are paired by seed, and what is finished is read."""
+"""benchmarks/rules.py:
+
+seeds that choose do not judge, episodes are paired by seed, and what is finished is read.
+"""
 
 import json
 import runpy

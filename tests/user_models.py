@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 
 CLASSES = 3
 WAIT, CULL_FIRST, KEEP_FIRST, PLANT_FIRST = (0, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0), (1, 0, 1, 0)
@@ -138,7 +138,10 @@ def train_epoch(model, optimizer, epoch, inputs, batch=16):
 
 
 def script(choices, slots_seen=None):
-    """A policy of a user's own that plays `choices` {decision: (op, slot, blueprint, blend)} and else waits."""
+    """A policy of a user's own that plays `choices` {decision:
+
+    (op, slot, blueprint, blend)} and else waits.
+    """
 
     class Scripted:
         def decide(self, observation, masks, reports, memory):

@@ -1,4 +1,7 @@
-"""Esper grows neural networks while they train. Importing it is light: what needs torch loads when it is used."""
+"""Esper grows neural networks while they train.
+
+Importing it is light: what needs torch loads when it is used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOMES = {
-    "esper.deepening": ("deepen",),
-    "esper.garden": ("Garden", "grow", "inspect", "load"),
+    "esper.garden.deepening": ("deepen",),
+    "esper.garden.garden": ("Garden", "grow", "inspect", "load"),
     "esper.kasmina.blueprints": ("blueprint",),
     "esper.kasmina.checks": ("check_blueprint", "check_host"),
     "esper.kasmina.model": ("MorphogeneticModel",),
-    "esper.kasmina.settings": ("GrowthSettings",),
+    "esper.leyline.settings": ("GrowthSettings",),
     "esper.leyline.errors": ("EsperError",),
     "esper.leyline.lifecycle": ("StageLengths",),
-    "esper.runtime.tasks": ("Task", "register_task", "task_from_datasets"),
+    "esper.runtime.tasks.task": ("Task", "register_task", "task_from_datasets"),
     "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
     "esper.simic.config": ("TrainingConfig",),
     "esper.simic.environment": ("GrowthVectorEnv",),
@@ -38,15 +41,15 @@ __all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_
 __all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]
 
 if TYPE_CHECKING:
-    from esper.deepening import deepen
-    from esper.garden import Garden, grow, inspect, load
+    from esper.garden.deepening import deepen
+    from esper.garden.garden import Garden, grow, inspect, load
     from esper.kasmina.blueprints import blueprint
     from esper.kasmina.checks import check_blueprint, check_host
     from esper.kasmina.model import MorphogeneticModel
-    from esper.kasmina.settings import GrowthSettings
     from esper.leyline.errors import EsperError
     from esper.leyline.lifecycle import StageLengths
-    from esper.runtime.tasks import Task, register_task, task_from_datasets
+    from esper.leyline.settings import GrowthSettings
+    from esper.runtime.tasks.task import Task, register_task, task_from_datasets
     from esper.simic import PPOAgent, PPOConfig, learn
     from esper.simic.config import TrainingConfig
     from esper.simic.environment import GrowthVectorEnv

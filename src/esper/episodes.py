@@ -1,4 +1,7 @@
-"""The one place where a host's epoch is played: train, measure, decide, act, tick. What happened is told as events."""
+"""The one place where a host's epoch is played:
+
+train, measure, decide, act, tick. What happened is told as events.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -10,16 +13,16 @@ from torch import nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import FossilVerdict
-from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, Choice, look_up
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
+from esper.leyline.settings import SlotChange
 from esper.runtime.host import EpochReading
 from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
-from esper.runtime.tasks import Task
+from esper.runtime.tasks.task import Task
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 from esper.telemetry import events
@@ -27,7 +30,10 @@ from esper.telemetry.events import Event, LedgerClosed, finite
 
 
 class Episodes:
-    """The episodes of a population's hosts, side by side. `train`, then `act` and `tick` make one epoch."""
+    """The episodes of a population's hosts, side by side.
+
+    `train`, then `act` and `tick` make one epoch.
+    """
 
     def __init__(self, population: Population, first: int = 0):
         self.population = population
@@ -44,12 +50,16 @@ class Episodes:
         self.trackers[host] = self._tracker()
 
     def train(self) -> list[list[Event]]:
-        """Train every host for an epoch and measure it; one that broke is rolled back, one whose rate fell pruned."""
+        """Train every host for an epoch and measure it; one that broke is rolled back, one whose
+        rate fell pruned.
+        """
         self.start()
         return self.finish()
 
     def start(self) -> None:
-        """Let devices train and measure an epoch of every host; until `finish` nothing happens to these hosts."""
+        """Let devices train and measure an epoch of every host; until `finish` nothing happens to
+        these hosts.
+        """
         self.population.start_epoch(then_evaluate=True)
 
     def finish(self) -> list[list[Event]]:
@@ -60,7 +70,8 @@ class Episodes:
             number, epoch = self._place(rollback.host)
             happened[rollback.host].append(events.HostRolledBack(number, epoch, rollback.reason))
             happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
-        # of a host that was rolled back nothing was measured as it is now: it is pruned an epoch later
+        # of a host that was rolled back nothing was measured as it is now: it is pruned an epoch
+        # later
         judged = [[] if told else self.population.prune(host) for host, told in enumerate(happened)]
         if (compiled := self.population.take_compiled())[0]:
             happened[0].append(events.BlocksCompiled(*self._place(0), *compiled))
@@ -111,7 +122,9 @@ class Episodes:
         ]
 
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
-        """Charge a decision about each of these hosts; `seconds` is what all of them took together."""
+        """Charge a decision about each of these hosts; `seconds` is what all of them took
+        together.
+        """
         for host in hosts:
             self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
         self.population.mark_charged()
@@ -126,7 +139,9 @@ class Episodes:
 
 
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
-    """What an episode has cost, without the phases that it did not have; a compiled copy's examples nobody counts."""
+    """What an episode has cost, without the phases that it did not have; a compiled copy's examples
+    nobody counts.
+    """
     flops = {name: cost.flops for name, cost in ledger.phases.items() if cost.examples}
     examples = {name: cost.examples for name, cost in ledger.phases.items() if cost.examples}
     seconds = {
@@ -250,5 +265,8 @@ def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> 
 
 
 def decision_flops(network: nn.Module | None) -> int:
-    """What one decision costs: a multiplication and an addition for each weight; a rule, without network, is free."""
+    """What one decision costs:
+
+    a multiplication and an addition for each weight; a rule, without network, is free.
+    """
     return 0 if network is None else 2 * count_parameters(network)

@@ -1,4 +1,7 @@
-"""The `esper` command: what it prints, how it exits, and that a mistake is one line without a traceback."""
+"""The `esper` command:
+
+what it prints, how it exits, and that a mistake is one line without a traceback.
+"""
 
 import json
 import re
@@ -19,8 +22,8 @@ from esper.cli import run as running
 from esper.cli.options import HOSTS
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import DataError
-from esper.runtime.fetch import SOURCES
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks.fetch import SOURCES
+from esper.runtime.tasks.task import TASKS
 
 
 def call(capsys, *arguments):
@@ -202,7 +205,7 @@ def test_an_error_that_is_not_the_users_is_not_hidden(monkeypatch, tmp_path):
         main(["demo"])
 
 
-# -- tasks and data ----------------------------------------------------------------------------------------------------
+# -- tasks and data --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -311,7 +314,7 @@ def test_the_command_line_loads_no_torch_before_it_needs_it():
 def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "data.md"
     monkeypatch.setattr(
-        "esper.runtime.tasks.TASKS", dict(TASKS)
+        "esper.runtime.tasks.task.TASKS", dict(TASKS)
     )  # so that the page's own entry goes with this test
     exec(
         compile(

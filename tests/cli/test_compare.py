@@ -1,4 +1,7 @@
-"""`esper compare`: every arm in one command, results to read and to compute with, stopped and resumed, mistakes."""
+"""`esper compare`:
+
+every arm in one command, results to read and to compute with, stopped and resumed, mistakes.
+"""
 
 import csv
 import json
@@ -13,9 +16,9 @@ import pytest
 
 from cli.test_cli import call
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks.task import TASKS
 from esper.simic.team import code_digest
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.tiny_runs import Forked, Ticks
 from trials.test_running import trained
 
@@ -90,7 +93,7 @@ def test_the_figure_is_well_formed_and_names_every_arm(whole):
     assert {*RULES, *STATIC_ARMS[:2]} <= texts
 
 
-# -- shorter episodes from here on -------------------------------------------------------------------------------------
+# -- shorter episodes from here on -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,11 +179,13 @@ def test_resuming_what_is_finished_writes_the_same_again(brief, tmp_path, capsys
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 def refused(capsys, *arguments):
-    """The one line that a mistake is told in; a policy that was trained for other episodes is told of before it."""
+    """The one line that a mistake is told in; a policy that was trained for other episodes is told
+    of before it.
+    """
     code, out, err = call(capsys, *arguments)
     assert code == 2
     assert all("trained for other episodes" in line for line in out.splitlines())

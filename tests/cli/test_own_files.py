@@ -1,4 +1,7 @@
-"""`esper --import FILE`: what a user's own file brings in, in every command, after a resume and in every process."""
+"""`esper --import FILE`:
+
+what a user's own file brings in, in every command, after a resume and in every process.
+"""
 
 import json
 import re
@@ -9,11 +12,11 @@ import pytest
 
 from cli.test_cli import call
 from esper.kasmina.blueprints import REGISTRY
-from esper.leyline.own import IMPORTED
-from esper.runtime.tasks import TASKS
+from esper.leyline.imports import IMPORTED
+from esper.runtime.tasks.task import TASKS
 from esper.simic.rewards import FAMILIES, TERMS
+from esper.storage import runfolder
 from esper.tamiyo.rules import RULES
-from esper.telemetry import runfolder
 from simic.team_workers import assert_ended_well, esper, run_ranks
 
 KNOWN = (IMPORTED, TASKS, RULES, TERMS, FAMILIES, REGISTRY._known)

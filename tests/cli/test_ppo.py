@@ -1,4 +1,7 @@
-"""`esper ppo`: options reach the configuration, a mistake is one line and leaves nothing, a run says what it does."""
+"""`esper ppo`:
+
+options reach the configuration, a mistake is one line and leaves nothing, a run says what it does.
+"""
 
 import json
 import re
@@ -16,7 +19,7 @@ from esper.cli.options import join_lists
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import DataError
 from esper.simic.config import TrainingConfig
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.tiny_runs import command, events_of, lines_of, manifest_of
 
 OPTIONS = options_of("ppo")
@@ -30,7 +33,9 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def configured(monkeypatch):
-    """Calls `esper ppo` up to the point where it would train; returns the configuration and whether to resume."""
+    """Calls `esper ppo` up to the point where it would train; returns the configuration and whether
+    to resume.
+    """
     taken = []
     monkeypatch.setattr(
         running, "run_ppo", lambda config, resume, console: taken.append((config, resume)) or True
@@ -45,7 +50,7 @@ def configured(monkeypatch):
     return configure
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 WIRING = {"--preset", "--config-json", "--set", "--resume", "--json"}
 REACHES = {
@@ -161,7 +166,7 @@ def test_resuming_takes_the_configuration_of_the_run(configured, tmp_path):
     assert configured("--out", "new", "--resume")[0].task.name == "digits"
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
+# -- help ------------------------------------------------------------------------------------------
 
 
 def test_the_help_is_short_and_names_every_option(capsys, monkeypatch):
@@ -185,7 +190,7 @@ def test_the_help_names_the_choices_that_there_are(option):
     assert OPTIONS[option].metavar == "|".join(get_args(choices))
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 QUICK = [
     "--hosts",
@@ -289,7 +294,7 @@ def test_what_the_parser_refuses_is_exit_code_two_without_a_traceback(arguments,
     assert list(tmp_path.iterdir()) == []
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from cli.test_cli import call
 from cli.test_run import assert_refused, assert_same_run, command
 from esper.cli import main
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.tiny_runs import command as ppo_command
 
 

@@ -1,4 +1,7 @@
-"""`esper run` and `esper export`: killed and resumed to the same end, networks that leave, mistakes in a line."""
+"""`esper run` and `esper export`:
+
+killed and resumed to the same end, networks that leave, mistakes in a line.
+"""
 
 import json
 import os
@@ -17,10 +20,10 @@ from cli.test_cli import call
 from esper.cli import main
 from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.config import TaskConfig
-from esper.runtime.data import load_blobs
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS
-from esper.telemetry import runfolder
+from esper.runtime.tasks.data import load_blobs
+from esper.runtime.tasks.task import TASKS
+from esper.storage import runfolder
 from kasmina.test_exporting import rebuilt_elsewhere
 from runtime.episodes import IMAGES
 from simic.tiny_runs import Forked, Ticks, events_of, kill_self, manifest_of
@@ -37,7 +40,9 @@ def command(out, *more):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that nobody disturbed, the networks that were harvested in it, and how many moments it has."""
+    """The run that nobody disturbed, the networks that were harvested in it, and how many moments
+    it has.
+    """
     folder = tmp_path_factory.mktemp("whole")
     harvested = []
 
@@ -83,11 +88,13 @@ def test_the_undisturbed_run_has_every_kind_of_change(whole):
     assert whole[2] > 300
 
 
-# -- killed, asked to stop ---------------------------------------------------------------------------------------------
+# -- killed, asked to stop -------------------------------------------------------------------------
 
 
 def run_until_it_ends(tmp_path, kills):
-    """`esper run` and then --resume, with a death at each of `kills` (a moment of that process), at last no more."""
+    """`esper run` and then --resume, with a death at each of `kills` (a moment of that process), at
+    last no more.
+    """
     out, deaths = tmp_path / "run", 0
     for number, moment in enumerate([*kills, None]):
         arguments = command(out, "--resume") if number else command(out)
@@ -175,7 +182,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(whole, tmp_path, size):
     assert_same_run(out, whole[0])
 
 
-# -- growing -----------------------------------------------------------------------------------------------------------
+# -- growing ---------------------------------------------------------------------------------------
 
 
 def started(run):
@@ -194,7 +201,10 @@ def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypat
 
 
 def test_every_option_reaches_the_run(capsys, tmp_path):
-    options = "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 --executor eager --deterministic"
+    options = (
+        "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 "
+        "--executor eager --deterministic"
+    )
     options += " --compile off --graph-memory 2"
     run = tmp_path / "run"
     code, _, _ = call(
@@ -265,7 +275,7 @@ def test_slots_are_written_with_spaces_or_commas(capsys, monkeypatch, tmp_path, 
     assert {event["slot"] for event in events_of(run, "StageChanged")} == {"r0c0", "r0c2"}
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 def assert_refused(said, *words):
@@ -303,7 +313,8 @@ def assert_refused(said, *words):
         ("--slots r0c9", "unknown slot 'r0c9'. Did you mean 'r0c1'?"),
         (
             "--slots early mid late",
-            "unknown slot or module 'early'. Known: blocks.0, blocks.0.0, blocks.1, blocks.1.0, head, r0c0, r0c1",
+            "unknown slot or module 'early'. Known: blocks.0, blocks.0.0, blocks.1, "
+            "blocks.1.0, head, r0c0, r0c1",
         ),
         ("--slots r0c0 late", "unknown slot 'late'. Known: r0c0, r0c1."),
         ("--task cifar10", "no data folder was named"),
@@ -342,7 +353,7 @@ def test_the_run_of_another_command_is_not_resumed(capsys, tmp_path):
     assert_refused(call(capsys, *command(tmp_path, "--resume")), "is not a run of esper run")
 
 
-# -- exporting ---------------------------------------------------------------------------------------------------------
+# -- exporting -------------------------------------------------------------------------------------
 
 PLAIN_HOST = """
 class Chain(nn.Module):

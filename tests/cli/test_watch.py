@@ -10,7 +10,7 @@ import pytest
 from cli.test_cli import call
 from esper.cli import main, ppo, run
 from esper.simic.config import TrainingConfig
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.tiny_runs import command, events_of
 from trials.grown_runs import configured, stopped
 
@@ -94,12 +94,14 @@ def test_a_missing_tracker_is_one_line_and_leaves_nothing(capsys, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with a finished training, a growing that was stopped, and something else; not to be changed."""
+    """A folder with a finished training, a growing that was stopped, and something else; not to be
+    changed.
+    """
     folder = tmp_path_factory.mktemp("runs")
     for arguments in (command(folder / "trained"), grow(folder / "grown")):
         with pytest.raises(SystemExit) as leaving:

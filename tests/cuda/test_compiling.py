@@ -1,4 +1,6 @@
-"""Compiled blocks in captured graphs have the losses of uncompiled ones, to a tolerance, and compile nothing twice."""
+"""Compiled blocks in captured graphs have the losses of uncompiled ones, to a tolerance, and
+compile nothing twice.
+"""
 
 import math
 from dataclasses import replace
@@ -9,10 +11,10 @@ import torch
 
 from cuda.test_executors import COPIED, no_waiting
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
-from esper.runtime import compiling
+from esper.runtime.executors import compiling
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from runtime.episodes import COPIES, GERMINATE, act, image_splits, play
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,4 +1,6 @@
-"""Graphed equals eager to the bit, does not wait for the device inside an epoch, and captures only what changed."""
+"""Graphed equals eager to the bit, does not wait for the device inside an epoch, and captures only
+what changed.
+"""
 
 import os
 from contextlib import contextmanager
@@ -8,11 +10,13 @@ import pytest
 import torch
 
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime import executors
-from esper.runtime.executors import EagerExecutor, GraphedExecutor
+from esper.runtime.executors import graphs as executors
+from esper.runtime.executors.eager import EagerExecutor
+from esper.runtime.executors.graphs import GraphedExecutor
+from esper.runtime.executors.structure import graph_key
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from runtime.episodes import (
     COPIES,
     CULL,
@@ -130,7 +134,7 @@ def captured(monkeypatch):
     return made
 
 
-# -- graphed equals eager ----------------------------------------------------------------------------------------------
+# -- graphed equals eager --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=EPISODES)
@@ -203,7 +207,7 @@ def test_auto_is_graphed_on_a_gpu():
     assert isinstance(build(executor="auto").executor, GraphedExecutor)
 
 
-# -- capturing ---------------------------------------------------------------------------------------------------------
+# -- capturing -------------------------------------------------------------------------------------
 
 
 def test_only_a_change_of_structure_captures_again_and_only_for_that_host(captured):
@@ -248,7 +252,7 @@ def test_the_oldest_of_many_structures_are_captured_again_and_the_first_is_not(
     monkeypatch.setattr(executors, "_SPARE", 4)
     population = build(seeds=[7])
     run = population.runs[0]
-    bare = run.wiring()
+    bare = graph_key(run)
     for _ in range(8):
         play(population, 2, {0: {0: [(GERMINATE, "r0c0", "norm", "linear")], 1: [(CULL, "r0c0")]}})
     kept = population.executor._device(run)._kept
@@ -280,7 +284,7 @@ def test_a_reset_host_equals_a_fresh_one():
     assert differing(print_of(fresh), print_of(population, 1)) == []
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("executor", ["eager", "graphed"])
@@ -313,7 +317,7 @@ def test_waiting_would_be_noticed():
         torch.ones(1, device="cuda").item()
 
 
-# -- snapshots and independence ----------------------------------------------------------------------------------------
+# -- snapshots and independence --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epoch", [0, 2, 4])
@@ -373,20 +377,28 @@ def test_growing_leaves_the_devices_random_state_alone(executor):
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
-# -- mixed precision ---------------------------------------------------------------------------------------------------
+# -- mixed precision -------------------------------------------------------------------------------
 
 AMP = [("bf16", "graphed"), ("bf16", "eager"), ("fp16", "eager")]
 IMAGE_SEEDS = (
-    "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy", "inverted_bottleneck",
-)  # fmt: skip
+    "conv_light",
+    "attention",
+    "norm",
+    "depthwise",
+    "bottleneck",
+    "conv_small",
+    "conv_heavy",
+    "inverted_bottleneck",
+)
 TEXT_SEEDS = ("lora", "mlp_small", "mlp", "attention", "norm")
 
 
 @pytest.mark.parametrize(("amp", "executor"), AMP)
 @pytest.mark.parametrize(
-    ("task", "blueprint"), [*((PHOTOS, name) for name in IMAGE_SEEDS), *((TEXT, name) for name in TEXT_SEEDS)],
+    ("task", "blueprint"),
+    [*((PHOTOS, name) for name in IMAGE_SEEDS), *((TEXT, name) for name in TEXT_SEEDS)],
     ids=lambda value: value if isinstance(value, str) else value.name,
-)  # fmt: skip
+)
 def test_every_seed_parameter_gets_finite_gradients_that_are_not_zero(
     amp, executor, task, blueprint
 ):
@@ -404,7 +416,9 @@ def test_every_seed_parameter_gets_finite_gradients_that_are_not_zero(
 
 
 def overflown():
-    """A host whose scaler has just become far too large, beside one whose scaler has not; and both untouched."""
+    """A host whose scaler has just become far too large, beside one whose scaler has not; and both
+    untouched.
+    """
     healthy, broken = (build(executor="eager", amp="fp16") for _ in range(2))
     for population in (healthy, broken):
         play(population, 1)

@@ -1,4 +1,6 @@
-"""Graphs of many hosts, of many structures and of one population after the other take a bounded amount of memory."""
+"""Graphs of many hosts, of many structures and of one population after the other take a bounded
+amount of memory.
+"""
 
 import gc
 import random
@@ -11,7 +13,8 @@ import torch
 
 from cuda.test_executors import GROWTH, IMAGE_SEEDS, PHOTOS, _deterministic, build  # noqa: F401
 from esper.leyline.errors import EsperError
-from esper.runtime import executors
+from esper.runtime.executors import graphs as executors
+from esper.runtime.executors.structure import graph_key
 from runtime.episodes import (
     CULL,
     FOSSILIZE,
@@ -52,7 +55,8 @@ def say(what, floor):
     taken, beside = (reserved - floor) / MIB, (total - free - reserved) / MIB
     allocated = torch.cuda.memory_allocated() / MIB
     print(
-        f"{what}: {taken:,.0f} MiB reserved, {allocated:,.0f} allocated, {beside:,.0f} beside the allocator"
+        f"{what}: {taken:,.0f} MiB reserved, {allocated:,.0f} allocated, "
+        f"{beside:,.0f} beside the allocator"
     )
     return taken
 
@@ -63,11 +67,13 @@ def grow(hosts):
     return population
 
 
-# -- many hosts --------------------------------------------------------------------------------------------------------
+# -- many hosts ------------------------------------------------------------------------------------
 
 
 def test_32_growing_hosts_take_less_than_2_gib_and_hosts_beyond_the_lanes_next_to_nothing(floor):
-    """A pool per host took about 1 GiB for each; here all that a further host adds is its own tensors."""
+    """A pool per host took about 1 GiB for each; here all that a further host adds is its own
+    tensors.
+    """
     few = grow(executors._LANES)
     with_few = say(f"{executors._LANES} hosts", floor)
     del few
@@ -81,7 +87,10 @@ def test_32_growing_hosts_take_less_than_2_gib_and_hosts_beyond_the_lanes_next_t
 
 
 def test_no_tensor_of_a_captured_call_lives_on_in_a_pool():
-    """Whatever does is memory that every structure adds. Workspaces of cuBLAS do, once per stream: they are large."""
+    """Whatever does is memory that every structure adds.
+
+    Workspaces of cuBLAS do, once per stream: they are large.
+    """
     population = grow(executors._LANES)
     pools = {tuple(population.executor._device(run).lane(run).pool) for run in population.runs}
     gc.collect()
@@ -95,14 +104,17 @@ def test_no_tensor_of_a_captured_call_lives_on_in_a_pool():
         if block["state"] != "inactive"
     ]
     print(
-        f"pools: {sum(part['total_size'] for part in segments) / MIB:,.0f} MiB, alive in them: {sorted(alive)}"
+        f"pools: {sum(part['total_size'] for part in segments) / MIB:,.0f} MiB, alive "
+        f"in them: {sorted(alive)}"
     )
     assert segments
     assert [size for size in alive if size < MIB] == []
 
 
 def test_hosts_that_share_a_lane_equal_eager_ones_to_the_bit(monkeypatch):
-    """Graphs of five hosts overwrite each other's memory here; results, weights and state must not be in it."""
+    """Graphs of five hosts overwrite each other's memory here; results, weights and state must not
+    be in it.
+    """
     streams = executors._streams
     monkeypatch.setattr(executors, "_streams", lambda device: streams(device)[:1])
     found = {}
@@ -141,7 +153,7 @@ def test_results_outlive_what_the_lane_runs_after_them(monkeypatch):
     ] * 6
 
 
-# -- many structures ---------------------------------------------------------------------------------------------------
+# -- many structures -------------------------------------------------------------------------------
 
 
 def change_at_random(population, host, draw):
@@ -154,12 +166,14 @@ def change_at_random(population, host, draw):
 
 
 def visit(population, structures, draw):
-    """Train tiny epochs until so many structures were met; hosts begin anew now and then, or they would fill up."""
+    """Train tiny epochs until so many structures were met; hosts begin anew now and then, or they
+    would fill up.
+    """
     met, epoch = 0, 0
     last = [None] * len(population.runs)
     while met < structures:
         population.train_epoch()
-        now = [run.wiring() for run in population.runs]
+        now = [graph_key(run) for run in population.runs]
         met += sum(one != other for one, other in zip(now, last, strict=True))
         last = now
         population.evaluate()
@@ -192,7 +206,9 @@ def test_200_structures_one_after_the_other_take_no_more_memory_than_the_first_4
 
 
 def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(floor):
-    """What pools take is counted as they grow; a budget that is too small for all lanes leaves fewer."""
+    """What pools take is counted as they grow; a budget that is too small for all lanes leaves
+    fewer.
+    """
     free, tight = build(SMALL, range(8)), build(SMALL, range(8), graph_memory=0.15)
     for population in (free, tight):
         visit(population, 150, random.Random(5))
@@ -210,7 +226,9 @@ def test_150_structures_under_a_budget_stay_within_it_and_hosts_go_on_the_same(f
 
 
 def test_what_pools_take_is_what_the_allocator_says():
-    """Never less; a segment that was reserved beside a capture may be counted too, which errs on the safe side."""
+    """Never less; a segment that was reserved beside a capture may be counted too, which errs on
+    the safe side.
+    """
     population = grow(4)
     graphs = population.executor._device(population.runs[0])
     pools = {tuple(lane.pool) for lane in graphs._lanes}
@@ -225,7 +243,10 @@ def test_what_pools_take_is_what_the_allocator_says():
 
 
 def test_populations_one_after_the_other_take_no_more_memory_than_one(floor):
-    """The next one gives back what the one before it left: inside a capture that would be too late."""
+    """The next one gives back what the one before it left:
+
+    inside a capture that would be too late.
+    """
     taken = []
     for number in range(5):
         population = grow(executors._LANES)

@@ -5,8 +5,8 @@ import torch
 
 from esper.kasmina.hosts import build_cnn_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.stages import SeedStage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

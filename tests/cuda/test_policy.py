@@ -1,11 +1,14 @@
-"""The learner on a GPU: acting and learning agree, updates repeat, and a training run goes through both executors."""
+"""The learner on a GPU:
+
+acting and learning agree, updates repeat, and a training run goes through both executors.
+"""
 
 import pytest
 import torch
 
 from esper.simic import PPOAgent, PPOConfig
 from esper.simic.config import TrainingConfig
-from esper.simic.rollout import Rollout
+from esper.simic.ppo.rollout import Rollout
 from esper.simic.trainer import train_ppo_vectorized
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from null_sink import NullSink

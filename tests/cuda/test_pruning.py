@@ -1,4 +1,7 @@
-"""Late pruning of graphed hosts: as of eager ones to the bit, and no graph of the larger network afterwards."""
+"""Late pruning of graphed hosts:
+
+as of eager ones to the bit, and no graph of the larger network afterwards.
+"""
 
 from dataclasses import replace
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 
 from cuda.test_executors import GROWTH, PHOTOS, _deterministic, build  # noqa: F401
+from esper.runtime.executors.structure import good_state_key
 from runtime.episodes import differing, play, print_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -25,10 +29,10 @@ def pruned(executor):
     population.train_epoch()
     population.evaluate()
     spoil(population.runs[0].slots[0].fossils[0])
-    before = population.runs[0].topology()
+    before = good_state_key(population.runs[0])
     verdicts = population.prune(0)
     assert not all(verdict.is_kept for verdict in verdicts)
-    assert population.runs[0].topology() != before
+    assert good_state_key(population.runs[0]) != before
     population.tick()
     play(population, TASK.epochs - DUE, start=DUE)
     return population, verdicts

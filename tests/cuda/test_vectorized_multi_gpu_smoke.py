@@ -1,4 +1,7 @@
-"""Hosts over all GPUs, at most two: they land there, train, and teach a policy by PPO. Made-up data only."""
+"""Hosts over all GPUs, at most two:
+
+they land there, train, and teach a policy by PPO. Made-up data only.
+"""
 
 import math
 from collections import Counter
@@ -9,7 +12,7 @@ import torch
 
 from esper.runtime.devices import describe_map
 from esper.runtime.population import Population
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from esper.simic import trainer
 from esper.simic.config import TrainingConfig
 from esper.simic.environment import GrowthVectorEnv
@@ -68,7 +71,7 @@ def test_the_final_report_comes_from_all_devices(population):
     assert all(0 <= final.accuracy <= 1 for final in population.final_scores())
 
 
-# -- PPO ---------------------------------------------------------------------------------------------------------------
+# -- PPO -------------------------------------------------------------------------------------------
 
 
 def train_policy(folder, monkeypatch, **changes):
@@ -97,7 +100,9 @@ def train_policy(folder, monkeypatch, **changes):
 
 
 def assert_learned(agent, rounds):
-    """Two updates of real steps, from finite readings, and a policy whose weights have moved and are finite."""
+    """Two updates of real steps, from finite readings, and a policy whose weights have moved and
+    are finite.
+    """
     assert (agent.updates, agent.decisions) == (2, 2 * 4 * 4)
     for event in rounds:
         assert event.update["steps"] > 0

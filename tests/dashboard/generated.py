@@ -281,7 +281,10 @@ def _comparable(value):
 
 
 def plain(view, ranks=1):
-    """All that a view shows, to compare. The order between ranks is that of arrival, so there it does not count."""
+    """All that a view shows, to compare.
+
+    The order between ranks is that of arrival, so there it does not count.
+    """
     log = view.log
     shown = {**vars(view), "lines": log, "newest": [], "ops": view.ops}
     if ranks > 1:

@@ -1,4 +1,7 @@
-"""The page and the report in a real browser: live, by mouse and keyboard, accessible, and alone with its server."""
+"""The page and the report in a real browser:
+
+live, by mouse and keyboard, accessible, and alone with its server.
+"""
 
 import shutil
 import socket

@@ -143,7 +143,7 @@ def text_of(draw, moment, width=78, height=24):
     return drawn(draw(moment, width, height)[1], width)
 
 
-# -- strokes -----------------------------------------------------------------------------------------------------------
+# -- strokes ---------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(), max_size=40), st.integers(1, 30), st.integers(1, 4))
@@ -161,7 +161,7 @@ def test_a_bar_is_as_long_as_its_share():
     assert [len(drawn(drawing.bar(share, 8), 8)) for share in (0.0, 0.5, 1.0, 7.0)] == [0, 4, 8, 8]
 
 
-# -- the chain of slots ------------------------------------------------------------------------------------------------
+# -- the chain of slots ----------------------------------------------------------------------------
 
 
 def test_a_host_whose_clock_is_compute_shows_the_share_it_has_used():
@@ -211,7 +211,7 @@ def test_a_seed_without_evidence_says_so():
     assert "not measured" in text_of(drawing.draw_chain, moment_of(happened))
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_the_rest_takes_as_long_as_the_newest_rounds():
@@ -292,7 +292,7 @@ def test_an_anomaly_is_named():
     assert "! round 1: ratio_explosion is 9.0" in drawn(picture, 80)
 
 
-# -- the log -----------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 def test_a_filter_wants_all_its_words_in_kind_text_or_place():
@@ -312,7 +312,7 @@ def test_text_from_events_is_neither_markup_nor_a_command_to_the_terminal():
     assert last.isprintable()
 
 
-# -- all panels --------------------------------------------------------------------------------------------------------
+# -- all panels ------------------------------------------------------------------------------------
 
 MOMENTS = [
     moment_of([]),

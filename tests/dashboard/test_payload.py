@@ -1,4 +1,7 @@
-"""What the page and the report are given: JSON without surprises, only what is new, and fair comparisons."""
+"""What the page and the report are given:
+
+JSON without surprises, only what is new, and fair comparisons.
+"""
 
 import json
 import math

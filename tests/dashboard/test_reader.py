@@ -29,14 +29,16 @@ from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.report import write_report
 from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
+from esper.storage.runfolder import only_writer
 from esper.telemetry.events import RoundBegan, to_record
-from esper.telemetry.runfolder import only_writer
 
 LONGEST = 4096
 
 
 def grow_files(folder, contents, cut, draw):
-    """Append to some files, up to a byte that may be anywhere; returns how many whole lines each has."""
+    """Append to some files, up to a byte that may be anywhere; returns how many whole lines each
+    has.
+    """
     lines = {}
     for rank, content in contents.items():
         with open(folder / f"events-{rank}.jsonl", "ab") as file:
@@ -188,7 +190,7 @@ def test_an_older_episode_is_the_one_that_was_lived_then(run):
         assert found.episode(0, 99) is None
 
 
-# -- the folder ------------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def test_reading_changes_nothing_in_the_run(tmp_path):
@@ -323,7 +325,10 @@ def test_a_run_is_running_while_its_writer_holds_the_lock(tmp_path):
 
 def test_a_writer_in_another_process_is_seen(tmp_path):
     folder = write_run(tmp_path / "run", "ppo", {0: many_rounds(1)}, rounds=3)
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, "
+        "fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
     command = [sys.executable, "-c", code, str(folder / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         writer.stdout.readline()

@@ -1,4 +1,6 @@
-"""One file that tells everything, runs nothing that it was not built with, and is never half written."""
+"""One file that tells everything, runs nothing that it was not built with, and is never half
+written.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A list of runs says what each is, how far it is and what it reached; what is not a run is not in it."""
+"""A list of runs says what each is, how far it is and what it reached; what is not a run is not in
+it.
+"""
 
 import io
 import json

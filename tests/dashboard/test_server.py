@@ -1,4 +1,6 @@
-"""Who may see what through `esper serve`, and that nothing can be changed, reached or injected through it."""
+"""Who may see what through `esper serve`, and that nothing can be changed, reached or injected
+through it.
+"""
 
 import importlib
 import json
@@ -80,7 +82,7 @@ def test_what_is_no_number_is_refused(client, query):
     assert client.get(f"/api/runs/grow/episode?{query}").status_code == 400
 
 
-# -- who may come ------------------------------------------------------------------------------------------------------
+# -- who may come ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [*EVERYWHERE, "/nowhere", "/api/runs/none/episode"])
@@ -160,7 +162,7 @@ def test_tokens_are_compared_in_constant_time(locked, monkeypatch):
     assert (b"guess", TOKEN.encode()) in compared
 
 
-# -- what can be reached -----------------------------------------------------------------------------------------------
+# -- what can be reached ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_the_page_never_turns_text_into_html(client):
         assert way not in script
 
 
-# -- the stream --------------------------------------------------------------------------------------------------------
+# -- the stream ------------------------------------------------------------------------------------
 
 
 def follow(runs, act):
@@ -303,7 +305,7 @@ def test_a_quiet_stream_gives_signs_of_episode(runs, monkeypatch):
     follow(runs, act)
 
 
-# -- where it listens --------------------------------------------------------------------------------------------------
+# -- where it listens ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])

@@ -1,4 +1,7 @@
-"""Folding events gives what people want to see: episodes, seeds, verdicts, ops; and nothing breaks it."""
+"""Folding events gives what people want to see:
+
+episodes, seeds, verdicts, ops; and nothing breaks it.
+"""
 
 import json
 import math

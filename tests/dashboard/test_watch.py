@@ -75,7 +75,7 @@ def folder(tmp_path):
     return write_run(tmp_path / "first")
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 def assert_in_place(app):
@@ -187,7 +187,7 @@ def test_a_run_without_events_is_shown_as_one(tmp_path):
     play(write_run(tmp_path / "first", []), script)
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def test_keys_go_round_the_hosts(folder):
@@ -260,7 +260,7 @@ def test_keys_are_answered_while_the_run_is_being_read_and_nothing_is_drawn_half
     assert True not in drawn
 
 
-# -- a run that goes on ------------------------------------------------------------------------------------------------
+# -- a run that goes on ----------------------------------------------------------------------------
 
 
 def test_a_running_run_is_followed_until_it_is_over(folder):
@@ -335,7 +335,7 @@ def test_a_folder_that_vanishes_is_told_and_the_picture_stays(folder):
     play(folder, script, LARGE)
 
 
-# -- plain terminals ---------------------------------------------------------------------------------------------------
+# -- plain terminals -------------------------------------------------------------------------------
 
 
 def test_without_colour_the_same_text_is_there(folder, monkeypatch):
@@ -354,7 +354,7 @@ def test_without_colour_the_same_text_is_there(folder, monkeypatch):
     assert plain == coloured
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [lambda folder: None, lambda folder: folder.mkdir()])

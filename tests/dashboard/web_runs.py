@@ -35,7 +35,9 @@ def append(folder, *events):
 
 
 def seed_events(host, epoch, slot, fate, blueprint="conv_light"):
-    """A seed that is planted at an epoch and judged three epochs later, as four batches of events."""
+    """A seed that is planted at an epoch and judged three epochs later, as four batches of
+    events.
+    """
     gate = {
         "host": host,
         "slot": slot,
@@ -169,9 +171,18 @@ def ppo_round(round_, hosts=2):
         "params_share": 1.2,
     }
     yield RoundFinished(
-        round_, 10 * (round_ + 1), **numbers, reward_parts={"accuracy_beyond_twin": 0.5, "rent": -0.1}, ops=ops,
-        germinated=2, fossilized=0, culled=2, refused=0, update=update, seconds=2.0,
-    )  # fmt: skip
+        round_,
+        10 * (round_ + 1),
+        **numbers,
+        reward_parts={"accuracy_beyond_twin": 0.5, "rent": -0.1},
+        ops=ops,
+        germinated=2,
+        fossilized=0,
+        culled=2,
+        refused=0,
+        update=update,
+        seconds=2.0,
+    )
 
 
 def ppo_run(folder, rounds=2, **changes):

@@ -1,10 +1,13 @@
-"""What can become of a file or a folder, by accident or on purpose. Each function takes paths and changes the disk."""
+"""What can become of a file or a folder, by accident or on purpose.
+
+Each function takes paths and changes the disk.
+"""
 
 import json
 import os
 import shutil
 
-from esper.telemetry.store import digest_json
+from esper.storage.store import digest_json
 
 
 def truncate(path):

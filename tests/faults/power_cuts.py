@@ -1,7 +1,9 @@
-"""What a power cut may leave of a folder: a recorder of everything that is asked of the disk, and the legal folders.
+"""What a power cut may leave of a folder: a recorder of everything that is asked of the disk, and
+the legal folders.
 
-The disk is as unkind as POSIX allows. Content that was not fsynced may be old, empty, half there or whole. A name that
-was made, moved or deleted may or may not be so until its folder is fsynced, each on its own and in any order.
+The disk is as unkind as POSIX allows. Content that was not fsynced may be old, empty, half there or
+whole. A name that was made, moved or deleted may or may not be so until its folder is fsynced, each
+on its own and in any order.
 """
 
 import os
@@ -25,7 +27,8 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Records what happens below `root` from `recording()` on; `moments` are all that a power cut can come between.
+    """Records what happens below `root` from `recording()` on; `moments` are all that a power cut
+    can come between.
 
     Args:
         manifest: name of the file whose rename ends a save; only to tell the kinds of fsync apart.
@@ -46,7 +49,7 @@ class Disk:
         self._handles = {}
         self._nodes = 0
 
-    # -- recording -----------------------------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     @contextmanager
     def recording(self):
@@ -65,7 +68,9 @@ class Disk:
                 setattr(os, name, function)
 
     def begin_save(self, kill_at=None):
-        """Another save begins; it is killed before its `kill_at`-th call, or before its first fsync of that kind."""
+        """Another save begins; it is killed before its `kill_at`-th call, or before its first fsync
+        of that kind.
+        """
         self.save, self._calls, self.kill_at, self._renamed, self._last = (
             self.save + 1,
             0,
@@ -196,7 +201,10 @@ class Disk:
                 self._change(new, {new: node})
 
     def _move_folder(self, source, target, old, new):
-        """With all that is in it, of which the names must be durable: else it could be empty under the new name."""
+        """With all that is in it, of which the names must be durable:
+
+        else it could be empty under the new name.
+        """
         assert not [folder for folder, _ in self._pending if folder == old], (
             f"{old} is moved too early"
         )
@@ -230,7 +238,7 @@ class Disk:
             self._now[name] = FOLDER
             self._change(name, {name: FOLDER})
 
-    # -- what may be left ----------------------------------------------------------------------------------------------
+    # -- what may be left --------------------------------------------------------------------------
 
     def written(self):
         """What the recorder saw, to be compared with what is there: nobody may go around it."""
@@ -241,7 +249,10 @@ class Disk:
 
 
 def legal_folders(state, most=MOST, seed=0):
-    """Every folder that a power cut may leave at a moment, as {name: content, None for a folder}."""
+    """Every folder that a power cut may leave at a moment, as {name:
+
+    content, None for a folder}.
+    """
     named, pending, synced, content = state
     draw = random.Random(seed)
     subsets = _choices([(True, False)] * len(pending), most, draw)
@@ -301,7 +312,7 @@ def rebuild(folder, files):
             (folder / name).write_bytes(content)
 
 
-# -- saving and loading ------------------------------------------------------------------------------------------------
+# -- saving and loading ----------------------------------------------------------------------------
 
 
 class Violation(AssertionError):  # noqa: N818  # of a promise
@@ -319,7 +330,9 @@ def quick_folder():
 
 
 def record(root, subject, saves, kills=(), without=None):
-    """Play saves one after another; the disk, and which numbers are allowed at each number of `Disk.save`."""
+    """Play saves one after another; the disk, and which numbers are allowed at each number of
+    `Disk.save`.
+    """
     disk = Disk(root, without=without)
     allowed, known = {0: {NOTHING}}, {NOTHING}
     with disk.recording():
@@ -343,7 +356,9 @@ def record(root, subject, saves, kills=(), without=None):
 
 
 def check(subject, disk, allowed, place, following=None, most=4096):
-    """Load every legal folder of every moment, then save once more into it; how many folders there were."""
+    """Load every legal folder of every moment, then save once more into it; how many folders there
+    were.
+    """
     seen = set()
     for moment, (save, state) in enumerate(disk.moments):
         for files in legal_folders(state, most, moment):

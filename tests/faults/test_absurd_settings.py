@@ -13,11 +13,11 @@ from esper.cli.session import teller
 from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SettingError
 from esper.simic.config import TrainingConfig
+from esper.storage.store import Store
 from esper.telemetry.curve_export import TRACKERS, TrackingSink
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, HostRolledBack
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store
 from esper.trials.config import CompareConfig, RunConfig
 from esper.trials.searching import read_search
 from faults.commands import CLEAR, run

@@ -1,4 +1,6 @@
-"""What is read back is what was written, for this seed and these settings; else it is said, or made again the same."""
+"""What is read back is what was written, for this seed and these settings; else it is said, or made
+again the same.
+"""
 
 import json
 import random
@@ -7,10 +9,9 @@ from itertools import product
 import pytest
 from safetensors.torch import load_file, save_file
 
-from esper.leyline import files
 from esper.leyline.errors import EsperError, SaveError
-from esper.telemetry import runfolder
-from esper.telemetry.store import Store
+from esper.storage import files, runfolder
+from esper.storage.store import Store
 from esper.trials.running import EpochSaves, build
 from faults.commands import CLEAR, DONE, command, run
 from faults.damage import (
@@ -120,11 +121,14 @@ def test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one(
     assert arms[0] == arms[1]
 
 
-# -- a forger who knows how to make checksums --------------------------------------------------------------------------
+# -- a forger who knows how to make checksums ------------------------------------------------------
 
 
 def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
-    """Whatever is changed: a save that is refused, or one that can be used; never another exception."""
+    """Whatever is changed:
+
+    a save that is refused, or one that can be used; never another exception.
+    """
     config = grown_runs.configured(tmp_path / "run", hosts=1, task__epochs=4)
     grown_runs.stopped(config, 2)
     manifest = config.out / runfolder.MANIFEST

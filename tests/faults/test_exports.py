@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from esper.cli.run import export_run
-from esper.kasmina.harvesting import SOURCE, WEIGHTS, export_network
+from esper.kasmina.exporting import SOURCE, WEIGHTS, export_network
 from esper.leyline.errors import SaveError
-from esper.leyline.files import copy_files, digest
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.files import copy_files, digest
 from faults.damage import change_digit, delete, flip, link_away, pipe, tree, truncate, zero
 from faults.power_cuts import NOTHING, RUN, play
 from user_models import CNN, PLANT_FIRST, grow_cnn, walk_to
@@ -54,7 +54,10 @@ def test_of_an_export_that_was_cut_off_while_it_replaced_another_nothing_is_made
 
 @dataclass
 class Finished:
-    """The end of `esper run`, as far as it is written: the network, then the results that name it."""
+    """The end of `esper run`, as far as it is written:
+
+    the network, then the results that name it.
+    """
 
     model: object
 
@@ -155,7 +158,7 @@ def test_of_a_network_that_is_not_the_one_written_nothing_is_copied(
     for path in folder.glob(f"networks/*/{SOURCE}"):
         damage(path)
     monkeypatch.setattr(
-        "esper.leyline.files.write_files", lambda *given: pytest.fail("a copy was begun")
+        "esper.storage.files.write_files", lambda *given: pytest.fail("a copy was begun")
     )
     with pytest.raises(SaveError, match=SOURCE) as refused:
         export_run(folder, tmp_path / "out")

@@ -1,4 +1,7 @@
-"""Somebody else's run folder: nothing in it leads out of it, nothing in it makes a command wait for ever."""
+"""Somebody else's run folder:
+
+nothing in it leads out of it, nothing in it makes a command wait for ever.
+"""
 
 import stat
 

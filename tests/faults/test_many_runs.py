@@ -98,7 +98,7 @@ def test_a_run_that_somebody_looks_at_stays_in_memory_for_a_while(client, monkey
     assert feed.reader is None
 
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

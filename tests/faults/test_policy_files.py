@@ -10,15 +10,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from esper.leyline.errors import EsperError, SaveError
-from esper.runtime.tasks import get_task
-from esper.simic.checkpoints import (
-    episodes_of,
-    load_fitting,
-    other_episodes,
-    read_agent,
-    read_checkpoint,
-    seal,
-)
+from esper.runtime.tasks.task import get_task
+from esper.simic.checkpoints import episodes_of, other_episodes
+from esper.simic.ppo.agent import PPOAgent
+from esper.tamiyo.policy_files import load_fitting, seal
+from esper.tamiyo.policy_files import read as read_policy
 from esper.trials.running import build
 from faults.commands import CLEAR, DONE, command, run
 from faults.damage import WRONG
@@ -48,7 +44,7 @@ def test_a_sound_file_is_a_policy_and_a_learner(parts, space, tmp_path):
     path = written(tmp_path / "p", *parts)
     own, learner = (
         load_fitting(path, space).network.state_dict(),
-        read_agent(path).network.state_dict(),
+        PPOAgent.load(path).network.state_dict(),
     )
     for name, value in parts[0].items():
         if name.startswith("network."):
@@ -69,7 +65,7 @@ def test_one_changed_bit_anywhere_is_refused_or_changes_nothing(parts, tmp_path)
         content[place] ^= 1 << draw.randrange(8)
         path.write_bytes(content)
         try:
-            found, said = read_checkpoint(path)
+            found, said = read_policy(path)
         except SaveError:
             refused += 1
             continue
@@ -84,7 +80,7 @@ def test_a_file_without_its_digest_is_refused(parts, tmp_path):
     tensors, plain = parts
     save_file(tensors, tmp_path / "p", {"esper": json.dumps(plain)})
     with pytest.raises(SaveError, match=r"p was changed .*checksum"):
-        read_checkpoint(tmp_path / "p")
+        read_policy(tmp_path / "p")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_facts_of_another_type_are_one_error(parts, tmp_path, facts):
 def test_brackets_without_end_are_one_error(parts, tmp_path):
     save_file(parts[0], tmp_path / "p", {"esper": "[" * 200_000})
     with pytest.raises(SaveError, match="checkpoint"):
-        read_checkpoint(tmp_path / "p")
+        read_policy(tmp_path / "p")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_a_learner_that_is_none_is_one_error(parts, tmp_path, learner):
     tensors, plain = parts
     path = written(tmp_path / "p", tensors, {**plain, "learner": learner})
     with pytest.raises(EsperError, match=str(path)):
-        read_agent(path)
+        PPOAgent.load(path)
 
 
 def written(path, tensors, plain):

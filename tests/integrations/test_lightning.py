@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from esper.leyline.errors import SaveError, SettingError
 from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import GrowthReported
+from garden.test_processes import digest
 from simic.team_workers import assert_ended_well, run_ranks
-from test_garden_processes import digest
 from user_models import grow_cnn, losses_of, random_images
 
 lightning = pytest.importorskip("lightning")
@@ -159,7 +159,10 @@ def test_testing_a_checkpoint_leaves_the_record_of_the_run_whole(tmp_path):
 
 
 def test_a_garden_that_has_trained_goes_back_to_a_checkpoint(tmp_path):
-    """The optimiser is a new one: its state comes by name, not by the order in which fossils join it."""
+    """The optimiser is a new one:
+
+    its state comes by name, not by the order in which fossils join it.
+    """
     plan = {0: (1, 1, 1, 0), 1: (1, 0, 1, 0)}
     garden = fit(tmp_path, make_garden(plan=plan, lengths=StageLengths(ramp=1)), epochs=9)
     assert [len(slot.fossils) for slot in garden.model.slots.values()] == [1, 1]

@@ -1,4 +1,7 @@
-"""A tiny Llama through transformers' Trainer: killed, resumed, taken back to its best, with the host's own labels."""
+"""A tiny Llama through transformers' Trainer:
+
+killed, resumed, taken back to its best, with the host's own labels.
+"""
 
 import os
 import signal
@@ -193,7 +196,9 @@ def test_the_best_checkpoint_comes_back_with_the_structure_it_had(tmp_path):
 
 
 def test_columns_and_losses_are_those_of_the_bare_model(tmp_path):
-    """Labels are told from columns by the host's signature; smoothed ones are shifted by its name."""
+    """Labels are told from columns by the host's signature; smoothed ones are shifted by its
+    name.
+    """
     options = {"label_smoothing_factor": 0.1, "epochs": 1}
     rows = [{**row, "text": "a column that forward does not take"} for row in ROWS]
     trainer, garden = make_trainer(tmp_path / "grown", rows=rows, plan={}, **options)

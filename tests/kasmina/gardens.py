@@ -7,8 +7,8 @@ from torch import nn
 
 from esper.kasmina.hosts import ChainHost, build_cnn_host, build_mlp_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 
 CLASSES = 3
 

@@ -1,4 +1,6 @@
-"""What every blueprint promises, with the registry as the list of cases; and that the checker sees broken ones."""
+"""What every blueprint promises, with the registry as the list of cases; and that the checker sees
+broken ones.
+"""
 
 import itertools
 import pickle
@@ -204,7 +206,7 @@ def test_the_sham_has_no_parameters_and_no_effect():
     assert torch.equal(seed.blend(features, torch.tensor(0.3)), features)
 
 
-# -- the user's own ------------------------------------------------------------------------------------------------
+# -- the user's own --------------------------------------------------------------------------------
 
 
 def test_a_users_own_blueprint_grows_in_a_model(registry):
@@ -239,7 +241,7 @@ def test_a_function_that_builds_no_module_is_refused(registry):
         REGISTRY.get("image", "mine").build_seed((8, 6, 6))
 
 
-# -- the checker sees broken promises ----------------------------------------------------------------------------------
+# -- the checker sees broken promises --------------------------------------------------------------
 
 
 class Constant(nn.Module):

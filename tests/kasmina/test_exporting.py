@@ -1,4 +1,7 @@
-"""The grown network as weights and a source file: rebuilt where esper cannot be imported, and never broken code."""
+"""The grown network as weights and a source file:
+
+rebuilt where esper cannot be imported, and never broken code.
+"""
 
 import importlib.util
 import subprocess
@@ -12,9 +15,9 @@ from torch import nn
 
 import esper
 from esper.kasmina.blueprints import REGISTRY, blueprint
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
 from user_models import CNN, Encoder, OneBuffer, made_up, random_images, random_vectors, script
 
@@ -22,7 +25,7 @@ IMAGES = random_images(16)
 OFFSET = 2
 
 
-# -- blueprints of users' own; their sources are what is exported ------------------------------------------------------
+# -- blueprints of users' own; their sources are what is exported ----------------------------------
 
 
 def self_contained(channels):
@@ -113,7 +116,7 @@ def test_fossils_that_run_compiled_or_channels_last_are_exported(change, tmp_pat
     )
 
 
-# -- rebuilding --------------------------------------------------------------------------------------------------------
+# -- rebuilding ------------------------------------------------------------------------------------
 
 REBUILD = """
     import sys
@@ -237,7 +240,7 @@ def test_a_sham_fossil_is_exported_as_nothing(tmp_path):
     )
 
 
-# -- blueprints of one's own -------------------------------------------------------------------------------------------
+# -- blueprints of one's own -----------------------------------------------------------------------
 
 
 def test_a_self_contained_blueprint_is_exported_with_its_source(tmp_path, register):
@@ -278,7 +281,7 @@ def test_a_harvest_that_is_refused_writes_nothing(tmp_path):
     assert not list((tmp_path / "out").glob("*"))
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Taking the grown network home as a plain module, equal to the bit, of the host's own class, exportable."""
+"""Taking the grown network home as a plain module, equal to the bit, of the host's own class,
+exportable.
+"""
 
 import copy
 
@@ -8,9 +10,9 @@ from torch import nn
 
 import esper
 from esper.kasmina.seeds import Seed
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from user_models import (
     CNN,
     MLP,
@@ -31,7 +33,9 @@ LINEAR, SIGMOID, GATED = range(3)
 
 
 def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
-    """A garden with one fossil per blend in its first slot, and a seed on probation in its last slot, if wanted."""
+    """A garden with one fossil per blend in its first slot, and a seed on probation in its last
+    slot, if wanted.
+    """
     choices = {}
     for generation, blend in enumerate(blends):
         choices |= {4 * generation: (1, 0, 1, blend), 4 * generation + 3: (3, 0, 0, 0)}

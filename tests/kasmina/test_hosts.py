@@ -1,4 +1,7 @@
-"""Built-in hosts: sizes, slots, and passes that can be split at any slot while seeds are growing."""
+"""Built-in hosts:
+
+sizes, slots, and passes that can be split at any slot while seeds are growing.
+"""
 
 import itertools
 
@@ -15,9 +18,9 @@ from esper.kasmina.hosts import (
     build_transformer_host,
 )
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 
 
@@ -223,7 +226,7 @@ def test_a_setting_that_makes_no_host_is_refused(build):
         build()
 
 
-# -- the check sees broken hosts ---------------------------------------------------------------------------------------
+# -- the check sees broken hosts -------------------------------------------------------------------
 
 
 class ScalesItsOutput(ChainHost):

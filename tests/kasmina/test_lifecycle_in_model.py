@@ -1,4 +1,7 @@
-"""Whole episodes in a real network: ramps, gates, culls, fossils, generations. Compared to the bit where it matters."""
+"""Whole episodes in a real network:
+
+ramps, gates, culls, fossils, generations. Compared to the bit where it matters.
+"""
 
 import copy
 
@@ -37,7 +40,7 @@ def optimised(model):
     return {id(p) for group in model.link.optimizer.param_groups for p in group["params"]}
 
 
-# -- blending ----------------------------------------------------------------------------------------------------------
+# -- blending --------------------------------------------------------------------------------------
 
 
 @every_blend
@@ -136,7 +139,7 @@ def test_full_strength_is_the_network_at_the_end_of_its_ramp():
     assert torch.equal(output(model, INPUTS), full)
 
 
-# -- culling -----------------------------------------------------------------------------------------------------------
+# -- culling ---------------------------------------------------------------------------------------
 
 LENGTHS = {
     SeedStage.TRAINING: StageLengths(training=9),
@@ -195,7 +198,7 @@ def test_a_culled_slot_is_embargoed_and_opens_again():
     model.germinate_seed("r0c0", "norm")
 
 
-# -- fossilizing -------------------------------------------------------------------------------------------------------
+# -- fossilizing -----------------------------------------------------------------------------------
 
 
 @every_blend
@@ -262,7 +265,7 @@ def test_a_fossil_goes_on_learning_with_the_host():
     assert not torch.equal(model.slot("r0c0").fossils[0].scale, before)
 
 
-# -- generations -------------------------------------------------------------------------------------------------------
+# -- generations -----------------------------------------------------------------------------------
 
 
 def test_several_generations_grow_in_one_slot():

@@ -1,4 +1,7 @@
-"""The growing network as a whole: refusals, limits, counts, copies, and that the host stays the user's own."""
+"""The growing network as a whole:
+
+refusals, limits, counts, copies, and that the host stays the user's own.
+"""
 
 import gc
 import weakref
@@ -12,7 +15,6 @@ from torch import nn
 from esper.kasmina.blueprints import REGISTRY, blueprint
 from esper.kasmina.hosts import build_cnn_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import (
     BlueprintError,
     BlueprintMismatchError,
@@ -31,6 +33,7 @@ from esper.leyline.errors import (
     UnknownNameError,
 )
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from kasmina.gardens import (
@@ -58,7 +61,7 @@ def registry(monkeypatch):
     return REGISTRY
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def used():
@@ -214,7 +217,7 @@ def test_a_host_of_one_channel_can_be_wrapped(image_size):
     assert model.active_seeds == 1
 
 
-# -- the budget --------------------------------------------------------------------------------------------------------
+# -- the budget ------------------------------------------------------------------------------------
 
 BLUEPRINTS, SLOTS = ("mlp", "lora"), ("r0c0", "r0c1")
 moves = st.lists(
@@ -299,7 +302,7 @@ def test_an_unknown_blueprint_in_the_list_is_refused_when_the_host_is_wrapped():
         grow_mlp(blueprints=["loar"])
 
 
-# -- optimiser ---------------------------------------------------------------------------------------------------------
+# -- optimiser -------------------------------------------------------------------------------------
 
 
 def test_a_seed_that_no_optimiser_owns_stops_the_tick():
@@ -328,7 +331,7 @@ def test_an_optimiser_attached_late_takes_over_the_seeds():
     assert not torch.equal(model.slot("r0c0").seed.scale, before)
 
 
-# -- the host stays itself ---------------------------------------------------------------------------------------------
+# -- the host stays itself -------------------------------------------------------------------------
 
 
 def test_wrapping_changes_no_output():

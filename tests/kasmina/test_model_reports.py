@@ -72,7 +72,9 @@ def ratio_of(model):
 
 
 def test_the_gradient_ratio_counts_fossils_with_the_host():
-    """Every gradient of host and fossil is 1 and every one of the seed 3, so the ratio is 3 whatever their sizes."""
+    """Every gradient of host and fossil is 1 and every one of the seed 3, so the ratio is 3
+    whatever their sizes.
+    """
     model = fossil_and_seed()
     set_gradients(model, 1.0, 3.0)
     model.link.optimizer.step()
@@ -171,7 +173,7 @@ def test_evidence_about_a_slot_without_a_seed_on_probation_is_refused(stage):
     assert not model.get_slot_reports()["r0c0"].is_measured
 
 
-# -- actions -----------------------------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------
 
 
 def test_a_decision_is_carried_out_where_it_says():
@@ -216,7 +218,7 @@ def test_a_decision_is_refused_exactly_when_it_is_not_legal(op, blueprint):
             model.act(choice)
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

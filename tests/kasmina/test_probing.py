@@ -45,7 +45,7 @@ def by_name(model, example, **options):
     return {place.name: place for place in find_places(model, example, **options)}
 
 
-# -- what inspect shows ------------------------------------------------------------------------------------------------
+# -- what inspect shows ----------------------------------------------------------------------------
 
 
 def test_inspect_shows_kind_and_shape_of_every_fitting_place():
@@ -125,7 +125,7 @@ def test_a_slot_where_none_fits_is_refused_with_the_reason(name, error, reason):
         MorphogeneticModel(Odd(), SlotConfig.for_modules([name]), example=random_vectors())
 
 
-# -- example batches ---------------------------------------------------------------------------------------------------
+# -- example batches -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_example_that_does_not_run_is_refused_and_leaves_no_hook(example):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-# -- kinds -------------------------------------------------------------------------------------------------------------
+# -- kinds -----------------------------------------------------------------------------------------
 
 
 def test_a_kind_can_be_said_for_a_pattern():
@@ -189,7 +189,7 @@ def test_a_kind_of_another_rank_is_refused_when_the_model_is_wrapped():
         esper.grow(MLP(), slots="enter", example=random_vectors(), settings=settings)
 
 
-# -- patterns ----------------------------------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 NAMES = ("h", "h.0", "h.0.mlp", "h.1.mlp", "h.10.mlp", "h.0.attn.proj", "head")
 

@@ -1,4 +1,7 @@
-"""Late pruning of one network: what is judged, in which order, what leaves, and that nothing else moves."""
+"""Late pruning of one network:
+
+what is judged, in which order, what leaves, and that nothing else moves.
+"""
 
 import copy
 

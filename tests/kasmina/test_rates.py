@@ -1,12 +1,16 @@
-"""Learning rates of seeds: a multiple of the host's plan under every scheduler, warm-up, re-warming, low rates."""
+"""Learning rates of seeds:
+
+a multiple of the host's plan under every scheduler, warm-up, re-warming, low rates.
+"""
 
 import pytest
 import torch
 from torch import optim
 from torch.optim import lr_scheduler as schedulers
 
-from esper.kasmina.surgery import PER_GROUP_SCHEDULERS, is_low
+from esper.kasmina.optimiser import PER_GROUP_SCHEDULERS
 from esper.leyline.errors import OptimizerError
+from esper.leyline.rates import is_low
 from kasmina.gardens import grow_mlp, loss_of, vectors
 
 INPUTS = vectors()
@@ -47,7 +51,9 @@ def step(model, scheduler=None):
 
 
 def attach(build=None, *, before=0, lr=0.2, **options):
-    """A model with its optimiser and scheduler attached after `before` steps of training without slots."""
+    """A model with its optimiser and scheduler attached after `before` steps of training without
+    slots.
+    """
     model = grow_mlp(attach=False)
     optimizer = optim.SGD(model.host.parameters(), lr=lr, momentum=0.9)
     scheduler = None if build is None else build(optimizer)
@@ -162,7 +168,7 @@ def test_a_scheduler_of_another_optimiser_is_refused():
         )
 
 
-# -- low rates ---------------------------------------------------------------------------------------------------------
+# -- low rates -------------------------------------------------------------------------------------
 
 
 def decayed():

@@ -1,4 +1,7 @@
-"""Saving a garden and going on later: the same run to the bit, whatever the optimiser and wherever it stopped."""
+"""Saving a garden and going on later:
+
+the same run to the bit, whatever the optimiser and wherever it stopped.
+"""
 
 from functools import cache
 from types import SimpleNamespace
@@ -10,8 +13,8 @@ from torch.optim import lr_scheduler
 
 import esper
 from esper.kasmina import saving
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from user_models import (
     CNN,
     PLANT_FIRST,
@@ -32,7 +35,9 @@ EPOCHS = 12
 IMAGES, HELD_OUT = random_images(48, seed=1), random_images(48, seed=2)
 LENGTHS = StageLengths(ramp=2, probation=9)
 CHOICES = {0: (1, 0, 1, 2), 1: (1, 1, 2, 0), 4: (3, 0, 0, 0), 5: (2, 1, 0, 0), 6: (1, 0, 1, 1)}
-"""A gated seed in the first slot, fossilized; one in the second, culled; a second generation in the first."""
+"""A gated seed in the first slot, fossilized; one in the second, culled; a second generation in the
+first.
+"""
 STOPS = {
     0: ["BLENDING", "DORMANT"],
     3: ["PROBATIONARY", "PROBATIONARY"],
@@ -163,7 +168,7 @@ def test_the_resumed_runs_stopped_in_every_interesting_stage(saved_runs):
     assert {stop: stages[stop] for stop in STOPS} == STOPS
 
 
-# -- what a save holds -------------------------------------------------------------------------------------------------
+# -- what a save holds -----------------------------------------------------------------------------
 
 
 def test_a_loaded_network_computes_what_the_saved_one_did(tmp_path):
@@ -306,7 +311,7 @@ def test_loading_leaves_the_random_state_alone(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# -- tied weights ------------------------------------------------------------------------------------------------------
+# -- tied weights ----------------------------------------------------------------------------------
 
 
 def tied_garden():

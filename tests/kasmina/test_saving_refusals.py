@@ -1,4 +1,7 @@
-"""Damaged, foreign and interrupted saves: a clear error, the fresh model as before, the files as before."""
+"""Damaged, foreign and interrupted saves:
+
+a clear error, the fresh model as before, the files as before.
+"""
 
 import hashlib
 import json
@@ -78,7 +81,7 @@ def tensor_file(folder, stem):
     return path
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stem", ["model", "optimizer"])
@@ -243,7 +246,7 @@ def test_an_optimisers_group_that_does_not_fit_is_refused_when_it_is_attached(sa
         garden.attach(torch.optim.SGD(garden.parameters(), lr=0.05, momentum=0.9))
 
 
-# -- other models, blueprints, policies, optimisers --------------------------------------------------------------------
+# -- other models, blueprints, policies, optimisers ------------------------------------------------
 
 
 def test_another_model_is_refused_with_what_differs(save):
@@ -353,7 +356,7 @@ def test_memory_that_json_cannot_hold_is_refused_and_the_old_save_stays(memory, 
     assert contents(tmp_path)["manifest.json"] == before
 
 
-# -- crashes and trust -------------------------------------------------------------------------------------------------
+# -- crashes and trust -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash_at", ["garden-model", "garden-optimizer", "manifest"])

@@ -1,4 +1,7 @@
-"""Greedy scores are slopes: checked by differences, behind seeds, with frozen hosts, and the network left alone."""
+"""Greedy scores are slopes:
+
+checked by differences, behind seeds, with frozen hosts, and the network left alone.
+"""
 
 import numpy as np
 import pytest
@@ -57,7 +60,9 @@ class Scored:
         ).tolist()
 
     def numeric_slope(self, slot, step=1e-4):
-        """The steepest fall of the mean loss along a map of +1 and -1 behind the slot, by differences alone."""
+        """The steepest fall of the mean loss along a map of +1 and -1 behind the slot, by
+        differences alone.
+        """
         width, shape = (
             slot.channels,
             "oc,bc...->bo..." if slot.kind == "image" else "oc,b...c->b...o",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.inheritance import Inheritance
+from esper.kasmina.copies.eligibility import Inheritance
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.gates import Measurement
 from esper.leyline.lifecycle import SeedState, germinate

@@ -191,7 +191,7 @@ def test_an_unknown_blueprint_gets_the_nearest_one():
         DEFAULT_SPACE.blueprint_index("conv_ligth")
 
 
-# -- names from the tables alone ---------------------------------------------------------------------------------------
+# -- names from the tables alone -------------------------------------------------------------------
 
 SPACES = {
     "default": DEFAULT_SPACE,

@@ -1,4 +1,7 @@
-"""A seed's episode: the table, the ramps, the natural ends, and random walks that must stay on the table."""
+"""A seed's episode:
+
+the table, the ramps, the natural ends, and random walks that must stay on the table.
+"""
 
 import pytest
 from hypothesis import given
@@ -42,7 +45,7 @@ def names(states):
     return [state.stage.name for state in states]
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def test_every_stage_has_a_row_in_the_table():
@@ -77,7 +80,7 @@ def test_advance_follows_the_table_and_nothing_else(start, to):
             state.advance(to)
 
 
-# -- ramps -----------------------------------------------------------------------------------------------------------
+# -- ramps -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blend", BLEND_IDS)
@@ -111,7 +114,7 @@ def test_an_unknown_blend_has_no_ramp():
         ramp_alpha("linaer", 0.5)
 
 
-# -- natural ends ----------------------------------------------------------------------------------------------------
+# -- natural ends ----------------------------------------------------------------------------------
 
 
 def test_with_default_lengths_a_seed_is_fully_blended_in_after_one_tick():
@@ -218,7 +221,7 @@ def test_an_impossible_length_is_refused_by_name(wrong):
         StageLengths(**wrong)
 
 
-# -- random walks ----------------------------------------------------------------------------------------------------
+# -- random walks ----------------------------------------------------------------------------------
 
 SPACE = ActionSpace.of(SlotConfig(("r0c0",)), ("norm",))
 TARGETS = {

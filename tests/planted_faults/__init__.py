@@ -1,4 +1,6 @@
-"""Faults to plant in a copy of the sources, each with the test that must catch it (see test_planted_faults)."""
+"""Faults to plant in a copy of the sources, each with the test that must catch it (see
+test_planted_faults).
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Faults of the compute clock (shares, who pays for measuring, rates, the corpus), of parts of hosts and kept seeds."""
+"""Faults of the compute clock (shares, who pays for measuring, rates, the corpus), of parts of
+hosts and kept seeds.
+"""
 
 from planted_faults import Fault
 
@@ -20,17 +22,17 @@ FAULTS = [
     ),
     Fault(
         "torch may compile inside a captured graph",
-        "runtime/compiling.py",
+        "runtime/executors/compiling.py",
         'torch.compiler.set_stance("fail_on_recompile")',
         'torch.compiler.set_stance("default")',
-        "runtime/test_compiling.py::test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused",
+        "runtime/executors/test_compiling.py::test_where_nothing_new_may_be_compiled_known_calls_run_and_others_are_refused",
     ),
     Fault(
         "every host runs before it is captured",
-        "runtime/executors.py",
+        "runtime/executors/graphs.py",
         "if parts <= self._warmed:",
         "if not parts:",
-        "runtime/test_lanes.py::test_a_host_runs_once_before_a_capture_only_where_something_is_new",
+        "runtime/executors/test_lanes.py::test_a_host_runs_once_before_a_capture_only_where_something_is_new",
     ),
     Fault(
         "heads that nobody uses take no draws from a stream that others share",
@@ -83,17 +85,17 @@ FAULTS = [
     ),
     Fault(
         "a rate that rises counts as one that has fallen",
-        "runtime/tasks.py",
+        "runtime/tasks/task.py",
         "is_low(self.rate(epoch), self.lr) and not is_rising",
         "is_low(self.rate(epoch), self.lr)",
         "runtime/test_clock.py::test_a_warm_up_is_not_a_rate_that_has_fallen",
     ),
     Fault(
         "a corpus is known by its size only",
-        "runtime/data.py",
+        "runtime/tasks/data.py",
         "whole.update(key)",
         'whole.update(b"")',
-        "runtime/test_code.py::test_a_changed_source_is_another_corpus",
+        "runtime/tasks/test_code.py::test_a_changed_source_is_another_corpus",
     ),
     Fault(
         "a run goes on with another corpus",
@@ -111,9 +113,9 @@ FAULTS = [
     ),
     Fault(
         "a host's calls beyond its first turn are not launched",
-        "runtime/executors.py",
+        "runtime/executors/graphs.py",
         "for turn in filter(None, (own[start : start + _TURN] for own in calls)):",
         "for turn in filter(None, (own[:_TURN] for own in calls)):",
-        "runtime/test_lanes.py::test_hosts_take_turns_of_a_few_calls_and_each_keeps_its_order",
+        "runtime/executors/test_lanes.py::test_hosts_take_turns_of_a_few_calls_and_each_keeps_its_order",
     ),
 ]

@@ -54,10 +54,10 @@ FAULTS = [
     ),
     Fault(
         "a warm-up counts as a rate that has fallen",
-        "kasmina/surgery.py",
+        "kasmina/optimiser.py",
         "return self.is_rate_low and self.was_high",
         "return self.is_rate_low",
-        "test_garden_pruning.py::test_while_it_warms_up_a_rate_has_not_fallen",
+        "garden/test_pruning.py::test_while_it_warms_up_a_rate_has_not_fallen",
     ),
     Fault(
         "incubation ends well without a measurement",
@@ -82,17 +82,17 @@ FAULTS = [
     ),
     Fault(
         "a garden measures a seed on its ramp",
-        "garden.py",
+        "garden/garden.py",
         "if r.stage is SeedStage.PROBATIONARY}",
         "if r.alpha > 0}",
-        "test_garden_notes.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
+        "garden/test_notes.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
     ),
     Fault(
         "the graph of a measurement leaves the seed on its ramp out",
-        "runtime/executors.py",
+        "runtime/executors/graphs.py",
         "partial(measure, run, split, ablated))",
         "partial(measure, run, split))",
-        "runtime/test_lanes.py::test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured",
+        "runtime/executors/test_lanes.py::test_probation_needs_no_graph_of_its_own_and_no_other_seed_is_measured",
     ),
     Fault(
         "a number that nobody asked for ends an episode",
@@ -100,14 +100,14 @@ FAULTS = [
         "        for slot, mean, error in zip(run.slots if row",
         "        [Measurement(*pair, count) for pair in zip(row[::2], row[1::2], strict=True)]\n"
         "        for slot, mean, error in zip(run.slots if row",
-        "runtime/test_lanes.py::test_a_seed_on_its_ramp_may_contribute_what_is_not_a_number",
+        "runtime/executors/test_lanes.py::test_a_seed_on_its_ramp_may_contribute_what_is_not_a_number",
     ),
     Fault(
         "a row's numbers depend on the rows beside it",
         "runtime/counterfactuals.py",
         "[torch.stack([gain.mean(), gain.std() / len(split) ** 0.5]) for gain in gains]",
         "torch.stack([gains.mean(1), gains.std(1) / len(split) ** 0.5], 1)",
-        "runtime/test_lanes.py::test_evidence_does_not_depend_on_what_else_a_graph_measures",
+        "runtime/executors/test_lanes.py::test_evidence_does_not_depend_on_what_else_a_graph_measures",
     ),
     Fault(
         "a standard deviation for a standard error",
@@ -132,10 +132,10 @@ FAULTS = [
     ),
     Fault(
         "evidence is taken with the slot on",
-        "garden.py",
+        "garden/garden.py",
         "            with switch(slot_id):\n",
         "            if switch:\n",
-        "test_garden.py::test_a_contribution_is_the_loss_without_the_slot_minus_with_it",
+        "garden/test_garden.py::test_a_contribution_is_the_loss_without_the_slot_minus_with_it",
     ),
     Fault(
         "a held-out loss of NaN is healthy",
@@ -154,7 +154,8 @@ FAULTS = [
     Fault(
         "a rollback keeps live seeds",
         "runtime/governor.py",
-        "for s in self.run.slots if s.state.is_live]\n        culled = {change.slot_id for change in changes}",
+        "for s in self.run.slots if s.state.is_live]\n        culled = "
+        "{change.slot_id for change in changes}",
         "for s in ()]\n        culled = {slot.slot_id for slot in live}",
         "runtime/test_governor.py::test_a_rollback_culls_live_seeds_and_keeps_fossils",
     ),
@@ -183,7 +184,8 @@ FAULTS = [
         "the test split can be looked into",
         "runtime/splits.py",
         "    def __getattr__(self, name: str) -> Any:\n",
-        "    def __getattr__(self, name: str) -> Any:\n        return getattr(self.__dict__['_split'], name)\n",
+        "    def __getattr__(self, name: str) -> Any:\n        return "
+        "getattr(self.__dict__['_split'], name)\n",
         "runtime/test_splits.py::test_the_test_split_is_sealed",
     ),
     Fault(

@@ -1,4 +1,6 @@
-"""Faults of what the policy sees, chooses and is judged by (traps 1 to 27 of recurrent masked PPO)."""
+"""Faults of what the policy sees, chooses and is judged by (traps 1 to 27 of recurrent masked
+PPO).
+"""
 
 from planted_faults import Fault
 
@@ -12,14 +14,14 @@ FAULTS = [
     ),
     Fault(
         "1: rows begin with empty memory",
-        "simic/rollout.py",
+        "simic/ppo/rollout.py",
         "kept[:, number :: self.per_row] = now",
         "kept[:, number :: self.per_row] = 0.0",
         "simic/test_reconstruction.py::test_before_any_step_every_ratio_is_one",
     ),
     Fault(
         "1: acting and learning may disagree unseen",
-        "simic/diagnostics.py",
+        "simic/ppo/diagnostics.py",
         '("first ratio gap", gap,',
         '("first ratio gap", 0.0,',
         "simic/test_reconstruction.py::test_a_stored_probability_that_is_a_hundredth_off_is_an_anomaly_that_names_it",
@@ -33,14 +35,14 @@ FAULTS = [
     ),
     Fault(
         "2: learning forgets the masks",
-        "simic/rollout.py",
+        "simic/ppo/rollout.py",
         "masks={name: self.cut(mask, index) for name, mask in self.masks.items()},",
         "masks={},",
         "simic/test_reconstruction.py::test_before_any_step_every_ratio_is_one",
     ),
     Fault(
         "3: the environment's own mask is written to",
-        "simic/any_env.py",
+        "simic/ppo/any_env.py",
         "np.array(list(mask), dtype=np.bool_)",
         "np.asarray(mask, dtype=np.bool_)",
         "simic/test_reconstruction.py::test_the_environments_arrays_are_only_read",
@@ -54,21 +56,21 @@ FAULTS = [
     ),
     Fault(
         "5: the state after the first step is stored",
-        "simic/any_env.py",
+        "simic/ppo/any_env.py",
         "rollout.keep_state(self.hidden)",
         "rollout.keep_state(self.agent.network.choose(self.states, self.hidden, self.masks)[3])",
         "simic/test_reconstruction.py::test_the_state_of_a_row_is_the_one_before_its_first_step",
     ),
     Fault(
         "5: memory outlives its episode",
-        "simic/any_env.py",
+        "simic/ppo/any_env.py",
         "self.hidden = self.agent.restart(self.hidden, self.begins)",
         "self.hidden = hidden",
         "simic/test_reconstruction.py::test_memory_is_as_old_as_the_episode_and_zero_where_one_begins",
     ),
     Fault(
         "6: rows mix environments",
-        "simic/rollout.py",
+        "simic/ppo/rollout.py",
         "index // self.per_row].transpose(0, 1)",
         "index // self.per_row].reshape(len(index), self.piece, *stored.shape[2:])",
         "simic/test_reconstruction.py::test_a_row_is_one_environment_with_consecutive_steps",
@@ -77,7 +79,8 @@ FAULTS = [
         "7: no state when learning means zeros",
         "tamiyo/network.py",
         "        if hidden is None:\n",
-        "        hidden = hidden or self.get_initial_hidden(len(states))\n        if hidden is None:\n",
+        "        hidden = hidden or self.get_initial_hidden(len(states))\n        if "
+        "hidden is None:\n",
         "tamiyo/test_network.py::test_evaluating_without_the_state_that_rows_began_with_is_refused",
     ),
     Fault(
@@ -96,36 +99,38 @@ FAULTS = [
     ),
     Fault(
         "9: learning goes on across the beginning of an episode",
-        "simic/rollout.py",
+        "simic/ppo/rollout.py",
         '("states", "log_probs", "values", "starts")},\n',
         '("states", "log_probs", "values")},\n            starts=torch.zeros_like(valid),\n',
         "simic/test_reconstruction.py::test_what_was_seen_before_an_episode_began_changes_nothing_after_it",
     ),
     Fault(
         "10: looking ahead advances the memory",
-        "simic/any_env.py",
+        "simic/ppo/any_env.py",
         "        rollout.finish(",
-        "        self.hidden = self.agent.network.follow(self.states[:, None], self.hidden)\n        rollout.finish(",
+        "        self.hidden = self.agent.network.follow(self.states[:, None], "
+        "self.hidden)\n        rollout.finish(",
         "simic/test_reconstruction.py::test_looking_ahead_does_not_advance_the_memory",
     ),
     Fault(
         "11: states are never called stale",
-        "simic/agent.py",
+        "simic/ppo/agent.py",
         "return float(torch.cat(found, 1).square().mean())",
         "return 0.0",
         "simic/test_reconstruction.py::test_rows_that_go_on_report_how_stale_their_states_have_become",
     ),
     Fault(
         "12: statistics move from minibatch to minibatch",
-        "simic/agent.py",
+        "simic/ppo/agent.py",
         "                own = rollout.cut(advantages, index), rollout.cut(returns, index)\n",
         "                own = rollout.cut(advantages, index), rollout.cut(returns, index)\n"
-        "                self.network.observation_stats.update(rollout.rows(index).states.flatten(0, 1))\n",
+        "                "
+        "self.network.observation_stats.update(rollout.rows(index).states.flatten(0, 1))\n",
         "simic/test_reconstruction.py::test_statistics_stand_still_until_the_last_minibatch_and_change_once_after",
     ),
     Fault(
         "13: log-probabilities are stored in half precision",
-        "simic/rollout.py",
+        "simic/ppo/rollout.py",
         "self.log_probs = like.new_zeros(*shape, heads)",
         "self.log_probs = like.new_zeros(*shape, heads, dtype=torch.bfloat16)",
         "simic/test_reconstruction.py::test_before_any_step_every_ratio_of_chained_heads_is_one",
@@ -209,52 +214,52 @@ FAULTS = [
     ),
     Fault(
         "22: heads that an op does not use are learned from",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         "torch.stack([valid & torch.isin(first, own) for own in uses])",
         "torch.stack([valid for own in uses])",
-        "simic/test_update.py::test_what_is_stored_for_heads_that_an_op_does_not_use_changes_no_bit",
+        "simic/ppo/test_update.py::test_what_is_stored_for_heads_that_an_op_does_not_use_changes_no_bit",
     ),
     Fault(
         "23: a rare head is divided by all steps",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         "surrogate.sum((1, 2)) / steps.relevant",
         "surrogate.sum((1, 2)) / steps.valid",
-        "simic/test_losses.py::test_a_head_is_divided_by_the_steps_it_took_part_in",
+        "simic/ppo/test_losses.py::test_a_head_is_divided_by_the_steps_it_took_part_in",
     ),
     Fault(
         "23: a head that nobody used is 0 / 0",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         "by_row.sum(1).clamp(min=1).split(",
         "by_row.sum(1).split(",
-        "simic/test_losses.py::test_a_head_that_nobody_used_costs_nothing",
+        "simic/ppo/test_losses.py::test_a_head_that_nobody_used_costs_nothing",
     ),
     Fault(
         "24: the divergence counts heads that were not used",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         "log_ratios = torch.where(steps.is_relevant, new - old, 0.0)",
         "log_ratios = new - old",
-        "simic/test_losses.py::test_the_divergence_is_of_whole_decisions_and_leaves_unused_heads_out",
+        "simic/ppo/test_losses.py::test_the_divergence_is_of_whole_decisions_and_leaves_unused_heads_out",
     ),
     Fault(
         "25: heads are always clipped jointly",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         'if mode == "joint":',
         "if mode:",
-        "simic/test_losses.py::test_each_head_is_clipped_by_itself_as_in_a_table_worked_out_by_hand",
+        "simic/ppo/test_losses.py::test_each_head_is_clipped_by_itself_as_in_a_table_worked_out_by_hand",
     ),
     Fault(
         "25: heads are never clipped jointly",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         'if mode == "joint":',
         "if not mode:",
-        "simic/test_losses.py::test_four_heads_at_one_point_one_five_are_clipped_jointly_but_not_by_themselves",
+        "simic/ppo/test_losses.py::test_four_heads_at_one_point_one_five_are_clipped_jointly_but_not_by_themselves",
     ),
     Fault(
         "25: the better of clipped and unclipped is taken",
-        "simic/losses.py",
+        "simic/ppo/losses.py",
         "-torch.minimum(ratio * advantages,",
         "-torch.maximum(ratio * advantages,",
-        "simic/test_losses.py::test_clipping_stops_the_gradient_only_where_more_change_would_pay",
+        "simic/ppo/test_losses.py::test_clipping_stops_the_gradient_only_where_more_change_would_pay",
     ),
     Fault(
         "26: all cases count alike in the expected entropy",
@@ -279,10 +284,10 @@ FAULTS = [
     ),
     Fault(
         "27: the entropy bonus is paid only where the op was taken",
-        "simic/agent.py",
+        "simic/ppo/agent.py",
         "mean_entropy(entropy, steps, rows.valid)",
         "mean_entropy(entropy, steps, rows.valid & steps.is_relevant)",
-        "simic/test_update.py::test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus",
+        "simic/ppo/test_update.py::test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus",
     ),
     Fault(
         "42: the distance between two means is forgotten",

@@ -5,21 +5,21 @@ from planted_faults import Fault
 FAULTS = [
     Fault(
         "a memory that JSON changes is saved",
-        "telemetry/store.py",
+        "storage/store.py",
         "if is_plain(memory):",
         "if is_plain(memory) or memory:",
         "trials/test_saves.py::test_a_memory_that_would_come_back_as_another_is_refused",
     ),
     Fault(
         "another policy goes on with the memory of the first",
-        "keeping.py",
+        "garden/keeping.py",
         'extra["memory"] if extra["policy"] == garden.policy_name else None',
         'extra["memory"]',
         "kasmina/test_saving.py::test_another_policy_begins_without_the_memory_of_the_first",
     ),
     Fault(
         "a word in a save turns scores into losses",
-        "keeping.py",
+        "garden/keeping.py",
         "strict=True",
         "strict=False",
         "kasmina/test_saving_refusals.py::test_a_value_of_another_type_is_refused",
@@ -33,21 +33,21 @@ FAULTS = [
     ),
     Fault(
         "a save for another seed is taken",
-        "telemetry/store.py",
+        "storage/store.py",
         'if body.get("of", "") != self.of:',
         "if False:",
         "faults/test_damage.py::test_damage_is_told_or_what_is_damaged_is_made_again[twins-swap_two]",
     ),
     Fault(
         "a link in place of a folder is followed",
-        "telemetry/runfolder.py",
+        "storage/runfolder.py",
         "else stat.S_ISDIR(found.st_mode)",
         "else True",
         "faults/test_folders.py::test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched",
     ),
     Fault(
         "a network is exported whatever became of it",
-        "leyline/files.py",
+        "storage/files.py",
         'if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:',
         "if sha256 is not None and not sha256:",
         "faults/test_exports.py::test_of_a_network_that_is_not_the_one_written_nothing_is_copied",
@@ -82,7 +82,7 @@ FAULTS = [
     ),
     Fault(
         "segments of an undone round stay",
-        "telemetry/runfolder.py",
+        "storage/runfolder.py",
         "if owner == rank and segment > end[0]:",
         "if owner == rank and segment > 9:",
         "telemetry/test_sink.py::test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again",

@@ -1,4 +1,7 @@
-"""Small tasks whose clock is compute: a GPT and a ResNet that grow by copies, and a CNN with seeds of all kinds."""
+"""Small tasks whose clock is compute:
+
+a GPT and a ResNet that grow by copies, and a CNN with seeds of all kinds.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +11,7 @@ import torch
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from runtime.episodes import IMAGES, QUICK, image_splits
 
 

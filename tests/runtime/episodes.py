@@ -8,7 +8,7 @@ from esper.leyline.factored_actions import LifecycleOp
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 
 GERMINATE, CULL, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE
 QUICK = StageLengths(ramp=2, embargo=0, resetting=0)
@@ -68,7 +68,10 @@ def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
 
 
 def play(population, epochs, script=None, start=0):
-    """Epochs of train, measure, act, tick. `script`: host -> epoch -> moves; returns what the governor did."""
+    """Epochs of train, measure, act, tick.
+
+    `script`: host -> epoch -> moves; returns what the governor did.
+    """
     rollbacks = []
     for epoch in range(start, start + epochs):
         population.train_epoch()

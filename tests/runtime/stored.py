@@ -3,7 +3,7 @@
 import json
 
 from esper.runtime.storing import describe_population, restore_population
-from esper.telemetry.store import Store
+from esper.storage.store import Store
 
 
 def _store(folder):

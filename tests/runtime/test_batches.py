@@ -1,4 +1,6 @@
-"""Every host sees the whole split, pass after pass, in an order of its own; the shared gather changes nothing."""
+"""Every host sees the whole split, pass after pass, in an order of its own; the shared gather
+changes nothing.
+"""
 
 import pytest
 import torch

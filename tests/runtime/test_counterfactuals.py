@@ -1,4 +1,7 @@
-"""Held-out evidence: shared prefixes change nothing, contributions are paired means with their standard error."""
+"""Held-out evidence:
+
+shared prefixes change nothing, contributions are paired means with their standard error.
+"""
 
 import copy
 import math
@@ -14,7 +17,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
 from esper.runtime import counterfactuals as measuring
 from esper.runtime.counterfactuals import bypassed, greedy_scores, measure, measured_slots
-from esper.runtime.executors import EagerExecutor
+from esper.runtime.executors.eager import EagerExecutor
 from esper.runtime.population import Population
 from runtime.episodes import BLOBS, GERMINATE, IMAGES, differing, epochs, play, print_of
 
@@ -214,7 +217,10 @@ def test_before_the_first_epoch_nothing_is_measured():
 
 
 def test_gradient_readings_are_means_of_norms_before_clipping():
-    """Against a loop written out, with a fossil: one epoch of two steps at a rate too small to matter."""
+    """Against a loop written out, with a fossil:
+
+    one epoch of two steps at a rate too small to matter.
+    """
     task = replace(BLOBS, epoch_examples=128, lr=1e-12, clip_norm=1e-3, scale_at_birth=0.5)
     population = Population(task, [1])
     run = population.runs[0]
@@ -256,7 +262,10 @@ def test_an_epochs_reading_is_the_mean_over_its_examples():
 
 
 def test_the_greedy_score_is_the_slope_along_the_best_map_of_equal_weights():
-    """A map W added at a slot changes the loss by gradient : W features, so the best W of +1 and -1 has this slope."""
+    """A map W added at a slot changes the loss by gradient :
+
+    W features, so the best W of +1 and -1 has this slope.
+    """
     population = Population(BLOBS, [1])
     run = population.runs[0]
     run.begin_epoch()
@@ -284,7 +293,7 @@ def test_a_population_of_partly_frozen_hosts_has_all_its_scores():
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
-# -- the shadow pass ---------------------------------------------------------------------------------------------------
+# -- the shadow pass -------------------------------------------------------------------------------
 
 INCUBATED = replace(IMAGES, lengths=StageLengths(training=2, ramp=1))
 PLANTED = {0: {0: [(GERMINATE, "r0c0", "conv_small")]}}
@@ -348,7 +357,10 @@ def test_incubation_is_eager():
 
 
 def test_slots_named_by_module_are_measured_at_their_own_modules():
-    """The ids count the named modules, not the host's own slots: here r0c0 sits where the host has r0c1."""
+    """The ids count the named modules, not the host's own slots:
+
+    here r0c0 sits where the host has r0c1.
+    """
     task = replace(IMAGES, slots=("blocks.1",))
     population = Population(task, [3])
     play(population, 3, {0: {0: [(GERMINATE, "r0c0", "conv_light", "linear")]}})

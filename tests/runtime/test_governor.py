@@ -11,7 +11,7 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from runtime.episodes import (
     BLOBS,
     CULL,
@@ -52,7 +52,7 @@ def host_only(tensors):
     return {name: value for name, value in tensors.items() if name.startswith("host.")}
 
 
-# -- judging -----------------------------------------------------------------------------------------------------------
+# -- judging ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -128,7 +128,7 @@ def test_a_healthy_episode_is_left_in_peace(task):
     )
 
 
-# -- seeds that have gone ----------------------------------------------------------------------------------------------
+# -- seeds that have gone --------------------------------------------------------------------------
 
 SOLVED = replace(HEALTHY, held_out_loss=0.1, held_out_accuracy=0.95)
 GUESSING = replace(HEALTHY, held_out_loss=0.7, held_out_accuracy=0.5)
@@ -192,7 +192,7 @@ def test_a_host_that_falls_to_guessing_with_its_culled_seed_is_left_in_peace():
     assert max(reading.held_out_accuracy for reading in population.readings()) < 0.65
 
 
-# -- bringing back -----------------------------------------------------------------------------------------------------
+# -- bringing back ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -211,7 +211,9 @@ def test_a_poisoned_host_leaves_every_other_bit_identical(value):
 
 @pytest.fixture
 def rolled_back():
-    """A host with a fossil and a live seed, good and then poisoned; with what it was and what was done."""
+    """A host with a fossil and a live seed, good and then poisoned; with what it was and what was
+    done.
+    """
     population = epochs(IMAGES, [7], epochs=5)
     population.train_epoch()
     population.evaluate()

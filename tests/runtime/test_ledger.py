@@ -1,4 +1,7 @@
-"""What a host has cost: FLOPs as torch counts them on a real forward pass, examples and seconds that add up."""
+"""What a host has cost:
+
+FLOPs as torch counts them on a real forward pass, examples and seconds that add up.
+"""
 
 from dataclasses import replace
 from itertools import count
@@ -10,22 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.pricing import HostFlops
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime import population as populations
+from esper.runtime.charges import ablation_flops, learning_flops, network_flops, score_flops
 from esper.runtime.counterfactuals import bypassed
-from esper.runtime.ledger import (
-    PHASES,
-    HostFlops,
-    Ledger,
-    PhaseCost,
-    ablation_flops,
-    learning_flops,
-    network_flops,
-    score_flops,
-)
+from esper.runtime.ledger import PHASES, Ledger, PhaseCost
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
-from esper.runtime.tasks import TASKS, get_task
+from esper.runtime.tasks.task import TASKS, get_task
 from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, image_splits, play
 
 SHAPES = {
@@ -185,7 +181,7 @@ def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed()
         assert ablation_flops(run.model, bare, "r0c1") == forward_flops(run)
 
 
-# -- charging ----------------------------------------------------------------------------------------------------------
+# -- charging --------------------------------------------------------------------------------------
 
 
 def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example():
@@ -249,7 +245,10 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
 
 
 def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
-    """By FLOPs, of which scores and shadow passes take fewer than training: no gradients of the host's weights."""
+    """By FLOPs, of which scores and shadow passes take fewer than training:
+
+    no gradients of the host's weights.
+    """
     population = Population(replace(IMAGES, lengths=StageLengths(training=2)), [1])
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "conv_light")]}})
     ledger = population.runs[0].ledger
@@ -298,5 +297,5 @@ def test_the_largest_size_is_remembered():
 
 def test_counting_allocates_no_weights_and_draws_nothing():
     before = torch.get_rng_state()
-    HostFlops.of_task(get_task("cifar10_deep").build_host, made_up("cifar10_deep").train)
+    HostFlops.of_task(get_task("cifar10_deep").build_host, made_up("cifar10_deep").train.example())
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,4 +1,6 @@
-"""Parts of a population that train at the same time, and seeds that are kept without a new graph."""
+"""Parts of a population that train at the same time, and seeds that are kept without a new
+graph.
+"""
 
 from dataclasses import replace
 from itertools import count
@@ -11,6 +13,7 @@ from torch import nn
 from esper.episodes import Episodes
 from esper.leyline.errors import DataError, SettingError
 from esper.runtime import population as populations
+from esper.runtime.executors.structure import good_state_key, graph_key
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
 from runtime.episodes import (
@@ -24,7 +27,7 @@ from runtime.episodes import (
     play,
     print_of,
 )
-from runtime.test_compiling import TEXT
+from runtime.executors.test_compiling import TEXT
 
 
 def in_turn(parts, rounds):
@@ -99,13 +102,16 @@ def test_an_epoch_that_nobody_started_cannot_be_waited_for():
         population.finish_epoch()
 
 
-# -- kept seeds --------------------------------------------------------------------------------------------------------
+# -- kept seeds ------------------------------------------------------------------------------------
 
 PLANTED = [(GERMINATE, "r0c0", "mlp")]
 
 
 def as_the_seed_it_was(learn):
-    """A step as a graph from before would replay it: the last fossil is blended in at full strength."""
+    """A step as a graph from before would replay it:
+
+    the last fossil is blended in at full strength.
+    """
 
     def step(run, inputs, targets):
         kept = [
@@ -126,7 +132,9 @@ def as_the_seed_it_was(learn):
 
 @pytest.mark.parametrize("script", [GROWTH, COPIES], ids=["random", "copies"])
 def test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was(script, monkeypatch):
-    """`GROWTH` keeps a gated one, whose gradients are added in the order in which its parts were called."""
+    """`GROWTH` keeps a gated one, whose gradients are added in the order in which its parts were
+    called.
+    """
     task = TEXT if script is COPIES else IMAGES
     expected = epochs(task, [7], 8, {0: script})
     assert any(len(slot.fossils) for slot in expected.runs[0].slots)
@@ -137,14 +145,14 @@ def test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was(script, monkeypat
 def test_keeping_a_seed_leaves_the_wiring_and_changes_what_a_rollback_goes_back_to():
     population = epochs(BLOBS, [1], 3, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
     run = population.runs[0]
-    before = run.wiring(), run.topology()
+    before = graph_key(run), good_state_key(run)
     play(population, 2)
     assert len(run.slots[0].fossils) == 1  # probation is over
-    assert (run.wiring() == before[0], run.topology() == before[1]) == (True, False)
+    assert (graph_key(run) == before[0], good_state_key(run) == before[1]) == (True, False)
     assert float(run.model.slot("r0c0").alpha) == 1.0  # as the graph from before reads it
-    planted = run.wiring()
+    planted = graph_key(run)
     play(population, 1, {0: {0: [(GERMINATE, "r0c0", "mlp")]}})
-    assert run.wiring() != planted
+    assert graph_key(run) != planted
 
 
 def test_a_kept_seed_that_is_live_again_is_another_wiring():
@@ -155,17 +163,19 @@ def test_a_kept_seed_that_is_live_again_is_another_wiring():
     run, snapshot = population.runs[0], population.snapshot()
     assert run.slots[0].state.alpha < 1
     play(population, 4)
-    kept = run.wiring()
+    kept = graph_key(run)
     assert len(run.slots[0].fossils) == 1
     population.restore(snapshot)
-    assert run.wiring() != kept
-    live = run.wiring()
+    assert graph_key(run) != kept
+    live = graph_key(run)
     population.restore(population.snapshot())
-    assert run.wiring() == live
+    assert graph_key(run) == live
 
 
 def grown_gradients(clip_norm, epoch=8):
-    """A host with a fossil, from the eighth epoch on with a live seed behind it, and gradients everywhere."""
+    """A host with a fossil, from the eighth epoch on with a live seed behind it, and gradients
+    everywhere.
+    """
     script = {0: [(GERMINATE, "r0c0", "mlp")], 6: [(GERMINATE, "r0c0", "lora")]}
     run = epochs(replace(BLOBS, clip_norm=clip_norm), [1], epoch, {0: script}).runs[0]
     run.begin_epoch()
@@ -179,7 +189,7 @@ def grown_gradients(clip_norm, epoch=8):
 def test_hosts_are_clipped_as_gardens_are(epoch):
     run = grown_gradients(1e-4, epoch)
     gradients = [p.grad.clone() for p in run.model.parameters()]
-    norms = [float(norm) for norm in run._clip()]
+    norms = [float(norm) for norm in run.clip_gradients()]
     clipped = [p.grad.clone() for p in run.model.parameters()]
     for parameter, gradient in zip(run.model.parameters(), gradients, strict=True):
         parameter.grad = gradient
@@ -196,6 +206,6 @@ def test_a_seed_whose_gradient_is_not_a_number_leaves_the_hosts_alone():
     own = {id(parameter) for parameter in seed.parameters()}
     next(seed.parameters()).grad.fill_(torch.nan)
     expected = [p.grad.clone() for p in run.model.parameters() if id(p) not in own]
-    run._clip()
+    run.clip_gradients()
     found = [p.grad for p in run.model.parameters() if id(p) not in own]
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

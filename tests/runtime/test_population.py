@@ -1,4 +1,7 @@
-"""Hosts know nothing of each other: who is beside a host, and what happens to it, changes not one bit."""
+"""Hosts know nothing of each other:
+
+who is beside a host, and what happens to it, changes not one bit.
+"""
 
 import pytest
 import torch
@@ -115,7 +118,7 @@ def test_host_and_seed_are_clipped_apart():
     inputs, targets = run.splits.train.gather(torch.arange(64))
     run.begin_epoch()
     run._forward(inputs, targets)[0].mean().backward()
-    norms = run._clip()
+    norms = run.clip_gradients()
     seed = list(run.model.slot("r0c0").seed.parameters())
     host = [p for p in run.model.parameters() if not any(p is own for own in seed)]
     for own in (host, seed):
@@ -146,7 +149,7 @@ def test_an_illegal_action_raises_its_refusal_and_changes_nothing():
     assert differing(before, print_of(population)) == []
 
 
-# -- resetting ---------------------------------------------------------------------------------------------------------
+# -- resetting -------------------------------------------------------------------------------------
 
 
 def test_a_reset_host_equals_one_in_a_fresh_population(alone):
@@ -171,7 +174,7 @@ def test_readings_keep_their_places_after_a_reset():
     assert population.readings()[1] == second
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

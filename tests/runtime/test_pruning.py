@@ -1,4 +1,7 @@
-"""Late pruning of populations: when, once, to the bit around saves and rollbacks, and who is left alone."""
+"""Late pruning of populations:
+
+when, once, to the bit around saves and rollbacks, and who is left alone.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +9,7 @@ import pytest
 import torch
 
 from esper.episodes import Episodes
-from esper.runtime.ledger import network_flops
+from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.telemetry.events import FossilJudged, HostEpoch, HostRolledBack
 from runtime.episodes import GROWTH, IMAGES, act, differing, epochs, play, print_of
@@ -17,7 +20,9 @@ DUE = next(epoch for epoch in range(TASK.epochs + 1) if TASK.is_rate_low(epoch))
 
 
 def due(task=TASK, seeds=(7,)):
-    """Hosts with two fossils in r0c0 at the end of the epoch after which the rate is low, measured, not pruned yet."""
+    """Hosts with two fossils in r0c0 at the end of the epoch after which the rate is low, measured,
+    not pruned yet.
+    """
     population = epochs(task, list(seeds), epochs=DUE - 1)
     population.train_epoch()
     population.evaluate()

@@ -10,7 +10,8 @@ from torch import nn
 from esper.leyline.errors import DeviceError, EsperError, SettingError
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
-from esper.runtime.executors import EagerExecutor, choose_executor, find_eager_only
+from esper.runtime.executors.choosing import choose_executor, find_eager_only
+from esper.runtime.executors.eager import EagerExecutor
 from esper.runtime.population import Population, memory_errors
 from runtime.episodes import BLOBS
 

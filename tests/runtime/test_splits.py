@@ -1,4 +1,6 @@
-"""Splits do not overlap and never move; the test split stays sealed; gathering equals a slow loop over examples."""
+"""Splits do not overlap and never move; the test split stays sealed; gathering equals a slow loop
+over examples.
+"""
 
 import hashlib
 import sys
@@ -7,7 +9,6 @@ import pytest
 import torch
 
 from esper.leyline.errors import DataError
-from esper.runtime.data import load_blobs, load_digits, load_python_text
 from esper.runtime.splits import (
     PAD,
     SealedSplit,
@@ -17,6 +18,7 @@ from esper.runtime.splits import (
     carve,
     draw_offsets,
 )
+from esper.runtime.tasks.data import load_blobs, load_digits, load_python_text
 
 
 def rows(split):
@@ -33,7 +35,7 @@ def opened(splits):
     return splits.train, splits.validation, splits.test.open_for_final_report()
 
 
-# -- carving -----------------------------------------------------------------------------------------------------------
+# -- carving ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(
@@ -110,7 +112,7 @@ def test_the_python_text_is_cut_into_parts_one_after_the_other():
     assert b"import" in whole
 
 
-# -- the seal ----------------------------------------------------------------------------------------------------------
+# -- the seal --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_moving_splits_moves_all_three_and_keeps_the_seal():
     assert {split.inputs.device.type for split in opened(moved)} == {"meta"}
 
 
-# -- gathering ---------------------------------------------------------------------------------------------------------
+# -- gathering -------------------------------------------------------------------------------------
 
 
 def test_inputs_are_scaled_and_shifted_when_they_are_gathered():
@@ -217,7 +219,7 @@ def test_the_first_of_bordered_images_keep_their_border():
     )
 
 
-# -- texts -------------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def test_a_window_is_context_tokens_and_the_token_after_each():

@@ -12,10 +12,10 @@ from esper.kasmina.hosts import build_cnn_host, build_transformer_host
 from esper.leyline.errors import SaveError
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
-from esper.runtime.data import load_python_text
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.data import load_python_text
+from esper.runtime.tasks.task import get_task
 from runtime.episodes import (
     BLOBS,
     COPIES,
@@ -153,7 +153,7 @@ def restored(task, folder, **options):
     return population
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------
+# -- going on --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -174,7 +174,10 @@ def test_a_host_read_back_after_every_epoch_has_the_same_episode(case, tmp_path)
 
 
 def test_the_cases_have_what_they_are_named_for():
-    """A ramp half way, a gated fossil, an embargo, an incubated seed: all are stored somewhere above."""
+    """A ramp half way, a gated fossil, an embargo, an incubated seed:
+
+    all are stored somewhere above.
+    """
     seen = set()
     for case in ("adamw", "incubation", "embargo"):
         task, script = CASES[case]
@@ -239,7 +242,7 @@ def test_hosts_that_have_lived_on_can_be_put_back_too(tmp_path):
     ]
 
 
-# -- the governor ------------------------------------------------------------------------------------------------------
+# -- the governor ----------------------------------------------------------------------------------
 
 
 def break_down(population, host=0, value=math.nan):
@@ -280,7 +283,9 @@ def test_a_host_that_was_just_brought_back_can_be_stored(value, tmp_path):
 
 
 def test_of_a_host_that_lost_its_seeds_no_more_is_expected_than_before_the_save(tmp_path):
-    """A rollback culls the seeds, and with them goes what was expected of the network that had them."""
+    """A rollback culls the seeds, and with them goes what was expected of the network that had
+    them.
+    """
     population = measured(IMAGES, {0: GROWTH[0]}, 3)
     population.tick()
     break_down(population)
@@ -315,7 +320,7 @@ def test_a_host_under_suspicion_cannot_be_stored():
     assert not can_be_stored(population)
 
 
-# -- what does not fit -------------------------------------------------------------------------------------------------
+# -- what does not fit -----------------------------------------------------------------------------
 
 
 def test_the_host_of_another_seed_is_refused(tmp_path):

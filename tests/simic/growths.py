@@ -1,4 +1,6 @@
-"""Small growth environments and scripted episodes, for the tests of the environment, its rewards and their exploits."""
+"""Small growth environments and scripted episodes, for the tests of the environment, its rewards
+and their exploits.
+"""
 
 import math
 from dataclasses import replace
@@ -9,7 +11,7 @@ import torch
 
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
 from esper.telemetry.events import ActionRefused
@@ -81,7 +83,10 @@ def wander(step, host, masks, reports):
 
 
 def play(env, policy, steps=None, seed=0, meddle=lambda env, step: None):
-    """A whole episode by default. The first of the answers is the reset's; `meddle` is called before every step."""
+    """A whole episode by default.
+
+    The first of the answers is the reset's; `meddle` is called before every step.
+    """
     obs, info = env.reset(seed=seed)
     none = np.zeros(env.num_envs)
     lived = [Step(obs, none, none.astype(bool), none.astype(bool), info)]
@@ -130,7 +135,9 @@ def kinds(events, kind):
 
 
 def differing_steps(first, second, hosts):
-    """(step, host) pairs whose observation, reward, end, masks, parts or ledger are not equal to the bit."""
+    """(step, host) pairs whose observation, reward, end, masks, parts or ledger are not equal to
+    the bit.
+    """
     return [
         (step, host)
         for step, (left, right) in enumerate(zip(first, second, strict=True))

@@ -1,8 +1,10 @@
-"""A growth problem without training: generated curves with a known right slot, blueprint and moment for every host.
+"""A growth problem without training: generated curves with a known right slot, blueprint and moment
+for every host.
 
-The lifecycle, masks and observation are the real ones; only the readings are made up. What is right differs from host
-to host and can be read from the observation: the right slot has the highest greedy score, the right blueprint follows
-from how far training runs ahead of held-out accuracy, and the right moment is when the held-out loss stops falling.
+The lifecycle, masks and observation are the real ones; only the readings are made up. What is right
+differs from host to host and can be read from the observation: the right slot has the highest
+greedy score, the right blueprint follows from how far training runs ahead of held-out accuracy, and
+the right moment is when the held-out loss stops falling.
 """
 
 import gymnasium as gym
@@ -141,9 +143,16 @@ class Host:
             host_param_count=HOST_PARAMS,
         )
         return SeedStateReport(
-            slot_id, state.stage, state.epochs_in_stage, state.age, state.alpha, state.blueprint_id, state.blend_id,
-            fossil_count=self.fossils[index], metrics=metrics,
-        )  # fmt: skip
+            slot_id,
+            state.stage,
+            state.epochs_in_stage,
+            state.age,
+            state.alpha,
+            state.blueprint_id,
+            state.blend_id,
+            fossil_count=self.fossils[index],
+            metrics=metrics,
+        )
 
     def view(self):
         used = self.live + sum(self.fossils)
@@ -151,7 +160,9 @@ class Host:
 
 
 class SurrogateGrowth(VectorEnv):
-    """N such hosts side by side; reward is the change of accuracy beyond the twin, less a little rent."""
+    """N such hosts side by side; reward is the change of accuracy beyond the twin, less a little
+    rent.
+    """
 
     def __init__(self, count):
         self.num_envs = count

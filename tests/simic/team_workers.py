@@ -1,4 +1,7 @@
-"""Ranks of a team: forked, so that nothing is imported anew, joined by gloo, and none of them outlives its test."""
+"""Ranks of a team:
+
+forked, so that nothing is imported anew, joined by gloo, and none of them outlives its test.
+"""
 
 import faulthandler
 import gc
@@ -24,11 +27,11 @@ import torch
 from esper.cli import main
 from esper.leyline.errors import EsperError
 from esper.simic import team
-from esper.simic.agent import PPOAgent
-from esper.simic.checkpoints import read_checkpoint
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.ppo.agent import PPOAgent
 from esper.simic.team import joined_team
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.tamiyo.policy_files import read as read_policy
 from simic.tiny_runs import command, manifest_of
 
 UNTOLD = ("seconds", "first_worst")
@@ -57,7 +60,9 @@ def free_port():
 
 @contextmanager
 def forked(works, folder):
-    """Process ids of forks that each run one of `works`; what is left of them in the end is killed."""
+    """Process ids of forks that each run one of `works`; what is left of them in the end is
+    killed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pids = {}
     try:
@@ -98,7 +103,9 @@ def _live(work, path):
 
 
 def run_ranks(folder, size, work, seconds=40, environments=None):
-    """`work(rank)` on `size` ranks at once, and how each of them ended; a rank that takes too long is a failure."""
+    """`work(rank)` on `size` ranks at once, and how each of them ended; a rank that takes too long
+    is a failure.
+    """
     port = free_port()
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
@@ -157,7 +164,7 @@ def in_team(work):
     return live
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def esper(arguments):
@@ -185,7 +192,9 @@ def train_ranks(
 
 
 def note_rollouts():
-    """A list that gets, of every update of this process, where its rows stand, their type, and what was decided."""
+    """A list that gets, of every update of this process, where its rows stand, their type, and what
+    was decided.
+    """
     seen, update = [], PPOAgent.update
 
     def noting(agent, rollout):
@@ -210,7 +219,7 @@ def decisions_of(ended):
     )
 
 
-# -- what a run left behind --------------------------------------------------------------------------------------------
+# -- what a run left behind ------------------------------------------------------------------------
 
 
 def records_of(out, rank):
@@ -273,11 +282,13 @@ def assigned(out):
 
 def tensors_of(out):
     newest = manifest_of(out)["checkpoints"][-1]["file"]
-    return read_checkpoint(Path(out) / runfolder.CHECKPOINTS / newest)
+    return read_policy(Path(out) / runfolder.CHECKPOINTS / newest)
 
 
 def farthest(one, other, path=""):
-    """The largest relative difference of two nests of plain values, and where; what is no number has to be equal."""
+    """The largest relative difference of two nests of plain values, and where; what is no number
+    has to be equal.
+    """
     if isinstance(one, dict):
         assert one.keys() == other.keys(), f"{path}: {one.keys()} and {other.keys()}"
         pairs = [(one[key], other[key], f"{path}.{key}") for key in one if key not in UNTOLD]
@@ -295,7 +306,9 @@ def farthest(one, other, path=""):
 
 
 def farthest_tensor(one, other):
-    """The largest difference of tensors, over their size where that is above 1; whole numbers have to be equal."""
+    """The largest difference of tensors, over their size where that is above 1; whole numbers have
+    to be equal.
+    """
     assert one.keys() == other.keys()
     worst = (0.0, "")
     for name, value in one.items():
@@ -307,7 +320,7 @@ def farthest_tensor(one, other):
     return worst
 
 
-# -- a rank that dies --------------------------------------------------------------------------------------------------
+# -- a rank that dies ------------------------------------------------------------------------------
 
 
 def die_at(rank, step, out):

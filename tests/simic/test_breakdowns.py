@@ -1,4 +1,7 @@
-"""A host and its twin, and hosts that break: what the environment makes of them, to pay for and to look at."""
+"""A host and its twin, and hosts that break:
+
+what the environment makes of them, to pay for and to look at.
+"""
 
 import math
 from dataclasses import replace
@@ -30,7 +33,7 @@ BEYOND = ("accuracy_beyond_twin", "loss_beyond_twin")
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
 
 
-# -- the twin ----------------------------------------------------------------------------------------------------------
+# -- the twin --------------------------------------------------------------------------------------
 
 
 @every_task
@@ -101,7 +104,7 @@ def test_the_unit_of_loss_is_how_far_the_twin_falls_but_never_as_small_as_noise(
     assert typical_change(twin, 0.25) == pytest.approx(0.1 * math.log(4) if unit is None else unit)
 
 
-# -- the governor ------------------------------------------------------------------------------------------------------
+# -- the governor ----------------------------------------------------------------------------------
 
 
 @every_task
@@ -171,7 +174,7 @@ def test_a_host_that_breaks_at_once_stands_at_guessing_and_is_told_so(twins):
     assert [len(kinds(events, HostRolledBack)) for events in step.info["events"]] == [1, 1]
 
 
-# -- observations ------------------------------------------------------------------------------------------------------
+# -- observations ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", UNSTEADY.values(), ids=UNSTEADY.keys())

@@ -1,4 +1,7 @@
-"""Checkpoints: everything comes back, what is damaged, foreign or built for something else is named and refused."""
+"""Checkpoints:
+
+everything comes back, what is damaged, foreign or built for something else is named and refused.
+"""
 
 import json
 import re
@@ -10,18 +13,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
-from esper.simic.checkpoints import (
-    History,
-    describe_agent,
-    episodes_of,
-    load_agent,
-    read_checkpoint,
-    require_layout,
-    seal,
-)
+from esper.simic.checkpoints import History, episodes_of, load_agent
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
-from esper.telemetry import runfolder
-from esper.telemetry.store import Store
+from esper.storage import runfolder
+from esper.storage.store import Store
+from esper.tamiyo.policy_files import read as read_policy
+from esper.tamiyo.policy_files import require_layout, seal
 from null_sink import NullSink
 from simic.tiny_runs import checkpoints_in, events_of, is_whole, manifest_of, open_sink, tiny, train
 
@@ -41,7 +38,7 @@ def learned(tmp_path_factory):
 @pytest.fixture
 def saved(learned, tmp_path):
     path = tmp_path / "one.safetensors"
-    path.write_bytes(describe_agent(learned[2], learned[3], {"rounds": 1, "note": "ü"}))
+    path.write_bytes(learned[2].to_bytes(learned[3], {"rounds": 1, "note": "ü"}))
     return path
 
 
@@ -70,7 +67,7 @@ def differing(one, other):
     }
 
 
-# -- there and back ----------------------------------------------------------------------------------------------------
+# -- there and back --------------------------------------------------------------------------------
 
 
 def test_a_learner_comes_back_to_the_bit_with_the_callers_facts(learned, saved):
@@ -97,7 +94,7 @@ def test_a_learner_that_came_back_learns_on_alike(learned, saved, tmp_path):
 def test_a_learner_that_has_not_learned_yet_comes_back_too(learned, tmp_path):
     agent, layout = fresh(learned)
     before = state_of(agent)
-    (tmp_path / "new").write_bytes(describe_agent(agent, layout, {}))
+    (tmp_path / "new").write_bytes(agent.to_bytes(layout, {}))
     load_agent(tmp_path / "new", agent, layout)
     assert differing(state_of(agent), before) == set()
 
@@ -129,7 +126,7 @@ def test_a_checkpoint_that_does_not_say_so_is_not_guessed_at(saved):
     assert episodes_of(saved) is None
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def damage(path, how):
@@ -166,7 +163,7 @@ def damage(path, how):
 def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
     damage(saved, how)
     with pytest.raises(SaveError, match=r"one\.safetensors .*checkpoint"):
-        read_checkpoint(saved)
+        read_policy(saved)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +172,12 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
     with pytest.raises(SaveError, match=f"format {found}; .*format 3"):
-        read_checkpoint(saved)
+        read_policy(saved)
 
 
 @pytest.mark.parametrize("name", ["draws", "shuffles", "network.observation_stats.mean"])
 def test_a_file_that_lacks_a_part_is_refused_before_anything_changes(learned, saved, name):
-    tensors, plain = read_checkpoint(saved)
+    tensors, plain = read_policy(saved)
     del tensors[name]
     saved.write_bytes(seal(tensors, plain))
     agent, layout = fresh(learned)
@@ -191,7 +188,7 @@ def test_a_file_that_lacks_a_part_is_refused_before_anything_changes(learned, sa
 
 
 def test_random_numbers_of_another_kind_of_device_are_refused(learned, saved):
-    tensors, plain = read_checkpoint(saved)
+    tensors, plain = read_policy(saved)
     tensors["draws"] = torch.zeros(16, dtype=torch.uint8)  # as a GPU's are
     saved.write_bytes(seal(tensors, plain))
     agent, layout = fresh(learned)
@@ -233,7 +230,7 @@ def test_every_difference_has_a_row_and_nothing_else_has(learned, tmp_path):
     require_layout(layout, layout, tmp_path)
 
 
-# -- a run's checkpoints -----------------------------------------------------------------------------------------------
+# -- a run's checkpoints ---------------------------------------------------------------------------
 
 
 @pytest.fixture

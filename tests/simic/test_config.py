@@ -1,4 +1,7 @@
-"""Settings of the learner: what is unknown, of the wrong type or out of range is refused where it is written."""
+"""Settings of the learner:
+
+what is unknown, of the wrong type or out of range is refused where it is written.
+"""
 
 import json
 

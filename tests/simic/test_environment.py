@@ -1,4 +1,7 @@
-"""Growth as an environment: the order of a step, its ends, what `info` says, hosts that know nothing of each other."""
+"""Growth as an environment:
+
+the order of a step, its ends, what `info` says, hosts that know nothing of each other.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
 from esper.leyline.stages import SeedStage
-from esper.runtime.ledger import network_flops
+from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.simic.environment import draw_host_seeds, typical_change
 from esper.simic.rewards import StepFacts, reward_parts
@@ -39,11 +42,14 @@ from simic.growths import (
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
 
 
-# -- the order of a step -----------------------------------------------------------------------------------------------
+# -- the order of a step ---------------------------------------------------------------------------
 
 
 def live_by_hand(task, seed, script, twin):
-    """The same episode without an environment: op, tick, train, measure; reading and facts after each decision."""
+    """The same episode without an environment:
+
+    op, tick, train, measure; reading and facts after each decision.
+    """
     population = Population(task, [seed])
     run = population.runs[0]
     population.train_epoch()
@@ -83,7 +89,10 @@ def facts_of(population, before, op, twin):
 
 
 def test_a_step_is_op_tick_epoch_measuring_and_is_paid_by_that_epoch(twins):
-    """A busy episode equals the same episode by hand to the bit: readings, and every part of every reward."""
+    """A busy episode equals the same episode by hand to the bit:
+
+    readings, and every part of every reward.
+    """
     env = grow(POINTS, 1, twins, seeds=[3], weights=BOTH)
     by_hand = live_by_hand(POINTS, 3, BUSY, twin_readings(POINTS, [3], twins)[3])
     info = env.reset(seed=0)[1]
@@ -121,7 +130,7 @@ def test_a_seed_has_lived_when_its_planting_is_paid_and_is_measured_an_epoch_lat
     assert step.info["reward_parts"][0]["churn"] < 0
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def test_an_episode_has_one_decision_less_than_epochs_and_its_end_is_no_truncation(twins):
@@ -166,7 +175,10 @@ def test_a_new_episode_in_one_place_leaves_the_others_bit_identical(twins):
 
 
 def test_a_new_episode_is_the_episode_its_host_has_from_a_reset(twins):
-    """Nothing of the old episode is left: not in the host, not in what the policy sees, not in what it is paid."""
+    """Nothing of the old episode is left:
+
+    not in the host, not in what the policy sees, not in what it is paid.
+    """
     env = grow(POINTS, 1, twins, seeds=[3])
     first = play(env, scripted(BUSY))
     again = [decide(env, always(PLANT), 0, first[-1].info)]
@@ -178,7 +190,7 @@ def test_a_new_episode_is_the_episode_its_host_has_from_a_reset(twins):
     assert [step.rewards.tolist() for step in first] == [step.rewards.tolist() for step in again]
 
 
-# -- what info says ----------------------------------------------------------------------------------------------------
+# -- what info says --------------------------------------------------------------------------------
 
 
 def test_the_parts_sum_exactly_to_the_reward(twins):
@@ -257,7 +269,7 @@ def test_an_index_outside_the_space_is_an_error(twins):
         env.step(np.array([(OP_GERMINATE, 0, 3, 0)]))
 
 
-# -- one host and another ----------------------------------------------------------------------------------------------
+# -- one host and another --------------------------------------------------------------------------
 
 
 @every_task
@@ -318,7 +330,7 @@ def test_the_pool_of_a_run_comes_from_its_seed():
     assert len(set(draw_host_seeds(1, 50) + draw_host_seeds(2, 50))) == 100
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

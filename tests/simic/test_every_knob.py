@@ -34,7 +34,9 @@ FEW = {"task__held_out": 8, "task__epoch_examples": 256}
 
 @dataclass(frozen=True)
 class Knob:
-    """Another value for a leaf, and what must differ from a run without it (weights only if they are named)."""
+    """Another value for a leaf, and what must differ from a run without it (weights only if they
+    are named).
+    """
 
     value: object
     differs: tuple[str, ...]
@@ -138,7 +140,10 @@ PLAIN = {}
 
 
 def facets_of(config):
-    """What a run decides: weights, events, files, how the process computed; or what it was refused with."""
+    """What a run decides:
+
+    weights, events, files, how the process computed; or what it was refused with.
+    """
     seen = {"executors": [], "threads": [], "compile": []}
     real = population.choose_executor
 

@@ -1,4 +1,7 @@
-"""Problems that other people set: the peers' identity environments and their invalid-action ones."""
+"""Problems that other people set:
+
+the peers' identity environments and their invalid-action ones.
+"""
 
 import numpy as np
 import pytest
@@ -44,7 +47,10 @@ def test_an_identity_is_learned_in_1200_steps(make):
 
 @pytest.mark.slow
 def test_one_environment_teaches_four_masked_heads_in_two_passes():
-    """Mean of three random seeds: 77. With whole rows, where each pass is one step of the optimiser, it is 54."""
+    """Mean of three random seeds:
+
+    77. With whole rows, where each pass is one step of the optimiser, it is 54.
+    """
 
     def make():
         return InvalidActionEnvMultiDiscrete(dims=[3, 3, 3, 3], n_invalid_actions=4)

@@ -1,4 +1,7 @@
-"""What an episode of `esper ppo` costs: the policy's part is counted, and every ledger is closed once."""
+"""What an episode of `esper ppo` costs:
+
+the policy's part is counted, and every ledger is closed once.
+"""
 
 import pytest
 

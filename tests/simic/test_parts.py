@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import SettingError
-from esper.runtime.executors import EagerExecutor
+from esper.runtime.executors.eager import EagerExecutor
 from esper.simic import environment, trainer
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
@@ -146,7 +146,9 @@ class Lone(Team):
 
 
 def test_ranks_ask_every_two_seconds_and_read_later_unless_epochs_are_long(tmp_path, monkeypatch):
-    """From what the slowest took for the last round, so that all of them ask and read at the same epochs."""
+    """From what the slowest took for the last round, so that all of them ask and read at the same
+    epochs.
+    """
     given, real, finish = [], trainer.play_round, RoundTally.finish
     monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-2:]), real(*all))[1])
     seconds = iter([2.8, 100.0, 28.0, 20.0, 0.001])

@@ -1,4 +1,6 @@
-"""Rows of a foreign environment are learned from in pieces, each from the state that it was played from."""
+"""Rows of a foreign environment are learned from in pieces, each from the state that it was played
+from.
+"""
 
 import pytest
 import torch
@@ -106,7 +108,7 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it(begins):
     assert not torch.equal(before[:, :begins], after[:, :begins])
 
 
-# -- minibatches -------------------------------------------------------------------------------------------------------
+# -- minibatches -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "pieces"), [(1, 8), (2, 4), (3, 3), (7, 2), (8, 1), (9, 1)])
@@ -151,7 +153,7 @@ def test_all_pieces_together_teach_what_whole_rows_teach_where_no_memory_crosses
     assert learned[0] == pytest.approx(learned[1], abs=1e-6)
 
 
-# -- what is said about it ---------------------------------------------------------------------------------------------
+# -- what is said about it -------------------------------------------------------------------------
 
 
 def test_a_decision_is_named_by_its_place_in_the_row_not_in_the_piece():

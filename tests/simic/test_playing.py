@@ -1,4 +1,7 @@
-"""Playing a vector environment: episodes that end at once or a step later, penalties, masks, and filler nowhere."""
+"""Playing a vector environment:
+
+episodes that end at once or a step later, penalties, masks, and filler nowhere.
+"""
 
 import gymnasium as gym
 import numpy as np
@@ -8,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from esper.leyline.errors import EnvironmentMismatchError, MaskError
 from esper.simic import learn
-from esper.simic.any_env import Player
+from esper.simic.ppo.any_env import Player
 from esper.tamiyo.heads import Head, HeadSpec
 from simic.worlds import (
     NEXT_STEP,
@@ -25,7 +28,7 @@ from simic.worlds import (
 MODES = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next_step", "same_step"])
 
 
-# -- ends of episodes --------------------------------------------------------------------------------------------------
+# -- ends of episodes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, None, "NextStep", "SameStep"])
@@ -78,7 +81,9 @@ def test_filler_has_no_advantage_and_no_return():
 
 @pytest.mark.parametrize("poison", [1e6, np.nan], ids=["large", "nan"])
 def test_what_stands_at_filler_steps_changes_no_bit_of_what_is_learned(poison):
-    """The last observation of an episode that terminated is shown at a filler step; nothing may come of it."""
+    """The last observation of an episode that terminated is shown at a filler step; nothing may
+    come of it.
+    """
     trained = [
         learn(clocks(3, NEXT_STEP, [3, 5, None], last=last, masked=True), 144, SMALL).network
         for last in (0.0, poison)
@@ -182,7 +187,7 @@ def test_a_failure_that_costs_is_unlearned(mode):
     assert failures[-1] < 0.05
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks -----------------------------------------------------------------------------------------
 
 
 class Asked(Clock):

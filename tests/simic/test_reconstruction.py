@@ -1,13 +1,16 @@
-"""Learning sees what acting saw: the same numbers, masks, memory and rows, before any step has been taken."""
+"""Learning sees what acting saw:
+
+the same numbers, masks, memory and rows, before any step has been taken.
+"""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from esper.simic.any_env import Player
-from esper.simic.diagnostics import AnomalyDetector
-from esper.simic.rollout import Rollout
+from esper.simic.ppo.any_env import Player
+from esper.simic.ppo.diagnostics import AnomalyDetector
+from esper.simic.ppo.rollout import Rollout
 from esper.tamiyo.heads import HeadSpec
 from simic.worlds import (
     NEXT_STEP,
@@ -29,7 +32,7 @@ BOUND = 1e-6
 PAIR = gym.spaces.MultiDiscrete([3, 4])
 
 
-# -- the first ratio ---------------------------------------------------------------------------------------------------
+# -- the first ratio -------------------------------------------------------------------------------
 
 
 @MODES
@@ -86,8 +89,9 @@ def test_a_fresh_agent_raises_no_anomaly():
 
 
 def test_acting_in_half_precision_would_show_in_the_first_ratio():
-    """Everything is computed and stored in float32, and the gap is below 1e-6. Acting under bfloat16 autocast and
-    learning in float32 gives 0.017 here (largest of four heads and joint, 72 decisions); the detector allows 0.001."""
+    """Everything is computed and stored in float32, and the gap is below 1e-6. Acting under
+    bfloat16 autocast and learning in float32 gives 0.017 here (largest of four heads and joint, 72
+    decisions); the detector allows 0.001."""
     agent = growth_agent(ALL_AT_ONCE)
     with torch.autocast("cpu", torch.bfloat16):
         rollout = growth_rollout(agent, steps=12, count=6)
@@ -105,7 +109,7 @@ def test_log_probabilities_are_float32_even_under_autocast():
     assert {tensor.dtype for tensor in (*said.log_probs.values(), said.values)} == {torch.float32}
 
 
-# -- what is stored ----------------------------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------------------
 
 
 def test_stored_masks_and_observations_are_those_that_were_used_though_the_environment_reuses_its_arrays():
@@ -183,7 +187,7 @@ def test_looking_ahead_does_not_advance_the_memory(mode, ends):
         assert torch.equal(kept, ended)
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_one_environment_with_consecutive_steps():
@@ -241,7 +245,7 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it():
     assert not torch.equal(before[:, :, :4], after[:, :, :4])
 
 
-# -- statistics and states over one update -----------------------------------------------------------------------------
+# -- statistics and states over one update ---------------------------------------------------------
 
 
 def stats_of(network):
@@ -297,7 +301,10 @@ def test_rows_that_are_whole_episodes_have_no_stale_states():
 
 
 def test_rows_that_go_on_report_how_stale_their_states_have_become():
-    """A mean square of h, whose entries lie in (-1, 1). On CartPole with the defaults it was 0.001 to 0.03."""
+    """A mean square of h, whose entries lie in (-1, 1).
+
+    On CartPole with the defaults it was 0.001 to 0.03.
+    """
     agent = growth_agent()
     assert 0 < agent.update(growth_rollout(agent, ends=0.0)).stale_state_error < 0.03
 

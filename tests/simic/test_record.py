@@ -7,13 +7,15 @@ from dataclasses import fields
 import pytest
 import torch
 
-from esper.simic.agent import KL_SLACK
-from esper.simic.diagnostics import UpdateRecord
+from esper.simic.ppo.agent import KL_SLACK
+from esper.simic.ppo.diagnostics import UpdateRecord
 from simic.worlds import SMALL, growth_agent, growth_rollout
 
 
 class SlowLearner:
-    """PPO as the paper has it, in loops over rows, steps and heads, with an optimiser and a network of its own."""
+    """PPO as the paper has it, in loops over rows, steps and heads, with an optimiser and a network
+    of its own.
+    """
 
     def __init__(self, agent, rollout, assigned):
         self.network, self.config = copy.deepcopy(agent.network), agent.config

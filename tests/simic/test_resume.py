@@ -1,4 +1,7 @@
-"""Killed at any moment and resumed, a run ends as if nothing had happened: to the bit, events included."""
+"""Killed at any moment and resumed, a run ends as if nothing had happened:
+
+to the bit, events included.
+"""
 
 import errno
 import os
@@ -15,7 +18,7 @@ import pytest
 import torch
 
 from esper.simic.trainer import InterruptedTraining
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.tiny_runs import (
     DECISIONS,
     Forked,
@@ -56,7 +59,8 @@ def whole(tmp_path_factory):
 
 
 def run_until_it_ends(tmp_path, kills, **changes):
-    """`esper ppo` and then --resume, with a death at each of `kills` (a moment of that process), and at last no more.
+    """`esper ppo` and then --resume, with a death at each of `kills` (a moment of that process),
+    and at last no more.
 
     Returns the run folder and how many deaths there were.
     """
@@ -75,7 +79,7 @@ def run_until_it_ends(tmp_path, kills, **changes):
     return out, deaths
 
 
-# -- kill -9 at counted moments ----------------------------------------------------------------------------------------
+# -- kill -9 at counted moments --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,7 @@ def test_killed_before_the_first_checkpoint_it_begins_at_the_beginning(whole, tm
     assert_same_end(out, whole[0])
 
 
-# -- kill -9 by the clock ----------------------------------------------------------------------------------------------
+# -- kill -9 by the clock --------------------------------------------------------------------------
 
 
 def esper(arguments):
@@ -202,7 +206,7 @@ def test_a_command_killed_twice_by_the_clock_and_resumed_ends_the_same(whole, tm
     assert_same_end(tmp_path / "run", whole[0])
 
 
-# -- asked to stop -----------------------------------------------------------------------------------------------------
+# -- asked to stop ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -251,7 +255,7 @@ def test_a_second_signal_ends_at_once_and_without_a_traceback(whole, tmp_path):
     assert_same_end(tmp_path / "run", whole[0])
 
 
-# -- what else a resume must get right ---------------------------------------------------------------------------------
+# -- what else a resume must get right -------------------------------------------------------------
 
 
 def test_a_run_stopped_in_every_round_ends_the_same(whole, tmp_path):
@@ -322,7 +326,7 @@ def test_the_reference_learned_something_in_every_round(whole):
     assert whole[1] > 100
 
 
-# -- a full disk -------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 
 def room(size):

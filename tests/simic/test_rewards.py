@@ -1,4 +1,7 @@
-"""What a decision earns: the sign of every term, no profit from going round in circles, telescoping, bounds, scale."""
+"""What a decision earns:
+
+the sign of every term, no profit from going round in circles, telescoping, bounds, scale.
+"""
 
 import math
 from dataclasses import fields, replace
@@ -48,7 +51,9 @@ BEYOND = {accuracy_beyond_twin: "accuracy", loss_beyond_twin: "loss"}
 LASTING = (lasting_accuracy, lasting_loss)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 PRICED = [family for family in FAMILIES if family != "compute"]
-"""families in which size and going round in circles have a price; with clock compute both are paid for in steps"""
+"""families in which size and going round in circles have a price; with clock compute both are paid
+for in steps
+"""
 every_priced_family = pytest.mark.parametrize("family", PRICED)
 
 accuracies = st.integers(0, 256).map(lambda count: count / 256)
@@ -76,7 +81,7 @@ def epochs(draw):
     )
 
 
-# -- signs -------------------------------------------------------------------------------------------------------------
+# -- signs -----------------------------------------------------------------------------------------
 
 
 @given(epochs())
@@ -143,7 +148,7 @@ def test_a_rollback_is_fined_and_being_given_up_ten_times_as_much(brought_back, 
     assert breakdown(replace(STILL, is_rolled_back=brought_back, is_lost=lost)) == fine
 
 
-# -- what lasts --------------------------------------------------------------------------------------------------------
+# -- what lasts ------------------------------------------------------------------------------------
 
 AHEAD = replace(STILL, accuracy=0.75, loss=0.5, kept_share=0.5, is_last=True)
 
@@ -163,12 +168,15 @@ def test_nothing_lasts(change):
     assert [term(replace(AHEAD, **change)) for term in LASTING] == [0.0, 0.0]
 
 
-# -- circles -----------------------------------------------------------------------------------------------------------
+# -- circles ---------------------------------------------------------------------------------------
 
 
 @st.composite
 def episodes(draw):
-    """An episode of a host that waits: its readings beside its twin's, from an equal start, with or without fossils."""
+    """An episode of a host that waits:
+
+    its readings beside its twin's, from an equal start, with or without fossils.
+    """
     length = draw(st.integers(3, 8))
     rows = [draw(st.tuples(accuracies, accuracies, losses, losses)) for _ in range(length)]
     start = draw(accuracies), draw(losses)
@@ -196,7 +204,9 @@ def episodes(draw):
 
 
 def circle(episode, start, end, size):
-    """The same readings with a seed that is planted at `start` and culled at `end`, or is still there at the end."""
+    """The same readings with a seed that is planted at `start` and culled at `end`, or is still
+    there at the end.
+    """
     changed = list(episode)
     for place in range(start, min(end, len(episode))):
         fossils = episode[place].params_share
@@ -225,7 +235,7 @@ def test_a_germinate_cull_cycle_earns_less_than_waiting_on_the_same_readings(
     assert total(circle(episode, start, start + length, size), family) < total(episode, family)
 
 
-# -- telescoping, bounds, scale ----------------------------------------------------------------------------------------
+# -- telescoping, bounds, scale --------------------------------------------------------------------
 
 
 @given(episodes())
@@ -299,7 +309,7 @@ def test_a_family_does_not_look_at_the_others_readings(family, foreign, facts, v
     assert reward_parts(other, FAMILIES[family]) == reward_parts(facts, FAMILIES[family])
 
 
-# -- families and weights ----------------------------------------------------------------------------------------------
+# -- families and weights --------------------------------------------------------------------------
 
 
 @every_family

@@ -1,4 +1,6 @@
-"""The seconds of a round run from update to update, so that no part of training is left out of its speed."""
+"""The seconds of a round run from update to update, so that no part of training is left out of its
+speed.
+"""
 
 import pytest
 

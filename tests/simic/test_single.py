@@ -55,7 +55,9 @@ def test_a_view_of_one_host_is_of_one_host(twins):
 
 
 def test_the_flat_mask_allows_a_choice_if_and_only_if_some_legal_action_makes_it(twins):
-    """Heads of other people's agents do not depend on each other, so no more can be said than head by head."""
+    """Heads of other people's agents do not depend on each other, so no more can be said than head
+    by head.
+    """
     env = GrowthEnv(grow(POINTS, 1, twins))
     env.reset(seed=0)
     sizes = env.action_space.nvec.tolist()

@@ -1,10 +1,13 @@
-"""The learning gate: on a growth problem with a known answer, a trained policy leaves rules of thumb behind."""
+"""The learning gate:
+
+on a growth problem with a known answer, a trained policy leaves rules of thumb behind.
+"""
 
 import numpy as np
 import pytest
 
 from esper.simic import PPOConfig, learn
-from esper.tamiyo.rules import make_policy
+from esper.tamiyo.policy_names import make_policy
 from simic.surrogate import EPOCHS, SPEC, Host, SurrogateGrowth, facts, mean_return
 
 HOSTS, ROUNDS = 64, 14
@@ -21,7 +24,10 @@ def by_rule(name):
 
 
 def by_truth(env, obs, masks, memory):
-    """Plants the right blueprint in the right slot at the right moment: what can be read off the observation."""
+    """Plants the right blueprint in the right slot at the right moment:
+
+    what can be read off the observation.
+    """
     actions = np.zeros((len(env.hosts), 4), int)
     for row, host in enumerate(env.hosts):
         if host.epoch == host.moment and masks["slot"][row, 1, host.slot]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
-from esper.simic.diagnostics import MinibatchTrace, RatioExplosionDiagnostic, summarise
+from esper.simic.ppo.diagnostics import MinibatchTrace, RatioExplosionDiagnostic, summarise
 from esper.simic.team import Team, code_digest, is_launched, joined_team, was_restarted
 
 
@@ -134,7 +134,9 @@ class Heard(Team):
 
 
 def left_behind(ratios, steps=4):
-    """The trace of one row of decisions by one head, with these ratios; steps that are left over are not valid."""
+    """The trace of one row of decisions by one head, with these ratios; steps that are left over
+    are not valid.
+    """
     empty, one = steps - len(ratios), torch.zeros(1)
     changes = torch.tensor([*ratios, *[1.0] * empty]).log()[None, None]
     used = torch.tensor([*[True] * len(ratios), *[False] * empty])[None, None]

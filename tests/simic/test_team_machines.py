@@ -1,4 +1,7 @@
-"""Two machines: network namespaces joined by a cable that can be cut. They see the same files, as a cluster's do."""
+"""Two machines:
+
+network namespaces joined by a cable that can be cut. They see the same files, as a cluster's do.
+"""
 
 import os
 import shutil
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.team_workers import assert_ended_well, free_port, train_ranks
 from simic.tiny_runs import assert_same_end, command, manifest_of
 

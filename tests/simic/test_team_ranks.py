@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from esper.leyline.errors import EsperError, SaveError, SettingError
-from esper.simic import agent as learner
 from esper.simic import team
 from esper.simic import training as running
+from esper.simic.ppo import agent as learner
 from esper.simic.trainer import train_ppo_vectorized
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from null_sink import NullSink
 from simic import team_workers
 from simic.team_workers import (
@@ -42,7 +42,7 @@ from simic.tiny_runs import command, manifest_of, tiny
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("warm_forks")]
 
 
-# -- the same answer ---------------------------------------------------------------------------------------------------
+# -- the same answer -------------------------------------------------------------------------------
 
 CASES = {
     "2 ranks": (2, FREE),
@@ -103,11 +103,13 @@ def test_in_float32_ranks_differ_by_rounding(tmp_path):
     assert max(gaps) < (1e-4,)
 
 
-# -- stopping together -------------------------------------------------------------------------------------------------
+# -- stopping together -----------------------------------------------------------------------------
 
 
 def updated(tmp_path, fault):
-    """Two ranks train for one round, `fault` on rank 1 only; each rank's record of the update and its weights."""
+    """Two ranks train for one round, `fault` on rank 1 only; each rank's record of the update and
+    its weights.
+    """
 
     def live(team):
         if team.rank == 1:
@@ -207,7 +209,7 @@ def test_a_mistake_before_an_inner_block_is_raised_on_all_too(tmp_path):
     assert re.match("rank 1 .*: the disk is full.", other)
 
 
-# -- what is refused at the start --------------------------------------------------------------------------------------
+# -- what is refused at the start ------------------------------------------------------------------
 
 
 def esper_ranks(tmp_path, size, arguments, prepare=lambda rank: None, **options):
@@ -279,7 +281,7 @@ def test_an_address_where_nobody_is_is_one_clear_line(tmp_path):
     assert "--master-addr" in ended[0].said
 
 
-# -- a disk that fails -------------------------------------------------------------------------------------------------
+# -- a disk that fails -----------------------------------------------------------------------------
 
 
 def fail_to_replace(name):
@@ -325,7 +327,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# -- other numbers of ranks --------------------------------------------------------------------------------------------
+# -- other numbers of ranks ------------------------------------------------------------------------
 
 
 def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):

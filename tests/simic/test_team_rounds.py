@@ -15,8 +15,8 @@ import torch.distributed as dist
 from esper.cli import ppo as running
 from esper.leyline.errors import DeviceError, MaskError, SaveError
 from esper.simic import team as teams
-from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.ppo.agent import PPOAgent
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
@@ -57,7 +57,7 @@ def failing(problem):
     return act
 
 
-# -- stopping together -------------------------------------------------------------------------------------------------
+# -- stopping together -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_who_asks_does_not_wait_for_the_others(tmp_path):
     assert [rank.value for rank in ended] == [(True, True, False)] * 2
 
 
-# -- failing together --------------------------------------------------------------------------------------------------
+# -- failing together ------------------------------------------------------------------------------
 
 FULL, NO_ROOM = DeviceError("out of GPU memory."), SaveError("the disk is full.")
 FAULTS = {
@@ -214,7 +214,7 @@ def test_a_rank_that_falls_silent_is_not_waited_for(tmp_path):
     assert_one_line([second], "lost contact with rank 0")
 
 
-# -- hosts that stay ---------------------------------------------------------------------------------------------------
+# -- hosts that stay -------------------------------------------------------------------------------
 
 
 def test_hosts_stay_with_their_rank_and_the_slow_one_is_named(tmp_path):
@@ -234,7 +234,7 @@ def test_another_number_of_ranks_has_other_hosts_each(tmp_path):
     assert assigned(tmp_path / "run") == [[2, 2]] * 3 + [[2, 1, 1]]
 
 
-# -- ranks that share a GPU --------------------------------------------------------------------------------------------
+# -- ranks that share a GPU ------------------------------------------------------------------------
 
 
 class OnGpu:

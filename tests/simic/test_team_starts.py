@@ -1,4 +1,7 @@
-"""Starts and restarts that must not go wrong: another run's folder, another checkpoint, a limit of time, an anomaly."""
+"""Starts and restarts that must not go wrong:
+
+another run's folder, another checkpoint, a limit of time, an anomaly.
+"""
 
 import json
 import os
@@ -7,8 +10,8 @@ import re
 import pytest
 import torch
 
-from esper.telemetry import runfolder
-from esper.telemetry.store import Store
+from esper.storage import runfolder
+from esper.storage.store import Store
 from simic.team_workers import assert_ended_well, assert_one_line, esper, run_ranks, train_ranks
 from simic.test_every_knob import LOUD
 from simic.test_team_torchrun import torchrun

@@ -1,4 +1,7 @@
-"""Under torchrun: what is refused, asked to stop, a rank that dies, and one that is started anew."""
+"""Under torchrun:
+
+what is refused, asked to stop, a rank that dies, and one that is started anew.
+"""
 
 import os
 import re
@@ -13,7 +16,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from simic.team_workers import assert_ended_well, farthest, free_port, records_of, train_ranks
 from simic.tiny_runs import assert_same_end, command, manifest_of
 
@@ -48,7 +51,9 @@ def torchrun(arguments, *options, meanwhile=lambda process, mark: None, **enviro
 
 
 def marked(mark):
-    """Processes that were started with this mark, whoever is their parent now, and have not ended."""
+    """Processes that were started with this mark, whoever is their parent now, and have not
+    ended.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

@@ -1,4 +1,7 @@
-"""Training on a task of seconds: repeatable, counted right, told in full, and stopped in good order."""
+"""Training on a task of seconds:
+
+repeatable, counted right, told in full, and stopped in good order.
+"""
 
 import statistics
 import time
@@ -8,9 +11,9 @@ import pytest
 import torch
 
 from esper.simic import trainer
-from esper.simic.agent import PPOAgent
-from esper.simic.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.environment import GrowthVectorEnv
+from esper.simic.ppo.agent import PPOAgent
+from esper.simic.ppo.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.round_summary import RoundTally
 from esper.simic.trainer import (
     InterruptedTraining,
@@ -46,7 +49,7 @@ def rounds_of(config):
     return [row for row in lines_of(config.out) if row["type"] == "RoundFinished"]
 
 
-# -- repeatable --------------------------------------------------------------------------------------------------------
+# -- repeatable ------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_run_twice(whole, tmp_path):
@@ -90,7 +93,7 @@ def test_every_round_has_other_hosts_in_turn(whole):
     assert [run.seed for run in env.population.runs] == episodes[0]
 
 
-# -- counted right -----------------------------------------------------------------------------------------------------
+# -- counted right ---------------------------------------------------------------------------------
 
 
 def test_one_round_is_one_update_and_every_decision_counts(whole):
@@ -202,7 +205,7 @@ def test_heads_that_an_op_does_not_use_are_recorded_as_masked(whole):
     assert all(row["action_success"] for row in rows)
 
 
-# -- learning ----------------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
 
 def test_bonus_and_rate_fall_by_decisions_to_the_end_of_the_run(whole):
@@ -296,7 +299,7 @@ def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
         assert mask.any(-1).all(), name
 
 
-# -- telemetry ---------------------------------------------------------------------------------------------------------
+# -- telemetry -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["off", "minimal", "normal", "debug"])
@@ -407,7 +410,9 @@ def test_a_row_that_is_not_a_number_is_told_and_does_no_harm(tmp_path, monkeypat
 
 
 def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
-    """Processor time of counting and writing at `normal`, of the whole time of playing; digits as in its preset."""
+    """Processor time of counting and writing at `normal`, of the whole time of playing; digits as
+    in its preset.
+    """
     task = {
         "task__name": "digits",
         "task__epoch_examples": 512,
@@ -441,7 +446,7 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
     assert statistics.median(shares) < 0.03
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------
+# -- stopping --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

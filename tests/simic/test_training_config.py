@@ -1,4 +1,7 @@
-"""The configuration: every mistake is one clear line, nothing is converted, what is written comes back."""
+"""The configuration:
+
+every mistake is one clear line, nothing is converted, what is written comes back.
+"""
 
 import json
 import math
@@ -13,7 +16,7 @@ from pydantic import ValidationError
 
 from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import EsperError, SettingError, UnknownNameError
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks.task import TASKS
 from esper.simic.config import TrainingConfig, presets
 
 
@@ -27,7 +30,7 @@ def refusal(values):
     return text
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_reward_term_is_a_key_too():
     )
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_what_is_possible_is_taken(values):
     assert TrainingConfig.of(values)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
         TrainingConfig.from_preset("cifar")
 
 
-# -- changes -----------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -333,7 +336,7 @@ def test_changes_are_checked_like_everything_else():
         TrainingConfig().with_changes([("amp", "fp16")], "here")
 
 
-# -- a value -----------------------------------------------------------------------------------------------------------
+# -- a value ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Training runs that take a fraction of a second, what they leave behind, and runs that are killed on the way."""
+"""Training runs that take a fraction of a second, what they leave behind, and runs that are killed
+on the way.
+"""
 
 import json
 import os
@@ -11,12 +13,12 @@ from pathlib import Path
 import torch
 
 from esper.cli import main
-from esper.leyline.files import digest
 from esper.runtime.devices import limited_threads
-from esper.simic.checkpoints import read_checkpoint
 from esper.simic.config import TrainingConfig
 from esper.simic.trainer import train_ppo_vectorized
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.files import digest
+from esper.tamiyo.policy_files import read as read_policy
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import Sink
 
@@ -78,7 +80,10 @@ def events_of(folder, *kinds):
 
 
 def manifest_of(folder):
-    """What the manifest of a run lists: facts and first file of each checkpoint, the best among them, whole rounds."""
+    """What the manifest of a run lists:
+
+    facts and first file of each checkpoint, the best among them, whole rounds.
+    """
     body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
     listed = {save["number"]: _entry(save) for save in body["generations"]}
     rounds = max((entry.get("rounds", 0) for entry in listed.values()), default=0)
@@ -104,9 +109,11 @@ def checkpoints_in(folder):
 
 
 def end_of(folder):
-    """What the newest checkpoint holds and the events say; byte offsets follow the wall clock's digits, so not them."""
+    """What the newest checkpoint holds and the events say; byte offsets follow the wall clock's
+    digits, so not them.
+    """
     newest = manifest_of(folder)["checkpoints"][-1]
-    tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
+    tensors, plain = read_policy(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
     facts = {key: value for key, value in plain["facts"].items() if key != "events"}
     best = {
         key: value
@@ -121,7 +128,9 @@ def end_of(folder):
 
 
 def _without_file(row):
-    """What is saved in place of a damaged checkpoint has another name, so that nothing is written over."""
+    """What is saved in place of a damaged checkpoint has another name, so that nothing is written
+    over.
+    """
     return {
         key: value
         for key, value in row.items()
@@ -138,7 +147,7 @@ def assert_same_end(folder, other):
     assert events == events2
 
 
-# -- a command in a process of its own ---------------------------------------------------------------------------------
+# -- a command in a process of its own -------------------------------------------------------------
 
 
 def command(out, **changes):
@@ -195,13 +204,16 @@ class Forked:
             os._exit(code)
 
     def wait(self):
-        """Exit code, standard output and standard error; the code of a killed process is minus the signal."""
+        """Exit code, standard output and standard error; the code of a killed process is minus the
+        signal.
+        """
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status), self.out.read_text(), self.err.read_text()
 
 
 class Ticks:
-    """Counts the moments between which a run can be cut: steps, updates, writes, renames, deletions.
+    """Counts the moments between which a run can be cut: steps, updates, writes, renames,
+    deletions.
 
     Args:
         act: is called when the `at`-th moment comes.
@@ -228,8 +240,8 @@ class Ticks:
 
     def install(self):
         """In a process that ends soon: what is wrapped stays so."""
-        from esper.simic.agent import PPOAgent
         from esper.simic.environment import GrowthVectorEnv
+        from esper.simic.ppo.agent import PPOAgent
 
         for owner, name in (
             (os, "replace"),

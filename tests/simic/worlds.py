@@ -1,4 +1,6 @@
-"""Small environments whose every number is known, agents for them, and rollouts of growth decisions without growth."""
+"""Small environments whose every number is known, agents for them, and rollouts of growth decisions
+without growth.
+"""
 
 import gymnasium as gym
 import numpy as np
@@ -14,8 +16,9 @@ from esper.leyline.factored_actions import (
     OP_GERMINATE,
 )
 from esper.simic import PPOAgent, PPOConfig
-from esper.simic.any_env import ActionCodec, ObservationCodec, Player
-from esper.simic.rollout import Rollout
+from esper.simic.ppo.any_env import Player
+from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
+from esper.simic.ppo.rollout import Rollout
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
@@ -24,13 +27,13 @@ SLOTS, WIDTH = 3, 5
 
 
 class Clock(gym.Env):
-    """Observation: (who, time since the reset, episodes so far). An episode has `episode` steps, or never ends.
+    """Observation: (who, time since the reset, episodes so far). An episode has `episode` steps, or
+    never ends.
 
-    Args:
-        ends: "terminated" or "truncated".
-        masked: whether info has an action mask, another one at every step; the last one of an episode allows nothing.
-        penalty: paid, with a termination, when action 1 is taken first; 0.1 is paid otherwise.
-        last: what the final observation is filled with, if anything.
+    Args: ends: "terminated" or "truncated". masked: whether info has an action mask, another one at
+        every step; the last one of an episode allows nothing. penalty: paid, with a termination,
+        when action 1 is taken first; 0.1 is paid otherwise. last: what the final observation is
+        filled with, if anything.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ def clocks(count=3, mode=SAME_STEP, episodes=None, **settings):
 
 
 class OneArray(VectorEnv):
-    """Two environments that live in one array each of observations and masks, rewritten in place at every step."""
+    """Two environments that live in one array each of observations and masks, rewritten in place at
+    every step.
+    """
 
     metadata = {"autoreset_mode": NEXT_STEP}  # noqa: RUF012
     num_envs = 2
@@ -130,7 +135,10 @@ class OneArray(VectorEnv):
 
 
 class StepCounter:
-    """Stands in for a network: its state counts the steps of an episode, and the value is the state before the step."""
+    """Stands in for a network:
+
+    its state counts the steps of an episode, and the value is the state before the step.
+    """
 
     def __init__(self, spec, value=None):
         self.spec, self.value = spec, value
@@ -183,7 +191,7 @@ def counting_player(env, value=None):
     return Player(env, agent, 0)
 
 
-# -- growth decisions -------------------------------------------------------------------------------------------------
+# -- growth decisions ------------------------------------------------------------------------------
 
 
 def growth_agent(config=SMALL, seed=0):
@@ -225,7 +233,8 @@ def growth_masks(count, draw):
 def growth_rollout(
     agent, steps=8, count=4, seed=0, ends=0.15, whole=False, reward=lambda draws: draws
 ):
-    """A rollout of random observations and masks, with episodes that end at random, half of them truncated.
+    """A rollout of random observations and masks, with episodes that end at random, half of them
+    truncated.
 
     Args:
         whole: one episode per row, which ends with the row.

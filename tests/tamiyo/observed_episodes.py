@@ -1,4 +1,6 @@
-"""Reports and signals made by hand, and populations watched through trackers, for the tests of this folder."""
+"""Reports and signals made by hand, and populations watched through trackers, for the tests of this
+folder.
+"""
 
 import math
 from dataclasses import fields, replace
@@ -14,7 +16,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
-from esper.runtime.tasks import get_task
+from esper.runtime.tasks.task import get_task
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.observation import feature_names, observe
@@ -58,7 +60,7 @@ def tracker_after(*epochs, slots=THREE, scale=1.0, reports=None):
     return tracker
 
 
-# -- populations -------------------------------------------------------------------------------------------------------
+# -- populations -----------------------------------------------------------------------------------
 
 
 def _texts():

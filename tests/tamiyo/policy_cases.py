@@ -10,7 +10,9 @@ HEADS = ("op", "slot", "blueprint", "blend")
 
 
 def build(slots=3, *, seed=0, sharpness=1.0, hidden_dim=32, head_dim=16, **sizes):
-    """A small growth policy; `sharpness` multiplies its logits, which are close to even in a fresh one."""
+    """A small growth policy; `sharpness` multiplies its logits, which are close to even in a fresh
+    one.
+    """
     torch.manual_seed(seed)
     net = FactoredRecurrentActorCritic(
         STATE_DIM, slots, hidden_dim=hidden_dim, head_dim=head_dim, **sizes
@@ -33,7 +35,10 @@ def some_of(*shape, share=0.55):
 
 
 def joint_masks(*shape, slots=3, blueprints=NUM_BLUEPRINTS, blends=NUM_BLENDS):
-    """Random masks as a population gives them: slot by op, blueprint by slot; WAIT is possible and needs no slot."""
+    """Random masks as a population gives them:
+
+    slot by op, blueprint by slot; WAIT is possible and needs no slot.
+    """
     op, slot = some_of(*shape, NUM_OPS), some_of(*shape, NUM_OPS, slots)
     op[..., OP_WAIT] = True
     slot[..., OP_WAIT, :] = torch.arange(slots) == 0
@@ -61,7 +66,10 @@ def at(step, masks):
 
 @torch.no_grad()
 def live(net, states, masks, starts=None, hidden=None, generator=None):
-    """Decide step by step, as a rollout does: choices, log-probabilities and values [N, T], and the last state."""
+    """Decide step by step, as a rollout does:
+
+    choices, log-probabilities and values [N, T], and the last state.
+    """
     count, steps = states.shape[:2]
     hidden = net.get_initial_hidden(count) if hidden is None else hidden
     seen = []

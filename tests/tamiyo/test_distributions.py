@@ -1,4 +1,7 @@
-"""A masked distribution knows its valid entries only: in probabilities, draws, entropy, and above all in gradients."""
+"""A masked distribution knows its valid entries only:
+
+in probabilities, draws, entropy, and above all in gradients.
+"""
 
 import math
 
@@ -34,7 +37,7 @@ def random_rows(rows, size=SIZE, spread=3.0):
     return torch.randn(rows, size) * spread, mask
 
 
-# -- probabilities -----------------------------------------------------------------------------------------------------
+# -- probabilities ---------------------------------------------------------------------------------
 
 
 def test_a_masked_entry_has_the_lowest_finite_logit_and_probability_zero():
@@ -102,7 +105,7 @@ def test_no_scale_of_logits_makes_a_number_infinite(scale):
     assert logits.grad.isfinite().all()
 
 
-# -- rows without any choice -------------------------------------------------------------------------------------------
+# -- rows without any choice -----------------------------------------------------------------------
 
 
 def test_a_row_that_allows_nothing_is_refused_by_host_and_head():
@@ -124,7 +127,7 @@ def test_a_single_row_that_allows_nothing_is_refused_too():
         MaskedCategorical(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
 
 
-# -- gradients ---------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -152,7 +155,7 @@ def test_masked_logits_get_exactly_no_gradient(quantity):
     assert (logits.grad[mask] != 0).any()
 
 
-# -- entropy -----------------------------------------------------------------------------------------------------------
+# -- entropy ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("valid", range(1, SIZE + 1))
@@ -185,7 +188,7 @@ def test_entropy_is_that_of_the_valid_entries_alone():
         torch.testing.assert_close(entropy(drawn)[row], share, rtol=0, atol=1e-6)
 
 
-# -- choosing ----------------------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [-1e-3, -5.0, -1e4])

@@ -1,4 +1,6 @@
-"""A specification of heads is complete and free of contradictions, or it is refused with the reason."""
+"""A specification of heads is complete and free of contradictions, or it is refused with the
+reason.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The network as a policy: the same interface as a rule, legal in whole episodes, its memory handed back and forth."""
+"""The network as a policy:
+
+the same interface as a rule, legal in whole episodes, its memory handed back and forth.
+"""
 
 import copy
 
@@ -11,7 +14,8 @@ from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.population import Population
 from esper.tamiyo.policies import NetworkPolicy
-from esper.tamiyo.rules import HostFacts, make_policy
+from esper.tamiyo.policy_names import make_policy
+from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import make_decider, play_epoch
 from tamiyo.observed_episodes import TASKS, Watched
@@ -41,7 +45,7 @@ def decide(watched, memory=None, **options):
     )
 
 
-# -- the interface -----------------------------------------------------------------------------------------------------
+# -- the interface ---------------------------------------------------------------------------------
 
 
 def test_actions_are_whole_numbers_in_the_shape_that_rules_give_them(watched):
@@ -111,7 +115,7 @@ def test_deciding_builds_no_graph_and_leaves_the_global_random_state_alone(watch
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-# -- whole episodes ----------------------------------------------------------------------------------------------------
+# -- whole episodes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -152,7 +156,7 @@ def test_heads_that_an_op_does_not_use_choose_their_first_entry():
     assert actions[plants, 2].all(), "planting needs a blueprint"
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +231,7 @@ def test_a_host_is_decided_about_as_if_it_were_alone(watched):
         assert alone[0].tolist() == together[host].tolist()
 
 
-# -- lots --------------------------------------------------------------------------------------------------------------
+# -- lots ------------------------------------------------------------------------------------------
 
 
 def episode_of(**options):
@@ -255,7 +259,7 @@ def test_drawing_twice_from_the_same_state_gives_different_draws(watched):
     assert len(drawn) > 5
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_a_loop_without_observations_is_refused(watched):

@@ -1,4 +1,7 @@
-"""Masks say what is possible: every action they let through is legal as a whole, and unused heads have one choice."""
+"""Masks say what is possible:
+
+every action they let through is legal as a whole, and unused heads have one choice.
+"""
 
 import itertools
 
@@ -48,7 +51,7 @@ def ops(masks):
     return np.flatnonzero(masks["op"]).tolist()
 
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def test_masks_have_the_shapes_of_the_space():
@@ -139,7 +142,7 @@ def test_slot_states_are_the_masks_share_of_the_reports():
     }
 
 
-# -- prices ------------------------------------------------------------------------------------------------------------
+# -- prices ----------------------------------------------------------------------------------------
 
 
 def grown_model(blueprints=("norm", "conv_light"), **limits):
@@ -173,7 +176,7 @@ def test_a_blueprint_of_another_kind_is_masked():
     assert masks_for(model.view())["blueprint"].tolist() == [[False, True, True]] * 2
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def allowed(masks):

@@ -1,4 +1,7 @@
-"""Masks against real populations: whatever they let through is carried out, by lots or through a network."""
+"""Masks against real populations:
+
+whatever they let through is carried out, by lots or through a network.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +20,9 @@ LIMITS = st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from([1.1, 1.4, 
 
 
 def limited(task, max_seeds, budget):
-    """The task with limits; a budget must leave room for one seed, or the population is refused as a whole."""
+    """The task with limits; a budget must leave room for one seed, or the population is refused as
+    a whole.
+    """
     least = 1.4 if task == "vectors" else 1.1
     return replace(TASKS[task], max_seeds=max_seeds, budget=max(budget, least))
 

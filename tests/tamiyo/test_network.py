@@ -39,7 +39,7 @@ def masks_of(kind, *shape, slots):
     return make(*shape, slots=slots)
 
 
-# -- shapes ------------------------------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["none", "plain", "joint"])
@@ -117,7 +117,7 @@ def test_a_fresh_policy_is_close_to_even():
         assert (said[f"{head}_logits"].softmax(-1) * size - 1).abs().max() < 0.2
 
 
-# -- choosing ----------------------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [2, 5])
@@ -209,7 +209,7 @@ def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(
     )  # from a shared stream every head draws, whoever uses it
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [2, 5])
@@ -309,7 +309,7 @@ def test_evaluating_without_the_state_that_rows_began_with_is_refused():
         net.evaluate(states, choices, {}, None)
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [2, 5])
@@ -322,7 +322,9 @@ def test_evaluating_without_the_state_that_rows_began_with_is_refused():
     ],
 )
 def test_gradients_reach_every_parameter(slots, part, apart):
-    """Log-probabilities, entropy and values each teach all that they are made of; together that is everything."""
+    """Log-probabilities, entropy and values each teach all that they are made of; together that is
+    everything.
+    """
     net, states = build(slots), torch.randn(16, 5, STATE_DIM)
     masks = joint_masks(16, 5, slots=slots)
     choices, *_ = net.get_action(states, **as_arguments(masks))

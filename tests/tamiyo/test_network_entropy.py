@@ -1,5 +1,5 @@
-"""Entropy is exact over all cases, is paid where a choice was possible and not only where it was made, and ignores what
-an unused head happened to store."""
+"""Entropy is exact over all cases, is paid where a choice was possible and not only where it was
+made, and ignores what an unused head happened to store."""
 
 import math
 
@@ -34,7 +34,8 @@ def waits(*shape):
 
 
 def enumerate_all(net, features, masks):
-    """Every decision that can be made in one row, with its probability; and each head's expected entropy.
+    """Every decision that can be made in one row, with its probability; and each head's expected
+    entropy.
 
     Returns:
         {choices: probability}, {head: entropy in nats}, {head: entropy, normalised in each case}
@@ -77,7 +78,7 @@ def enumerated(net, states, masks):
     ]
 
 
-# -- exactness ---------------------------------------------------------------------------------------------------------
+# -- exactness -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -100,7 +101,10 @@ def test_expected_entropy_equals_the_enumeration_of_all_decisions(seed, make):
 
 
 def even_masks(rows):
-    """Three of four ops and two choices in every other row: each head's normalised entropy has one scale."""
+    """Three of four ops and two choices in every other row:
+
+    each head's normalised entropy has one scale.
+    """
     masks = joint_masks(rows, 1, slots=SLOTS, blueprints=3, blends=2)
     masks["op"][:] = torch.tensor([True, True, True, False])
     masks["slot"][:] = True
@@ -177,11 +181,13 @@ def test_on_a_table_of_two_by_three_the_entropy_is_the_closed_form():
     assert float(found.entropy["second"]) == pytest.approx(0.75 * second, abs=1e-6)
 
 
-# -- a head that was possible but not taken ----------------------------------------------------------------------------
+# -- a head that was possible but not taken --------------------------------------------------------
 
 
 def entropy_gradient(net, head, op_bias=0.0, op=OP_WAIT):
-    """Gradients of one head's entropy where `op` was stored, with GERMINATE's logit shifted; and π(GERMINATE)."""
+    """Gradients of one head's entropy where `op` was stored, with GERMINATE's logit shifted; and
+    π(GERMINATE).
+    """
     states = torch.linspace(-1, 1, STATE_DIM).expand(1, 1, -1)
     with torch.no_grad():
         for policy_head in net.policy_heads.values():
@@ -229,7 +235,7 @@ def test_a_head_whose_op_is_masked_gets_no_entropy_gradient():
     assert (net.policy_heads["blueprint"][-1].weight.grad == 0).all()
 
 
-# -- what counts for the mean ------------------------------------------------------------------------------------------
+# -- what counts for the mean ----------------------------------------------------------------------
 
 
 def test_a_step_counts_for_a_head_only_if_it_had_a_choice_there():
@@ -268,7 +274,7 @@ def test_without_masks_every_head_with_more_than_one_choice_counts():
     assert (found.entropy["slot"] == 0).all()
 
 
-# -- stored choices of unused heads ------------------------------------------------------------------------------------
+# -- stored choices of unused heads ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [joint_masks, plain_masks])

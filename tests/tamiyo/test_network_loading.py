@@ -1,4 +1,6 @@
-"""Weights go back into a network of the same shape; any other is refused, unharmed, with the reason and the way out."""
+"""Weights go back into a network of the same shape; any other is refused, unharmed, with the reason
+and the way out.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The network chooses nothing that a mask forbids, whatever its weights would like, and says where nothing is left."""
+"""The network chooses nothing that a mask forbids, whatever its weights would like, and says where
+nothing is left.
+"""
 
 import pytest
 import torch
@@ -32,7 +34,9 @@ from tamiyo.policy_cases import (
 
 
 def chosen_rows(masks, choices):
-    """Each head's mask in the case of the choices made, [.., size], and where the op uses the head."""
+    """Each head's mask in the case of the choices made, [.., size], and where the op uses the
+    head.
+    """
     op, slot = choices["op"], choices["slot"]
     rows = {"op": masks["op"], "blend": masks["blend"]}
     for head, by in (("slot", op), ("blueprint", slot)):
@@ -116,7 +120,7 @@ def test_negative_logits_do_not_lead_to_a_masked_choice(deterministic):
     assert_allowed(masks, choices)
 
 
-# -- nothing allowed ---------------------------------------------------------------------------------------------------
+# -- nothing allowed -------------------------------------------------------------------------------
 
 
 def test_a_host_without_any_choice_is_refused_by_host_and_head():
@@ -143,7 +147,7 @@ def test_an_empty_row_of_a_case_that_did_not_happen_is_no_error():
     assert (choices["op"] == OP_WAIT).all()
 
 
-# -- any mask at all ---------------------------------------------------------------------------------------------------
+# -- any mask at all -------------------------------------------------------------------------------
 
 
 def rows_of(count, size):

@@ -1,4 +1,6 @@
-"""Judging whole sequences afterwards gives the log-probabilities of the decisions as they were made, step by step."""
+"""Judging whole sequences afterwards gives the log-probabilities of the decisions as they were
+made, step by step.
+"""
 
 import pytest
 import torch

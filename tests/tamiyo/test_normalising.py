@@ -1,4 +1,6 @@
-"""Running statistics are those of all rows at once and change only when told to; rescaling changes no value."""
+"""Running statistics are those of all rows at once and change only when told to; rescaling changes
+no value.
+"""
 
 import pytest
 import torch
@@ -86,7 +88,7 @@ def test_normalising_does_not_change_the_statistics():
     assert all(torch.equal(value, before[name]) for name, value in stats.state_dict().items())
 
 
-# -- in the network ----------------------------------------------------------------------------------------------------
+# -- in the network --------------------------------------------------------------------------------
 
 
 @torch.no_grad()

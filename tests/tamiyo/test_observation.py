@@ -1,4 +1,7 @@
-"""The observation: its names and order are a contract, its values about one, and what is not known says so."""
+"""The observation:
+
+its names and order are a contract, its values about one, and what is not known says so.
+"""
 
 import math
 
@@ -69,7 +72,7 @@ def live(**values):
     return of_slot(seen(r0c0={**BLENDING, **values}))
 
 
-# -- layout ------------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------
 
 
 def test_three_slots_make_eighty_features_and_fifty_without_telemetry():
@@ -171,7 +174,7 @@ def test_before_its_first_epoch_a_tracker_has_nothing_to_show(tracker):
         observe([empty])
 
 
-# -- the host ----------------------------------------------------------------------------------------------------------
+# -- the host --------------------------------------------------------------------------------------
 
 
 def test_progress_rate_and_shares_are_told_as_they_are():
@@ -235,7 +238,7 @@ def test_what_was_not_measured_of_the_host_is_flagged():
     assert (features["held_out_loss_change"], features["held_out_accuracy_change"]) == (0.0, 0.0)
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 CLOSED = sorted(set(SeedStage) - LIVE_STAGES)
 EVERYTHING = {
@@ -378,7 +381,7 @@ def test_no_feature_is_further_from_zero_than_the_largest(monkeypatch, wild):
     assert max(abs(value) for value in features.values()) == LARGEST
 
 
-# -- any readings ------------------------------------------------------------------------------------------------------
+# -- any readings ----------------------------------------------------------------------------------
 
 ANY = st.none() | st.floats(0, 1e12) | st.sampled_from([0.0, 1e-300, math.nan, math.inf])
 SIGNED = ANY | st.floats(-1e12, 0)
@@ -394,7 +397,10 @@ SIGNED = ANY | st.floats(-1e12, 0)
 def test_no_reading_whatever_makes_a_feature_that_is_not_finite_or_beyond_five(
     epochs, stage, metrics, count, scale
 ):
-    names = "counterfactual_contribution counterfactual_standard_error seed_gradient_norm seed_gradient_norm_ratio"
+    names = (
+        "counterfactual_contribution counterfactual_standard_error "
+        "seed_gradient_norm seed_gradient_norm_ratio"
+    )
     values = dict(zip([*names.split(), "greedy_score"], metrics, strict=True))
     values |= {
         "epochs_in_stage": count,

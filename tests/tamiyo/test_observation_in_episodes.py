@@ -1,4 +1,7 @@
-"""The observation in real episodes: random legal actions on every kind of host, every feature about one."""
+"""The observation in real episodes:
+
+random legal actions on every kind of host, every feature about one.
+"""
 
 from functools import cache
 
@@ -19,7 +22,9 @@ from tamiyo.observed_episodes import TASKS, RandomPolicy, Watched
 
 @cache
 def episodes(task):
-    """Observations of two whole episodes under random legal actions, [epochs x hosts, F], and their names."""
+    """Observations of two whole episodes under random legal actions, [epochs x hosts, F], and their
+    names.
+    """
     watched = Watched(TASKS[task], [1, 2])
     rows = [row for row, _, _ in watched.live(RandomPolicy(7), watched.task.epochs)]
     return np.concatenate(rows), feature_names(watched.space.slots)

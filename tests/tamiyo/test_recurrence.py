@@ -1,4 +1,6 @@
-"""Running all pieces of all episodes at once gives what a loop over single steps gives, and no episode sees another."""
+"""Running all pieces of all episodes at once gives what a loop over single steps gives, and no
+episode sees another.
+"""
 
 import pytest
 import torch

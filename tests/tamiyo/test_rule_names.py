@@ -1,4 +1,7 @@
-"""Rules by name: settings in the name reach the rule, mistakes are told, and plans wait for hosts that were away."""
+"""Rules by name:
+
+settings in the name reach the rule, mistakes are told, and plans wait for hosts that were away.
+"""
 
 import re
 
@@ -11,7 +14,8 @@ from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import only_waiting
 from esper.tamiyo.policies import RulePolicy
-from esper.tamiyo.rules import RULES, Heuristic, Random, Schedule, is_rule, make_policy, read_rule
+from esper.tamiyo.policy_names import File, Rule, Search, Sham, make_policy, parse, parse_rule
+from esper.tamiyo.rules import RULES, Heuristic, Random, Schedule
 from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
@@ -35,13 +39,14 @@ from user_models import MLP, random_vectors
     ],
 )
 def test_settings_in_a_name_reach_the_rule(name, rule):
-    assert is_rule(name)
+    assert parse(name) == Rule(name)
     assert make_policy(name, FACTS) == RulePolicy(rule)
 
 
 MISTAKES = {
     "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
-    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: copies, planting_part, share.*:KEY=VALUE:KEY=VALUE",
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: copies, planting_part, "
+    "share.*:KEY=VALUE:KEY=VALUE",
     "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",
     "never:share=1": "never 'share'.* none",
@@ -60,7 +65,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_name_is_told_with_the_rule(name):
     with pytest.raises(EsperError) as refusal:
-        read_rule(name)
+        parse_rule(name).check()
     assert re.search(MISTAKES[name], str(refusal.value))
     assert "\n" not in str(refusal.value)
 
@@ -157,9 +162,25 @@ def test_a_choice_without_its_memory_is_told_in_one_line(monkeypatch, found):
         )
 
 
-def test_a_file_is_no_rule():
-    assert not is_rule("runs/first/policy.safetensors")
-    assert not is_rule("heuristic.safetensors")
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("never", Rule),
+        ("sham", Sham),
+        ("search", Search),
+        ("search:episodes=100", Search),
+        ("runs/first/policy.safetensors", File),
+        ("heuristic.safetensors", File),
+    ],
+)
+def test_a_name_stands_for_one_kind_of_policy(text, kind):
+    assert type(parse(text)) is kind
+
+
+def test_only_sham_growth_needs_a_blueprint_of_its_own():
+    assert parse("sham").blueprints() == ("sham",)
+    for text in ("never", "heuristic:share=0.5", "search", "policy.safetensors"):
+        assert parse(text).blueprints() == ()
 
 
 def test_a_mistake_is_found_before_a_host_is_built(tmp_path):
@@ -184,7 +205,10 @@ def test_a_garden_is_loaded_with_the_settings_of_its_policy(tmp_path):
     [([], [1, 2, 4]), ([0], [2, 3, 5]), ([1, 2], [3, 4, 6]), ([2], [1, 3, 5]), ([3], [1, 2, 5])],
 )
 def test_a_plan_waits_where_nothing_can_be_done(rule, away, planted):
-    """As when the governor has brought the host back: otherwise a control may miss its only chances to plant."""
+    """As when the governor has brought the host back:
+
+    otherwise a control may miss its only chances to plant.
+    """
     reports, policy, memory, chosen = reports_of(), RulePolicy(rule), None, []
     masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
     for epoch in range(8):

@@ -1,4 +1,7 @@
-"""Rules of thumb and controls: what they choose from given masks and reports, and how ties are broken."""
+"""Rules of thumb and controls:
+
+what they choose from given masks and reports, and how ties are broken.
+"""
 
 import json
 import math
@@ -22,6 +25,7 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.policy_names import make_policy
 from esper.tamiyo.rules import (
     RULES,
     Heuristic,
@@ -30,7 +34,6 @@ from esper.tamiyo.rules import (
     Random,
     Schedule,
     Sham,
-    make_policy,
     script_of,
 )
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
@@ -92,7 +95,7 @@ def choices_of(rule, facts, epochs, reports=None):
     return choices
 
 
-# -- never, schedule, random -------------------------------------------------------------------------------------------
+# -- never, schedule, random -----------------------------------------------------------------------
 
 
 def test_never_waits_whatever_is_possible(facts):
@@ -184,11 +187,13 @@ def test_a_policy_without_prices_is_refused(facts):
         make_policy("never", HostFacts(facts.space, {}, 10))
 
 
-# -- heuristic ---------------------------------------------------------------------------------------------------------
+# -- heuristic -------------------------------------------------------------------------------------
 
 
 def with_work(facts, **work):
-    """The facts with FLOPs by blueprint, the same in every slot; what is not named computes nothing."""
+    """The facts with FLOPs by blueprint, the same in every slot; what is not named computes
+    nothing.
+    """
     own = {
         (name, gated): BlueprintCost(1, work.get(name, 0))
         for _, name, _ in facts.costs
@@ -205,7 +210,7 @@ def test_of_equal_seeds_the_heuristic_plants_in_the_later_slot(facts):
 def test_of_equal_work_the_heuristic_plants_the_larger_seed():
     facts = with_work(facts_of(budget=100_000))
     slot, blueprint = choose(Heuristic(facts), facts)[1:3]
-    assert facts.cheapest_blend(slot, blueprint)[0] == max(
+    assert facts.cheapest_blend(slot, blueprint).price == max(
         cost
         for (_, name, blend), cost in facts.costs.items()
         if name != "sham" and blend == "linear"
@@ -275,7 +280,7 @@ def test_the_heuristic_prefers_the_slot_with_fewer_seeds_so_far(facts):
 
 
 def price(facts, slot, blueprint):
-    return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint))[0]
+    return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint)).price
 
 
 def test_the_heuristic_plants_within_its_share_or_the_smallest_seed_of_all():
@@ -287,7 +292,7 @@ def test_the_heuristic_plants_within_its_share_or_the_smallest_seed_of_all():
     ]
     for share, expected in ((1.0, max(costs)), (0.0, min(costs))):
         chosen = choose(Heuristic(facts, share=share), facts)
-        assert facts.cheapest_blend(*chosen[1:3])[0] == expected
+        assert facts.cheapest_blend(*chosen[1:3]).price == expected
 
 
 @pytest.mark.parametrize("live", [0, 40])
@@ -335,7 +340,7 @@ def test_in_a_known_episode_only_the_first_part_is_for_planting():
     assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
 
 
-# -- no rule ends a seed -----------------------------------------------------------------------------------------------
+# -- no rule ends a seed ---------------------------------------------------------------------------
 
 evidence = st.tuples(st.sampled_from([None, -0.3, 0.0, 0.4]), st.sampled_from([0.0, 0.2]))
 seeds = st.tuples(st.sampled_from(SeedStage), evidence)
@@ -353,7 +358,7 @@ def test_whatever_the_evidence_a_rule_plants_or_waits(name, drawn):
     } <= {0, OP_GERMINATE}
 
 
-# -- sham --------------------------------------------------------------------------------------------------------------
+# -- sham ------------------------------------------------------------------------------------------
 
 
 def test_sham_plants_nothing_but_shams_at_the_scripts_times(facts):

@@ -1,4 +1,7 @@
-"""What is remembered of a host's readings: history, records, plateaus, and nothing that was not measured."""
+"""What is remembered of a host's readings:
+
+history, records, plateaus, and nothing that was not measured.
+"""
 
 import json
 import math
@@ -18,7 +21,7 @@ def followed(losses, scale=1.0):
     return tracker_after(*(epoch_signals(loss) for loss in losses), scale=scale).tracked
 
 
-# -- one reading after the other ---------------------------------------------------------------------------------------
+# -- one reading after the other -------------------------------------------------------------------
 
 
 def test_the_first_epoch_is_its_own_record():
@@ -45,7 +48,7 @@ def test_update_returns_what_is_tracked():
     assert tracker.tracked.last == epoch_signals()
 
 
-# -- plateaus ----------------------------------------------------------------------------------------------------------
+# -- plateaus --------------------------------------------------------------------------------------
 
 
 def test_a_plateau_counts_epochs_since_the_loss_got_better():
@@ -64,7 +67,7 @@ def test_a_record_follows_even_where_the_progress_is_too_small_to_count():
     assert (tracked.best_loss, tracked.plateau_epochs) == (0.4999, 1)
 
 
-# -- not measured ------------------------------------------------------------------------------------------------------
+# -- not measured ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf])
@@ -97,7 +100,7 @@ def test_a_broken_reading_is_not_measured_and_the_others_are(name):
     assert [each for each in readings if getattr(last, each) is None] == [name]
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 
 def test_a_slot_without_a_report_is_refused_by_name():
@@ -124,7 +127,7 @@ def test_a_loss_scale_that_is_not_above_zero_is_refused(scale):
         SignalTracker(THREE, scale)
 
 
-# -- any readings ------------------------------------------------------------------------------------------------------
+# -- any readings ----------------------------------------------------------------------------------
 
 READING = st.none() | st.floats(0, 10) | st.sampled_from([math.nan, math.inf])
 EPISODES = st.lists(st.tuples(READING, READING, READING, READING), max_size=12)
@@ -142,7 +145,10 @@ def measured(values):
 
 
 def plateau_of(losses, scale):
-    """Written out: look back for the last epoch that beat all before it by a thousandth of the scale."""
+    """Written out:
+
+    look back for the last epoch that beat all before it by a thousandth of the scale.
+    """
     better = [i for i in range(len(losses)) if i == 0 or losses[i] < min(losses[:i]) - 1e-3 * scale]
     return len(losses) - 1 - better[-1] if losses else 0
 

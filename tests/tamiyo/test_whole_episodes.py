@@ -1,4 +1,7 @@
-"""Policies in real training: whole episodes on three kinds of host, harm left to probation, sham without effect."""
+"""Policies in real training:
+
+whole episodes on three kinds of host, harm left to probation, sham without effect.
+"""
 
 import copy
 
@@ -6,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from esper.garden import Garden
+from esper.garden.garden import Garden
 from esper.kasmina.hosts import build_cnn_host, build_mlp_host, build_transformer_host
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from esper.tamiyo.policies import RulePolicy
 from esper.tamiyo.rules import Heuristic, Sham, script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged

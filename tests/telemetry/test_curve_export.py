@@ -1,4 +1,7 @@
-"""Numbers for trackers: which ones, that they arrive, that a resume repeats none, and that a failure stops nobody."""
+"""Numbers for trackers:
+
+which ones, that they arrive, that a resume repeats none, and that a failure stops nobody.
+"""
 
 import json
 import os
@@ -18,10 +21,10 @@ from esper.cli.run import run_policy
 from esper.dashboard.reader import RunReader
 from esper.leyline.errors import SettingError
 from esper.runtime.config import TaskConfig
+from esper.storage.runfolder import CONFIG, EVENTS
 from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_trackers, scalars_of
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import EVENT_TYPES, ArmFinished, GrowthHint, RoundBegan, RoundFinished
-from esper.telemetry.runfolder import CONFIG, EVENTS
 from simic.tiny_runs import assert_same_end, events_of, tiny
 from trials import grown_runs
 from trials.grown_runs import asked_at, configured
@@ -53,11 +56,13 @@ RESULT = ArmFinished("heuristic", 3, 8, 100, 150, 0.75, 0.5, 1.25, 9000, 2.5, 2,
 
 @pytest.fixture(autouse=True)
 def _files_in_order(monkeypatch):
-    """Of one second TensorBoard sorts files by a counter as text; no process that resumes a run counts to ten in it."""
+    """Of one second TensorBoard sorts files by a counter as text; no process that resumes a run
+    counts to ten in it.
+    """
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
-# -- what is tracked ---------------------------------------------------------------------------------------------------
+# -- what is tracked -------------------------------------------------------------------------------
 
 
 def test_of_a_round_every_number_is_tracked_and_no_address():
@@ -108,7 +113,7 @@ def test_of_the_many_small_events_nothing_is_tracked():
             assert scalars_of(object.__new__(kind)) is None
 
 
-# -- trackers ----------------------------------------------------------------------------------------------------------
+# -- trackers --------------------------------------------------------------------------------------
 
 
 def curves(run):
@@ -215,7 +220,7 @@ def test_tensorboard_is_there():
     require_trackers(["tensorboard"])
 
 
-# -- the sink in between -----------------------------------------------------------------------------------------------
+# -- the sink in between ---------------------------------------------------------------------------
 
 
 def test_the_sink_passes_everything_on(tmp_path):
@@ -270,7 +275,7 @@ def test_an_interruption_is_not_swallowed(tmp_path, wandb, monkeypatch):
         write_all(tmp_path, [finished(0)], ["wandb"])
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def test_a_tracked_training_is_the_same_training_with_curves(tmp_path):

@@ -1,4 +1,6 @@
-"""An anomaly lifts the level for a few rounds, once per series of anomalies, and then it is back where it was."""
+"""An anomaly lifts the level for a few rounds, once per series of anomalies, and then it is back
+where it was.
+"""
 
 import json
 

@@ -161,8 +161,8 @@ def test_a_report_says_in_words_what_helps_and_what_it_costs():
     assert "2.0000, a gain of +1.0000 ± 0.2500" in first
     assert "by itself" in caution
     assert (
-        part.strip()
-        == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, 10.0% of the host's FLOPs"
+        part.strip() == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, "
+        "10.0% of the host's FLOPs"
     )
     assert "150, 1.50 x the host's" in size
     assert "1.1e+03, 1.10 x the host's" in size

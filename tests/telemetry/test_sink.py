@@ -1,4 +1,7 @@
-"""Events on disk: what the level lets through, cut where it must be, and a full disk that is told once."""
+"""Events on disk:
+
+what the level lets through, cut where it must be, and a full disk that is told once.
+"""
 
 import errno
 import json
@@ -151,7 +154,7 @@ def test_a_link_in_place_of_the_events_is_not_followed(path, tmp_path, capsys):
     assert str(path) in capsys.readouterr().err
 
 
-# -- segments ----------------------------------------------------------------------------------------------------------
+# -- segments --------------------------------------------------------------------------------------
 
 
 def stamps(folder):
@@ -214,7 +217,7 @@ def test_ranks_do_not_touch_each_other_s_segments(tmp_path, monkeypatch):
     assert not (tmp_path / "events-11.1.jsonl").exists()
 
 
-# -- a disk that fails -------------------------------------------------------------------------------------------------
+# -- a disk that fails -----------------------------------------------------------------------------
 
 
 @pytest.fixture

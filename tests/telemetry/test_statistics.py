@@ -1,4 +1,7 @@
-"""Intervals keep their promise: against scipy, in closed form, and by counting how often they hold the truth."""
+"""Intervals keep their promise:
+
+against scipy, in closed form, and by counting how often they hold the truth.
+"""
 
 import math
 
@@ -21,7 +24,7 @@ def test_students_quantile_is_scipys(freedom, share):
     assert student_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=2e-3)
 
 
-# -- one mean ----------------------------------------------------------------------------------------------------------
+# -- one mean --------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_interval_and_another_a_close_one():
@@ -87,7 +90,7 @@ def test_what_is_no_list_of_finite_numbers_is_refused(values):
         estimate_mean(values)
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(-99, 99), st.integers(-99, 99)), min_size=1, max_size=9))
@@ -97,7 +100,10 @@ def test_a_comparison_is_the_estimate_of_the_differences(pairs):
 
 
 def test_who_is_paired_with_whom_matters():
-    """Seeds differ much and arms little: the pairs show it, the same numbers in another order do not."""
+    """Seeds differ much and arms little:
+
+    the pairs show it, the same numbers in another order do not.
+    """
     values, others = [score + 0.005 for score in SCORES], SCORES
     paired, shuffled = compare_pairs(values, others), compare_pairs(values, others[::-1])
     assert paired.mean == pytest.approx(shuffled.mean)
@@ -114,7 +120,7 @@ def test_lists_of_different_length_are_no_pairs():
         compare_pairs([1, 2, 3], [1, 2])
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Runs of `esper run` that take a fraction of a second, what they leave behind, and moments to cut them at."""
+"""Runs of `esper run` that take a fraction of a second, what they leave behind, and moments to cut
+them at.
+"""
 
 import json
 import os
@@ -9,9 +11,9 @@ from pathlib import Path
 from esper.kasmina import saving
 from esper.runtime import storing
 from esper.runtime.population import Population
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.runfolder import NETWORKS
 from esper.telemetry.escalation import TelemetryConfig
-from esper.telemetry.runfolder import NETWORKS
 from esper.telemetry.sink import Sink
 from esper.trials import running
 from esper.trials.arms import Stopped
@@ -69,7 +71,7 @@ def grow_epoch_by_epoch(config):
     return grow(config, resume=True)
 
 
-# -- what a run leaves behind ------------------------------------------------------------------------------------------
+# -- what a run leaves behind ----------------------------------------------------------------------
 
 
 def networks_of(folder):
@@ -83,21 +85,26 @@ def networks_of(folder):
 
 
 def tensors_of(folder):
-    """Digests of the tensor files of the newest epoch: weights, buffers, optimisers, streams, memories."""
+    """Digests of the tensor files of the newest epoch:
+
+    weights, buffers, optimisers, streams, memories.
+    """
     body = json.loads((Path(folder) / runfolder.MANIFEST).read_text())["body"]
     files = body["generations"][-1]["files"]
     return {role: file["sha256"] for role, file in files.items()}
 
 
 def assert_same_end(folder, other):
-    """Events with results, networks and the last epoch's states are equal to the bit; the wall clock does not count."""
+    """Events with results, networks and the last epoch's states are equal to the bit; the wall
+    clock does not count.
+    """
     assert events_of(folder) == events_of(other)
     assert events_of(folder, "ArmFinished")
     assert networks_of(folder) == networks_of(other)
     assert tensors_of(folder) == tensors_of(other)
 
 
-# -- cutting -----------------------------------------------------------------------------------------------------------
+# -- cutting ---------------------------------------------------------------------------------------
 
 
 def install(ticks: Ticks):

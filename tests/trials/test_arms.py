@@ -1,4 +1,7 @@
-"""One arm of a comparison: the same twice, controls that are controls, results that say what happened."""
+"""One arm of a comparison:
+
+the same twice, controls that are controls, results that say what happened.
+"""
 
 import math
 from collections import Counter
@@ -221,7 +224,9 @@ def test_an_epoch_in_which_a_host_is_brought_back_tells_which_seeds_it_cost():
 
 
 def test_the_network_that_is_scored_is_the_one_that_was_measured_last():
-    """A seed that is planted after the last epoch would never be trained; with a ramp of 0 it would be kept at once."""
+    """A seed that is planted after the last epoch would never be trained; with a ramp of 0 it would
+    be kept at once.
+    """
     task = replace(TASK, epochs=3, lengths=StageLengths(ramp=0))
     (never,), (late,) = (
         run_arm(task, arm, [1]) for arm in ("never", "schedule:epochs=2:places=r0c0.norm")

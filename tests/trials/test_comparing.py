@@ -1,4 +1,7 @@
-"""`esper compare`: paired arms that do not know of each other, rates chosen by validation, stopped and gone on."""
+"""`esper compare`:
+
+paired arms that do not know of each other, rates chosen by validation, stopped and gone on.
+"""
 
 import json
 from contextlib import contextmanager
@@ -12,11 +15,11 @@ import torch
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.runtime.host import HostRun
-from esper.runtime.tasks import get_task
-from esper.simic.checkpoints import read_checkpoint
+from esper.runtime.tasks.task import get_task
+from esper.storage.runfolder import ARMS
 from esper.tamiyo.policies import NetworkPolicy
+from esper.tamiyo.policy_files import read as read_policy
 from esper.telemetry.events import to_record
-from esper.telemetry.runfolder import ARMS
 from esper.trials import arms, comparing
 from esper.trials.arms import Stopped
 from esper.trials.comparing import CompareConfig, Comparison, Trials
@@ -56,7 +59,9 @@ def compare(config, should_stop=lambda: False, most=None):
 
 
 def timeless(trials):
-    """All that is kept of an arm but the wall clock; hosts are numbered by their place in a population, so not that."""
+    """All that is kept of an arm but the wall clock; hosts are numbered by their place in a
+    population, so not that.
+    """
     events = [[{**event, "host": 0} for event in own] for own in trials.events]
     return [{**row, "seconds": 0} for row in trials.rows], trials.architectures, events
 
@@ -67,7 +72,10 @@ def all_timeless(done):
 
 @contextmanager
 def logged():
-    """What is lived meanwhile: each episode's data order and learning rates, what it leaves, who trains beside it."""
+    """What is lived meanwhile:
+
+    each episode's data order and learning rates, what it leaves, who trains beside it.
+    """
     log = SimpleNamespace(epochs={}, left={}, sizes=[], ledgers={})
     prepare, begin, live = arms.prepare_host, HostRun.begin_epoch, comparing.run_entries
 
@@ -117,7 +125,7 @@ def whole(tmp_path_factory):
 
 
 def test_whoever_plays_other_episodes_than_a_policy_was_trained_for_is_told(checkpoint, tmp_path):
-    own = read_checkpoint(Path(checkpoint))[1]["facts"]["task"]
+    own = read_policy(Path(checkpoint))[1]["facts"]["task"]
     alike = {f"task__{key}": own[key] for key in ("epochs", "epoch_examples", "batch", "held_out")}
     raised = {"scale_at_birth": 0.25, "prunes": False, "lengths": {"ramp": 4}}
     for name, value in {"name": own["name"], "epochs": own["epochs"] + 3, **raised}.items():
@@ -130,7 +138,7 @@ def test_whoever_plays_other_episodes_than_a_policy_was_trained_for_is_told(chec
         assert [line.count(f" {told} ") for line in said] == [1] * (name != "name"), name
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
 def test_every_arm_of_a_seed_sees_the_same_data_at_the_same_rates(whole):
@@ -218,7 +226,7 @@ def test_an_arm_that_is_named_twice_is_one_arm(whole, tmp_path):
     assert timeless(done["random", 1.0]) == timeless(whole.done["random", 1.0])
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +309,7 @@ def test_sham_growth_replays_its_own_rate(rated, monkeypatch):
     assert all(entry.policy for entry in own._entries("sham", 1.0))
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 def test_all_that_an_episode_cost_is_in_its_row(whole):
@@ -349,7 +357,7 @@ def test_a_trained_policy_does_in_its_arm_what_it_does_in_a_run_of_its_own(check
     assert all(row["germinated"] for row in rows), "chosen so that it does something"
 
 
-# -- stopped and gone on -----------------------------------------------------------------------------------------------
+# -- stopped and gone on ---------------------------------------------------------------------------
 
 
 def changed_times(folder):
@@ -415,7 +423,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     ] * 3
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(

@@ -1,4 +1,7 @@
-"""Episodes whose clock is compute, in `esper run`, `esper compare` and `esper ppo`: equal FLOPs, resumed to the bit."""
+"""Episodes whose clock is compute, in `esper run`, `esper compare` and `esper ppo`:
+
+equal FLOPs, resumed to the bit.
+"""
 
 import json
 from dataclasses import replace
@@ -12,11 +15,11 @@ from esper.cli import compare as comparing
 from esper.cli.run import run_policy
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS
+from esper.runtime.tasks.task import TASKS
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
 from esper.simic.twins import fingerprint, twin_readings
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from esper.trials.config import CompareConfig
 from runtime.clocked import CNN, TEXT, text_splits
 from simic import tiny_runs
@@ -42,7 +45,7 @@ def run_of(out, **changes):
     )
 
 
-# -- esper run ---------------------------------------------------------------------------------------------------------
+# -- esper run -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "never"])
@@ -110,7 +113,7 @@ def test_the_corpus_is_in_the_manifest(tmp_path):
     assert {save["facts"]["corpus"] for save in body["generations"]} == {"one"}
 
 
-# -- esper compare -----------------------------------------------------------------------------------------------------
+# -- esper compare ---------------------------------------------------------------------------------
 
 
 def comparison(out, **changes):
@@ -146,7 +149,7 @@ def test_a_comparison_by_compute_has_no_arms_of_other_lengths(static, tmp_path):
         comparison(tmp_path, static=[static], pretrain=2)
 
 
-# -- esper ppo ---------------------------------------------------------------------------------------------------------
+# -- esper ppo -------------------------------------------------------------------------------------
 
 
 def training(out, **changes):

@@ -206,7 +206,7 @@ def test_a_configuration_comes_back_from_json(config):
     assert type(config).of(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
 
-# -- how seeds are raised ----------------------------------------------------------------------------------------------
+# -- how seeds are raised --------------------------------------------------------------------------
 
 
 def test_stage_lengths_are_those_that_are_set(tmp_path):
@@ -245,7 +245,7 @@ def test_an_unknown_way_to_blend_is_refused():
         )
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Every single placement is tried, those that cannot be paid for are not, and validation names the best."""
+"""Every single placement is tried, those that cannot be paid for are not, and validation names the
+best.
+"""
 
 from types import SimpleNamespace
 

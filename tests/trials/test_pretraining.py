@@ -1,4 +1,7 @@
-"""The second scenario: every policy goes on from the same trained host, networks of fixed size begin from scratch."""
+"""The second scenario:
+
+every policy goes on from the same trained host, networks of fixed size begin from scratch.
+"""
 
 import re
 import shutil
@@ -12,8 +15,8 @@ from torch import nn
 
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS
-from esper.telemetry import runfolder
+from esper.runtime.tasks.task import TASKS
+from esper.storage import runfolder
 from esper.trials.arms import Entry, Stopped, prepare_host
 from esper.trials.comparing import Comparison
 from runtime.episodes import IMAGES
@@ -40,7 +43,9 @@ def trained_host(seed, task=None, epochs=EPOCHS):
 
 
 def beginnings(config):
-    """What every arm's hosts were before their first step, by arm and seed; and what the comparison found."""
+    """What every arm's hosts were before their first step, by arm and seed; and what the comparison
+    found.
+    """
     found, prepare = {}, prepare_host
 
     def kept(population, host, entry):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from esper.runtime.population import Population
-from esper.runtime.tasks import get_task
-from esper.simic.checkpoints import load_fitting, read_checkpoint
+from esper.runtime.tasks.task import get_task
+from esper.tamiyo.policy_files import load_fitting
+from esper.tamiyo.policy_files import read as read_policy
 from esper.trials.arms import Entry, run_entries
 from runtime.episodes import image_splits
 
@@ -29,7 +30,7 @@ SPLITS = image_splits(count=64, size=32, channels=3)
 )
 def test_it_is_the_file_whose_results_are_published(question, name):
     found = json.loads((ROOT / "benchmarks" / "results" / f"question_{question}.json").read_text())
-    facts = read_checkpoint(POLICIES / f"{name}.safetensors")[1]["facts"]
+    facts = read_policy(POLICIES / f"{name}.safetensors")[1]["facts"]
     assert (
         found["checkpoint_sha256"] == facts["converted_from"]
     )  # the same tensors in the format of that time

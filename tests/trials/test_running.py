@@ -1,4 +1,7 @@
-"""`esper run`: any policy, the limits it is given, the same episode however often it is stopped, true results."""
+"""`esper run`:
+
+any policy, the limits it is given, the same episode however often it is stopped, true results.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -9,16 +12,17 @@ import pytest
 import torch
 
 from epoch_records import grown_epoch
-from esper.kasmina import harvesting
+from esper.kasmina import exporting
 from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.population import Population
-from esper.runtime.tasks import TASKS
-from esper.simic.checkpoints import read_checkpoint, seal
+from esper.runtime.tasks.task import TASKS
 from esper.simic.environment import GrowthVectorEnv
+from esper.storage import runfolder
 from esper.tamiyo.policies import NetworkPolicy
+from esper.tamiyo.policy_files import read as read_policy
+from esper.tamiyo.policy_files import seal
 from esper.tamiyo.rules import RULES
-from esper.telemetry import runfolder
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import Stopped
 from esper.trials.config import RunConfig
@@ -65,12 +69,14 @@ def timeless(result):
     return replace(result, seconds=0.0)
 
 
-# -- policies ----------------------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", RULES)
 def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
-    """Results and events are those of `run_arm` on the same hosts; growing adds the readings of every epoch."""
+    """Results and events are those of `run_arm` on the same hosts; growing adds the readings of
+    every epoch.
+    """
     config = configured(tmp_path, policy=policy, seed=3)
     results = grow(config)
     arm = run_arm(config.task.build(), policy, [3, 4])
@@ -137,7 +143,9 @@ def seen_by(monkeypatch):
 
 @pytest.mark.parametrize("policy", ["checkpoint", "blind"])
 def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_path, monkeypatch):
-    """Epoch by epoch, as if the same host were played in the growth environment with the same actions."""
+    """Epoch by epoch, as if the same host were played in the growth environment with the same
+    actions.
+    """
     path = str(request.getfixturevalue(policy))
     seen = seen_by(monkeypatch)
     config = configured(tmp_path / "run", policy=path, hosts=1, seed=4)
@@ -178,7 +186,7 @@ def test_a_policy_for_other_choices_is_refused_with_both(
 
 
 def test_a_policy_that_saw_other_features_is_refused(checkpoint, tmp_path):
-    tensors, plain = read_checkpoint(checkpoint)
+    tensors, plain = read_policy(checkpoint)
     plain["layout"] = replace(plain["layout"], features=("mood", *plain["layout"].features[1:]))
     (tmp_path / "old.safetensors").write_bytes(seal(tensors, plain))
     with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.*progress"):
@@ -193,7 +201,9 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("fate", ["overwritten", "deleted"])
 def test_a_run_goes_on_with_the_policy_that_it_was_started_with(fate, checkpoint, blind, tmp_path):
-    """Training goes on and replaces or deletes its checkpoints; a run that uses one must not change by that."""
+    """Training goes on and replaces or deletes its checkpoints; a run that uses one must not change
+    by that.
+    """
     path = tmp_path / "best.safetensors"
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     path.write_bytes(checkpoint.read_bytes())
@@ -213,7 +223,7 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
         assert decider.policy.reads_telemetry is (source == checkpoint)
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -302,7 +312,7 @@ def test_hosts_count_on_from_the_first_seed(tmp_path):
     assert events_of(tmp_path / "last", "ArmFinished") == results[2:]
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def test_a_result_counts_what_the_events_say(tmp_path):
@@ -371,7 +381,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(harvesting, "save_model", fail)
+        full.setattr(exporting, "save_model", fail)
         with pytest.raises(SaveError, match=r"cannot save .*weights.*No space left.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)
@@ -379,7 +389,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
-# -- the configuration -------------------------------------------------------------------------------------------------
+# -- the configuration -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""A growing run on disk: damage is found and named, the epoch before is used, and nothing else is touched."""
+"""A growing run on disk:
+
+damage is found and named, the epoch before is used, and nothing else is touched.
+"""
 
 import json
 import math
@@ -11,7 +14,7 @@ from safetensors import SafetensorError
 
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from esper.telemetry.events import HostRolledBack
 from esper.trials import running
 from esper.trials.running import KEPT_EPOCHS, EpochSaves, build
@@ -49,7 +52,7 @@ def newest(run, role):
     return run / runfolder.CHECKPOINTS / body["generations"][-1]["files"][role]["name"]
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------
 
 
 def test_the_newest_epochs_are_kept_and_listed(halfway):
@@ -110,11 +113,14 @@ def test_what_is_not_a_saved_epoch_is_left_alone(copied):
     assert [path.read_text() for path in own] == ["mine", "mine"]
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def flip(path):
-    """One bit in the last bytes: still the right length, and for a tensor file still a readable one."""
+    """One bit in the last bytes:
+
+    still the right length, and for a tensor file still a readable one.
+    """
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
@@ -174,7 +180,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(
     assert_same_end(copied, straight)
 
 
-# -- the governor ------------------------------------------------------------------------------------------------------
+# -- the governor ----------------------------------------------------------------------------------
 
 
 def suspect(epochs):
@@ -222,7 +228,10 @@ def breaking(epoch):
 
 @pytest.mark.parametrize("epochs", [3, 4, 5])
 def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
-    """Stopped before it, right after it, and later: it is told once and the rest of the episode is the same."""
+    """Stopped before it, right after it, and later:
+
+    it is told once and the rest of the episode is the same.
+    """
     monkeypatch.setattr(Population, "start_epoch", breaking(3))
     whole, cut = configured(tmp_path / "whole"), configured(tmp_path / "cut")
     grow(whole)
@@ -234,7 +243,7 @@ def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
     assert_same_end(cut.out, whole.out)
 
 
-# -- one save ----------------------------------------------------------------------------------------------------------
+# -- one save --------------------------------------------------------------------------------------
 
 
 def saved(tmp_path, **changes):

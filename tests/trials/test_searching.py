@@ -1,4 +1,7 @@
-"""A search for plans: within its episodes and its room, on its own hosts, chosen by validation, stopped and resumed."""
+"""A search for plans:
+
+within its episodes and its room, on its own hosts, chosen by validation, stopped and resumed.
+"""
 
 from dataclasses import replace
 
@@ -8,8 +11,8 @@ import pytest
 from esper.episodes import facts_of
 from esper.runtime.population import Population
 from esper.simic.checkpoints import episodes_of
-from esper.tamiyo.rules import make_policy
-from esper.telemetry.runfolder import PLANS
+from esper.storage.runfolder import PLANS
+from esper.tamiyo.policy_names import make_policy
 from esper.trials import comparing
 from esper.trials.arms import Stopped
 from esper.trials.comparing import summarise
@@ -33,7 +36,9 @@ def parts_of(policy):
 
 
 def searched(value, **settings):
-    """What a search finds where `value(policy, host)` is the validation accuracy, and what it played."""
+    """What a search finds where `value(policy, host)` is the validation accuracy, and what it
+    played.
+    """
     played = []
 
     def play(wanted):
@@ -51,7 +56,7 @@ def closeness(policy, host=0):
     ) - len(parts)
 
 
-# -- the search --------------------------------------------------------------------------------------------------------
+# -- the search ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("episodes", [2, 3, 17, 40, 250])
@@ -135,7 +140,7 @@ def test_every_plan_can_be_paid_for_and_played():
     assert seen == {place for place, price in draws.prices.items() if price <= FACTS.most_room}
 
 
-# -- as an arm ---------------------------------------------------------------------------------------------------------
+# -- as an arm -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +227,7 @@ def test_settings_reach_the_search():
     assert read_search("search:episodes=7:plans=3:hosts=2:seed=5") == Search(7, 3, 2, 5)
 
 
-# -- what others were given --------------------------------------------------------------------------------------------
+# -- what others were given ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "episodes"), [("cifar10", 80 * 32), ("digits", 40 * 12)])

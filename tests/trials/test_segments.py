@@ -1,4 +1,7 @@
-"""Events of a long run are in numbered segments: resume finds its place in them, and screens show all of them."""
+"""Events of a long run are in numbered segments:
+
+resume finds its place in them, and screens show all of them.
+"""
 
 import json
 
@@ -7,7 +10,8 @@ import pytest
 from esper.dashboard.reader import RunReader
 from esper.dashboard.report import write_report
 from esper.leyline.errors import SaveError
-from esper.telemetry import runfolder, sink
+from esper.storage import runfolder
+from esper.telemetry import sink
 from faults.damage import forge, truncate
 from simic.tiny_runs import events_of, tiny, train
 from trials.grown_runs import assert_same_end, configured, grow, grow_epoch_by_epoch, stopped

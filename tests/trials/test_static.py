@@ -1,4 +1,7 @@
-"""Networks of fixed size as controls: the grown architecture, from the first step on, with everything trained."""
+"""Networks of fixed size as controls:
+
+the grown architecture, from the first step on, with everything trained.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -33,7 +36,7 @@ def prepared(task=IMAGES, seed=4, **entry):
     return population, population.runs[0]
 
 
-# -- one network -------------------------------------------------------------------------------------------------------
+# -- one network -----------------------------------------------------------------------------------
 
 
 def test_a_built_in_network_has_the_named_parts_in_their_order():
@@ -109,7 +112,9 @@ def test_a_host_that_breaks_in_its_first_epoch_is_brought_back_to_how_it_was_pre
 
 
 def test_parts_that_do_not_change_the_start_leave_it_to_training():
-    """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn from the first step."""
+    """Seeds are born as the identity where scale at birth is 0, and yet the built-in ones learn
+    from the first step.
+    """
     task = replace(BLOBS, epochs=2)
     (bare,) = run_entries(task, [Entry("start", 1, "never")])
     (built,) = run_entries(
@@ -119,7 +124,7 @@ def test_parts_that_do_not_change_the_start_leave_it_to_training():
     assert built.result.start_params == built.result.final_params > bare.result.final_params
 
 
-# -- as arms -----------------------------------------------------------------------------------------------------------
+# -- as arms ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +243,7 @@ def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
     }
 
 
-# -- what breaks, and what is refused before anything runs -----------------------------------------------------------
+# -- what breaks, and what is refused before anything runs -----------------------------------------
 
 
 def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""What is said of a comparison: estimates, differences in pairs and claims, all from the rows that validation chose."""
+"""What is said of a comparison:
+
+estimates, differences in pairs and claims, all from the rows that validation chose.
+"""
 
 import csv
 import io

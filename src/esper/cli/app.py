@@ -1,4 +1,7 @@
-"""The `esper` command and its list of commands. A caller's mistake is one line on stderr and exit code 2."""
+"""The `esper` command and its list of commands.
+
+A caller's mistake is one line on stderr and exit code 2.
+"""
 
 import errno
 import sys
@@ -16,7 +19,7 @@ from esper.cli.console import arms_table
 from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
-from esper.leyline.own import import_own
+from esper.leyline.imports import import_own
 
 _DEMO = Path("runs/demo")
 
@@ -96,8 +99,10 @@ def demo(
     console = Console()
     out = unused(out)
     console.print(
-        f"Digits, two arms of {epochs} epochs: same host, same order of data, same learning rates. First the host "
-        "alone, then growing under the heuristic, which sees held-out examples only; the score is on test images.",
+        f"Digits, two arms of {epochs} epochs: same host, same order of data, same "
+        f"learning rates. First the host "
+        "alone, then growing under the heuristic, which sees held-out examples only; "
+        "the score is on test images.",
         highlight=False,
     )
     results = []
@@ -112,7 +117,8 @@ def demo(
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / "exported")
     print(
-        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain module: {out / 'exported'}.\n"
+        f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain "
+        f"module: {out / 'exported'}.\n"
         f"Look at it: esper report {out / 'heuristic'} {out / 'never'}   (one HTML page)\n"
         "One seed is an anecdote: docs/results.md has ten, with controls.\n"
         "Next: esper run --task digits --policy heuristic --hosts 4 --out runs/four\n"
@@ -154,9 +160,13 @@ def export(
 
     folder = to or run / "exported"
     best = export_run(run, folder)
-    scores = f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy {best['test_accuracy']:.2%}"
+    scores = (
+        f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy "
+        f"{best['test_accuracy']:.2%}"
+    )
     print(
-        f"{printable(str(folder))}: the host of seed {best['seed']}, {best['final_params']:,} parameters, {scores}."
+        f"{printable(str(folder))}: the host of seed {best['seed']}, "
+        f"{best['final_params']:,} parameters, {scores}."
     )
 
 
@@ -168,7 +178,7 @@ def fetch_data(
     data_root: DataRoot = None,
 ) -> None:
     """Download a data set from its official address."""
-    from esper.runtime.fetch import fetch
+    from esper.runtime.tasks.fetch import fetch
 
     print(*(printable(str(path)) for path in fetch(name, data_root)), sep="\n")
 

@@ -1,4 +1,7 @@
-"""`esper compare`: arms on the same hosts, tables and files of what was found. The comparing is elsewhere."""
+"""`esper compare`:
+
+arms on the same hosts, tables and files of what was found. The comparing is elsewhere.
+"""
 
 import json
 from pathlib import Path
@@ -11,10 +14,10 @@ from esper.cli.console import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
-from esper.leyline.files import digest, write_durably
 from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.files import digest, write_durably
 from esper.trials.arms import Stopped
 from esper.trials.comparing import Comparison, summarise, to_csv
 from esper.trials.config import CompareConfig

@@ -42,7 +42,10 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
 
 
 def runs_table(summaries: Sequence[RunSummary]) -> Table:
-    """One row per run: what it is, how far it is, what it reached, and how long ago it last had something to tell."""
+    """One row per run:
+
+    what it is, how far it is, what it reached, and how long ago it last had something to tell.
+    """
     table = Table(title="runs", **_LOOK)
     for column in ("name", "task", "policy", "status"):
         table.add_column(column, overflow="fold")
@@ -67,7 +70,10 @@ def ago(seconds: float) -> str:
 
 
 def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """One row per task: what it is, how large, and whether its data is there; sizes that are None are not known."""
+    """One row per task:
+
+    what it is, how large, and whether its data is there; sizes that are None are not known.
+    """
     table = Table(
         Column("name", no_wrap=True), Column("what it is", min_width=16), title="tasks", **_LOOK
     )
@@ -102,8 +108,10 @@ def round_line(event: RoundFinished, rounds: int) -> str:
     ops = " ".join(f"{name.lower()} {count}" for name, count in event.ops.items())
     speed, left = _pace(event, rounds)
     return (
-        f"round {event.round + 1}/{rounds}  return {event.mean_return:+.3f}  accuracy {event.accuracy:.2%} "
-        f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  {ops}  {speed}  {left} left"
+        f"round {event.round + 1}/{rounds}  return {event.mean_return:+.3f}  accuracy "
+        f"{event.accuracy:.2%} "
+        f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  "
+        f"{ops}  {speed}  {left} left"
     )
 
 
@@ -149,7 +157,10 @@ def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinish
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """(arm, other) to be held against each other: every policy with the controls and with the policies before it."""
+    """(arm, other) to be held against each other:
+
+    every policy with the controls and with the policies before it.
+    """
     names = list(arms)
     finals = {
         f"{kind} of {arm}": arm for kind in CONTROLS for arm in names
@@ -257,12 +268,14 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         )
         if start is not None and end is not None:
             parts.append(
-                f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" y1="{y}" y2="{y}"/>'
+                f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" '
+                f'y1="{y}" y2="{y}"/>'
             )
         parts.append(f'<circle class="dot" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
         parts.append(_text(_WIDTH - 76, y + 4, f"{mean:.4g}", "label"))
     style = (
-        "text{font:13px system-ui,sans-serif;fill:#222}.title{font-weight:600;font-size:15px}.note,.tick{fill:#666;"
+        "text{font:13px "
+        "system-ui,sans-serif;fill:#222}.title{font-weight:600;font-size:15px}.note,.tick{fill:#666;"
         "font-size:11px}.tick{text-anchor:middle}.grid{stroke:#ddd}.bar{stroke:#4477aa;stroke-width:3;opacity:.55}"
         ".dot{fill:#4477aa}rect{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#eee}.note,.tick{fill:#aaa}"
         ".grid{stroke:#444}rect{fill:#181818}}"

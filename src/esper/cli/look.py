@@ -1,4 +1,7 @@
-"""The commands that look: list what has a name; runs, watch, serve and report. They change nothing."""
+"""The commands that look:
+
+list what has a name; runs, watch, serve and report. They change nothing.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from esper.dashboard.reader import RunReader, find_runs, summarise
 from esper.leyline.errors import EsperError, printable
 
 if TYPE_CHECKING:
-    from esper.runtime.tasks import Task
+    from esper.runtime.tasks.task import Task
 
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -76,8 +79,9 @@ def report(
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List tasks, rules, blueprints and rewards by name."""
-    from esper.kasmina.blueprints import KINDS, REGISTRY
-    from esper.runtime.tasks import TASKS
+    from esper.kasmina.blueprints import REGISTRY
+    from esper.leyline.slots import KINDS
+    from esper.runtime.tasks.task import TASKS
     from esper.simic.rewards import FAMILIES, TERMS
     from esper.tamiyo.rules import RULES
 
@@ -118,7 +122,7 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
     """One task as plain values. Its data is read, so that `is_there` means it can be trained on."""
     import torch
 
-    from esper.runtime.fetch import is_fetched
+    from esper.runtime.tasks.fetch import is_fetched
 
     row: dict[str, Any] = {
         "name": task.name,

@@ -1,4 +1,7 @@
-"""Commands whose options come from a configuration: names, types, help and defaults are the fields' own."""
+"""Commands whose options come from a configuration:
+
+names, types, help and defaults are the fields' own.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,11 +71,15 @@ class Asked:
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command of `esper.cli.NAME`: its `OPTIONS`, the `CONFIG` that has their fields, and `play`."""
+    """A command of `esper.cli.NAME`:
+
+    its `OPTIONS`, the `CONFIG` that has their fields, and `play`.
+    """
 
     @cached_property
     def _inner(self) -> Any:
-        # the module loads torch, so it is imported when somebody asks for the options, not when commands are listed
+        # the module loads torch, so it is imported when somebody asks for the options, not when
+        # commands are listed
         inner = typer.Typer(add_completion=False)
         inner.command()(_function(import_module(f"esper.cli.{self.name}")))
         return typer.main.get_command(inner)
@@ -177,7 +184,9 @@ def _kind(annotation: Any) -> Any:
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """A value as the configuration takes it; what is not a number stays as it was written, and is refused there."""
+    """A value as the configuration takes it; what is not a number stays as it was written, and is
+    refused there.
+    """
     if get_origin(kind) is not tuple:
         return str(value) if isinstance(value, Path) else value
     parts = [part for text in value for part in text.split(",") if part]

@@ -1,4 +1,7 @@
-"""`esper ppo`: trains a growth policy, alone or as one rank of several. The training is elsewhere."""
+"""`esper ppo`:
+
+trains a growth policy, alone or as one rank of several. The training is elsewhere.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.team import Team, is_launched, joined_team
 from esper.simic.trainer import InterruptedTraining, train_ppo_vectorized
 from esper.simic.training import opened
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from esper.telemetry.events import RankTimed
 
 CONFIG = TrainingConfig
@@ -39,7 +42,9 @@ def play(asked: Asked) -> None:
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
-    """Train in `config.out`, alone or as one rank of a team; True if it finished, False if it was stopped."""
+    """Train in `config.out`, alone or as one rank of a team; True if it finished, False if it was
+    stopped.
+    """
     wants_cuda = config.devices[0].startswith("cuda")
     with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
         console = console if team.rank == 0 else Console(quiet=True)
@@ -58,7 +63,8 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                 train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **asks)
         except InterruptedTraining as stop:
             teller(console)(
-                f"stopped; {stop.rounds} whole rounds are saved. Go on with: {way_on('ppo', own.out)}"
+                f"stopped; {stop.rounds} whole rounds are saved. Go on with: "
+                f"{way_on('ppo', own.out)}"
             )
             return False
     return True
@@ -86,5 +92,6 @@ def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:
         slowest = max(ranks, key=lambda rank: rank.seconds)
         share = slowest.seconds / (sum(rank.seconds for rank in ranks) / len(ranks))
         teller(console)(
-            f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, {share:.2f} x the mean"
+            f"episodes/s by rank: {speeds}; all wait for rank {slowest.rank}, "
+            f"{share:.2f} x the mean"
         )

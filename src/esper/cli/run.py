@@ -1,4 +1,7 @@
-"""`esper run` and `esper export`: a policy on built-in tasks, and the network that it leaves. The loop is elsewhere."""
+"""`esper run` and `esper export`:
+
+a policy on built-in tasks, and the network that it leaves. The loop is elsewhere.
+"""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +15,12 @@ from rich.console import Console
 from esper.cli.console import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
-from esper.kasmina.harvesting import SOURCE, WEIGHTS
+from esper.kasmina.exporting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
-from esper.leyline.files import copy_files, digest
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
-from esper.tamiyo.rules import is_rule
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.storage.files import copy_files, digest
+from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import (
@@ -52,7 +55,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
     require_trackers(config.telemetry.track)
     say, level = teller(console), TelemetryConfig(config.telemetry.level)
     values = {"command": "run", **config.settled().model_dump(mode="json")}
-    if not is_rule(config.policy) and Path(config.policy).is_file():
+    if not isinstance(parse(config.policy), Rule) and Path(config.policy).is_file():
         values["files"] = {config.policy: digest(Path(config.policy).resolve())}
     places = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out, fresh=not resume):
@@ -91,13 +94,16 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
 
 
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
-    """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its result."""
+    """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its
+    result.
+    """
     read_started(run, "run")
     runfolder.require_plain(run)
     path = run / runfolder.RESULTS
     if not path.is_file():
         raise SaveError(
-            f"{run} has no results: its episodes are not over. Finish: esper run --out {run} --resume"
+            f"{run} has no results: its episodes are not over. Finish: esper run "
+            f"--out {run} --resume"
         )
     try:
         found = runfolder.read_json(path)

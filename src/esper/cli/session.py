@@ -13,9 +13,9 @@ from rich.console import Console
 from esper.cli.options import Asked
 from esper.leyline.configuration import leaves, read_json
 from esper.leyline.errors import SaveError, SettingError, printable
-from esper.leyline.own import IMPORTED
+from esper.leyline.imports import IMPORTED
 from esper.runtime.config import HostsConfig
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 
 Config = TypeVar("Config", bound=HostsConfig)
 
@@ -23,7 +23,10 @@ Config = TypeVar("Config", bound=HostsConfig)
 def assemble(
     asked: Asked, command: str, model: type[Config], may_change: Sequence[str] | None = None
 ) -> Config:
-    """Preset or file (on resume: what the run began with), then changes: of `may_change`, or of all named if None."""
+    """Preset or file (on resume:
+
+    what the run began with), then changes: of `may_change`, or of all named if None.
+    """
     if asked.preset is not None and asked.file is not None:
         raise SettingError(
             "--preset and --config-json both name a configuration; give one of them."
@@ -50,7 +53,10 @@ def assemble(
         for key in leaves(model):
             if key not in free and now.value(key) != then.value(key):
                 before, given = (json.dumps(one.value(key), default=str) for one in (then, now))
-                advice = "Leave that out, or choose another --out. A run of esper.train_ppo goes on in Python."
+                advice = (
+                    "Leave that out, or choose another --out. A run of "
+                    "esper.train_ppo goes on in Python."
+                )
                 raise SettingError(
                     f"the run was started with {key} {before}, not {given}. {advice}"
                 )

@@ -1,4 +1,7 @@
-"""A moment of a run as tables, bars and curves: pure functions for `watch` to show. No terminal, no files, no clock."""
+"""A moment of a run as tables, bars and curves:
+
+pure functions for `watch` to show. No terminal, no files, no clock.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +53,10 @@ class Moment:
 def lay_out(
     rows: Iterable[Sequence[RenderableType]], wide: int, heads: Sequence[str] = ()
 ) -> Table:
-    """Rows in columns, of which the wide one takes what is left. Text stays as it is: it is never markup."""
+    """Rows in columns, of which the wide one takes what is left.
+
+    Text stays as it is: it is never markup.
+    """
     rows = list(rows)
     table = Table(
         box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, show_header=bool(heads)
@@ -108,7 +114,8 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     text.append(f"{SIGNS.get(summary.status, '!')} {summary.status}", "bold")
     share = min(1.0, summary.done / summary.total) if summary.total else 0.0
     parts = [
-        f"{summary.done} of {summary.total or '?'} {'rounds' if summary.kind == 'ppo' else 'epochs'}"
+        f"{summary.done} of {summary.total or '?'} "
+        f"{'rounds' if summary.kind == 'ppo' else 'epochs'}"
     ]
     if summary.status == "running":
         parts.append(f"ETA {'not known' if left is None else clock(left)}")
@@ -167,7 +174,9 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
 
 
 def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], height: int) -> Table:
-    """Columns (label, name, form, colour) one above the other, each with its newest value and its range."""
+    """Columns (label, name, form, colour) one above the other, each with its newest value and its
+    range.
+    """
     rows = []
     for label, name, form, style in curves:
         if values := [value for value in series.column(name) if math.isfinite(value)]:
@@ -200,7 +209,9 @@ def draw_episode(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_reward(moment: Moment, width: int, height: int) -> Picture:
-    """What the chosen host earned so far, part by part; beside it the mean of the newest finished round."""
+    """What the chosen host earned so far, part by part; beside it the mean of the newest finished
+    round.
+    """
     episode, rounds = moment.episode, moment.view.rounds
     names = [
         name for name in (episode.epochs if episode else rounds).columns if name.startswith("part.")
@@ -241,7 +252,10 @@ def draw_ops(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_health(moment: Moment, width: int, height: int) -> Picture:
-    """The newest update: a line and a curve per number where there is room, else as many on a line as fit."""
+    """The newest update:
+
+    a line and a curve per number where there is room, else as many on a line as fit.
+    """
     view, rounds, found = moment.view, moment.view.rounds, len(moment.view.anomalies)
     title = "PPO health" + (f" · {found} anomal{'y' if found == 1 else 'ies'}!" if found else "")
     if not rounds.rows:
@@ -276,7 +290,9 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
 
 
 def choose_lines(lines: Iterable[LogLine], wanted: str) -> list[LogLine]:
-    """The lines that have all the words, in whatever case, in their kind, their text or their place (`r5 h3`)."""
+    """The lines that have all the words, in whatever case, in their kind, their text or their place
+    (`r5 h3`).
+    """
     words = wanted.lower().split()
     return [
         line

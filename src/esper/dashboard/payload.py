@@ -1,4 +1,7 @@
-"""A run view as plain data for the page and the report: small, finite, thinned. No files, no HTTP."""
+"""A run view as plain data for the page and the report:
+
+small, finite, thinned. No files, no HTTP.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -26,7 +29,10 @@ def encode(value: Any) -> str:
 
 
 def plain(value: Any, depth: int = 0, digits: int = 7) -> Any:
-    """The value as JSON has it: no infinities, seven digits (17 are exact), no endless text or depth."""
+    """The value as JSON has it:
+
+    no infinities, seven digits (17 are exact), no endless text or depth.
+    """
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if isfinite(value) else None
     if value is None or isinstance(value, bool | int):
@@ -95,7 +101,9 @@ class Sent:
 
 
 def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
-    """What a client that looks at a host does not know yet, if anything; a new client knows nothing."""
+    """What a client that looks at a host does not know yet, if anything; a new client knows
+    nothing.
+    """
     view, status = reader.view, reader.status()
     is_whole = view is not sent.view
     if not is_whole and (view.events, status) == (sent.events, sent.status):
@@ -137,7 +145,9 @@ def curves(view: RunView) -> dict[str, list[float | None]]:
 
 @dataclass
 class Arm:
-    """What the episodes of one run, or of several that differ in nothing but their hosts, reached under a policy."""
+    """What the episodes of one run, or of several that differ in nothing but their hosts, reached
+    under a policy.
+    """
 
     policy: str
     task: str
@@ -202,7 +212,9 @@ def arms_of(view: RunView, run: str) -> list[Arm]:
 
 
 def standings(arms: Iterable[Arm]) -> list[dict[str, Any]]:
-    """Accuracy per policy, and its lead over `never` on the same host seeds, or over each episode's own twin."""
+    """Accuracy per policy, and its lead over `never` on the same host seeds, or over each episode's
+    own twin.
+    """
     joined: dict[str, Arm] = {}
     for arm in arms:
         whole = joined.setdefault(arm.own, replace(arm, accuracy={}, params=[]))

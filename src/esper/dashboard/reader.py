@@ -1,4 +1,7 @@
-"""A run folder as a view that keeps up with it by byte offsets, and as a line of a list. Nothing is written to it."""
+"""A run folder as a view that keeps up with it by byte offsets, and as a line of a list.
+
+Nothing is written to it.
+"""
 
 import json
 import os
@@ -12,8 +15,8 @@ from typing import Any, BinaryIO
 
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
-from esper.leyline.files import open_plain, reading
-from esper.telemetry.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
+from esper.storage.files import open_plain, reading
+from esper.storage.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
 from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
@@ -64,7 +67,10 @@ class RunReader:
             place = self.places.setdefault(key, Place())
             with reading(path) as file:
                 if os.fstat(file.fileno()).st_size > _LARGEST_EVENTS:
-                    self.problem = f"{path} is too large to be events of ours. Look at a copy of the run without it."
+                    self.problem = (
+                        f"{path} is too large to be events of ours. Look at a "
+                        f"copy of the run without it."
+                    )
                     continue
                 _follow(file, place, self.view, key[0])
                 size = min(place.offset, _TAIL)
@@ -73,7 +79,9 @@ class RunReader:
         return self.view.events - before
 
     def status(self) -> str:
-        """running, finished, stopped; damaged where config.json or events are none of ours; or older format."""
+        """running, finished, stopped; damaged where config.json or events are none of ours; or
+        older format.
+        """
         if self.problem is not None:
             return "older format" if self.is_older else "damaged"
         if is_being_written(self.folder):
@@ -86,7 +94,10 @@ class RunReader:
         return "finished" if 0 < total <= done else "stopped"
 
     def progress(self) -> tuple[int, int]:
-        """Whole rounds (ppo) or epochs (run) so far, and how many there will be: 0 where nobody wrote that down."""
+        """Whole rounds (ppo) or epochs (run) so far, and how many there will be:
+
+        0 where nobody wrote that down.
+        """
         view = self.view
         if view.kind == "ppo":
             return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(
@@ -100,7 +111,9 @@ class RunReader:
         return max(done, told), _whole(view.config["task"].get("epochs")) or told
 
     def episode(self, round: int, host: int) -> Episode | None:
-        """One host's episode in any round that there was, read from disk where it is not the newest."""
+        """One host's episode in any round that there was, read from disk where it is not the
+        newest.
+        """
         if (newest := self.view.episodes.get(host)) is not None and newest.round == round:
             return newest
         past = _blank(self.view.config)

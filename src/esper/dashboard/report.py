@@ -1,4 +1,7 @@
-"""`esper report`: runs as one HTML file that needs nothing else. The drawing is the page's own, from `static`."""
+"""`esper report`:
+
+runs as one HTML file that needs nothing else. The drawing is the page's own, from `static`.
+"""
 
 import json
 from base64 import b64encode
@@ -22,15 +25,18 @@ from esper.dashboard.payload import (
 )
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.leyline.errors import SaveError
-from esper.leyline.files import write_durably
-from esper.telemetry.runfolder import GARDEN
+from esper.storage.files import write_durably
+from esper.storage.runfolder import GARDEN
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8  # Hosts whose timelines are drawn, per run.
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write one page about the runs: configuration, curves, timelines, ledger, gates, scores, how to do it again."""
+    """Write one page about the runs:
+
+    configuration, curves, timelines, ledger, gates, scores, how to do it again.
+    """
     names = [path.resolve().name for path in runs]
     if len(set(names)) < len(names):
         names = [str(path) for path in runs]
@@ -38,7 +44,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     for name, path in zip(names, runs, strict=True):
         if not is_run(path.resolve()):
             raise SaveError(
-                f"{path} is not a run folder: it has no config.json with events. Name a run's --out."
+                f"{path} is not a run folder: it has no config.json with events. Name "
+                f"a run's --out."
             )
         readers[name] = open_run(path)
         readers[name].refresh()
@@ -82,7 +89,10 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     command = (
         f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
     )
-    advice = f"Save what follows as config.json. The same version and kind of hardware give the same run{how}."
+    advice = (
+        f"Save what follows as config.json. The same version and kind of hardware "
+        f"give the same run{how}."
+    )
     return f"{command}\n\nconfig.json:\n{text}", advice
 
 

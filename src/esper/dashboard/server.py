@@ -1,4 +1,7 @@
-"""`esper serve`: the page's server. Runs as JSON and as a stream, to readers only, and who may come."""
+"""`esper serve`:
+
+the page's server. Runs as JSON and as a stream, to readers only, and who may come.
+"""
 
 import asyncio
 import re
@@ -49,7 +52,8 @@ except ModuleNotFoundError as missing:
 STATIC = Path(__file__).parent / "static"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src "
+    "'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -74,7 +78,9 @@ _json = partial(Response, media_type="application/json")
 
 
 class Guard(BaseHTTPMiddleware):
-    """Lets through who reads, under a name of ours, with the token if there is one; adds the headers to all answers."""
+    """Lets through who reads, under a name of ours, with the token if there is one; adds the
+    headers to all answers.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None, allowed_hosts: Collection[str]):
         super().__init__(app)
@@ -118,7 +124,10 @@ class Guard(BaseHTTPMiddleware):
 
 
 class Connection(H11Protocol):
-    """Ends where a request does not come whole in time, or nobody takes the answer: strangers can do that, too."""
+    """Ends where a request does not come whole in time, or nobody takes the answer:
+
+    strangers can do that, too.
+    """
 
     deadline: asyncio.TimerHandle | None = None
 
@@ -178,7 +187,10 @@ class Feed:
         return question(self.reader)
 
     def look(self, stamp: Stamp, limit: CapacityLimiter) -> "asyncio.Task[None]":
-        """Bring the row up to date. Goes on beyond the request that asked, so that a long run is read once."""
+        """Bring the row up to date.
+
+        Goes on beyond the request that asked, so that a long run is read once.
+        """
         if self.glance is None or self.glance.done():
             self.glance = asyncio.create_task(self._look(stamp, limit))
         return self.glance
@@ -192,7 +204,10 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Let go of what was read, unless the run goes on or somebody looks at it: memory must not grow with runs."""
+        """Let go of what was read, unless the run goes on or somebody looks at it:
+
+        memory must not grow with runs.
+        """
         is_watched = time.monotonic() - self.asked < KEPT_SECONDS
         if self.row["status"] != "running" and not is_watched and not self.lock.locked():
             self.reader = None
@@ -315,7 +330,9 @@ def build_app(
 def serve(
     folder: Path, host: str = "127.0.0.1", port: int = 8765, token: str | None = None
 ) -> None:
-    """Show the runs in a folder to a browser until somebody ends it; away from this machine only with a token."""
+    """Show the runs in a folder to a browser until somebody ends it; away from this machine only
+    with a token.
+    """
     find_runs(folder)
     token = choose_token(host, token)
     with listen(host, port) as listener:
@@ -342,7 +359,10 @@ def serve(
 
 
 def choose_token(host: str, token: str | None) -> str | None:
-    """The token that is asked for: the given one, a new one for an address that others reach, else none."""
+    """The token that is asked for:
+
+    the given one, a new one for an address that others reach, else none.
+    """
     if token is None:
         is_local = host == "localhost" or getattr(address_of(host), "is_loopback", False)
         return None if is_local else secrets.token_urlsafe(32)

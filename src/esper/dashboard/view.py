@@ -1,4 +1,7 @@
-"""What a run looks like so far: plain data, folded from its event records one by one. No files, no drawing."""
+"""What a run looks like so far:
+
+plain data, folded from its event records one by one. No files, no drawing.
+"""
 
 from array import array
 from collections import Counter, defaultdict, deque
@@ -19,7 +22,10 @@ Record = Mapping[str, Any]
 
 
 class Series:
-    """Columns of numbers of equal length; NaN is not measured. A column that appears late is NaN before."""
+    """Columns of numbers of equal length; NaN is not measured.
+
+    A column that appears late is NaN before.
+    """
 
     def __init__(self) -> None:
         self.columns: dict[str, array[float]] = {}
@@ -47,7 +53,10 @@ class Series:
         return finite(self.columns[name][-1]) if name in self.columns else None
 
     def thinned(self, points: int) -> dict[str, list[float | None]]:
-        """At most `points` rows: the first, the last, where a column is lowest or highest, and even steps between."""
+        """At most `points` rows:
+
+        the first, the last, where a column is lowest or highest, and even steps between.
+        """
         kept = range(self.rows) if self.rows <= points else sorted(self._choose(points))
         return {
             name: [finite(column[row]) for row in kept] for name, column in self.columns.items()
@@ -67,7 +76,10 @@ class Series:
 
 @dataclass
 class SeedSpan:
-    """One seed in a slot, from planting to its end. Epochs count those trained so far, as in events."""
+    """One seed in a slot, from planting to its end.
+
+    Epochs count those trained so far, as in events.
+    """
 
     slot: str
     module: str | None  # the host's name of the place
@@ -97,7 +109,9 @@ class Episode:
     round: int
     rank: int = 0  # whose file tells of it
     epochs: Series = field(default_factory=Series)
-    """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps, share, reward, part.*"""
+    """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps,
+    share, reward, part.*
+    """
     spans: list[SeedSpan] = field(default_factory=list)
     actions: int = 0  # those that were refused included
     acted: int = -1  # epoch of the newest action
@@ -131,16 +145,19 @@ class LogLine:
 
 @dataclass
 class RunView:
-    """All that screens and reports draw. Files of several ranks may be folded in any order between them."""
+    """All that screens and reports draw.
+
+    Files of several ranks may be folded in any order between them.
+    """
 
     kind: str  # ppo or run
     config: dict[str, Any]
     slots: list[str] = field(default_factory=list)  # slot ids seen so far, in execution order
     round: int = 0  # the round that is being played; 0 in a run without rounds
     rounds: Series = field(default_factory=Series)
-    """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized, culled, refused,
-    seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction, explained_variance, value_loss, policy_loss,
-    first_ratio_gap, entropy.HEAD, clip.HEAD"""
+    """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized,
+    culled, refused, seconds, part.NAME, op.NAME, and of the update: kl, clip_fraction,
+    explained_variance, value_loss, policy_loss, first_ratio_gap, entropy.HEAD, clip.HEAD"""
     episodes: dict[int, Episode] = field(default_factory=dict)  # the newest of each host
     results: list[dict[str, Any]] = field(default_factory=list)  # records of ArmFinished
     ledgers: list[dict[str, Any]] = field(default_factory=list)  # of LedgerClosed
@@ -168,7 +185,10 @@ class RunView:
 
     @property
     def log(self) -> list[LogLine]:
-        """The newest events in words. Most fall out of it before somebody looks, so they are worded only then."""
+        """The newest events in words.
+
+        Most fall out of it before somebody looks, so they are worded only then.
+        """
         return [self._word(*event) for event in self.newest]
 
     def fold(self, record: Record, rank: int = 0) -> None:
@@ -188,7 +208,9 @@ class RunView:
         self.events += 1
 
     def enter(self, number: int, rank: int) -> None:
-        """All hosts of a rank begin new episodes; one that was not there in its last round does not."""
+        """All hosts of a rank begin new episodes; one that was not there in its last round does
+        not.
+        """
         self.begun[rank], self.chosen[rank] = number, Counter()
         self.round = max(self.begun.values())
         others = {host: episode for host, episode in self.episodes.items() if episode.rank != rank}
@@ -321,7 +343,9 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 
 
 def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    """Late pruning tells the newest fossil of a slot first, so this is about the newest without a verdict of then."""
+    """Late pruning tells the newest fossil of a slot first, so this is about the newest without a
+    verdict of then.
+    """
     for span in reversed(episode.spans):
         is_judged = any(
             (verdict["gate"], verdict["epoch"]) == ("LATE", epoch) for verdict in span.verdicts

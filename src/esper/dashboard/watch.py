@@ -1,4 +1,7 @@
-"""`esper watch`: a run on a terminal, followed while it goes on. Reads and places; what is drawn is in `drawing`."""
+"""`esper watch`:
+
+a run on a terminal, followed while it goes on. Reads and places; what is drawn is in `drawing`.
+"""
 
 import asyncio
 import sys
@@ -28,7 +31,9 @@ SECONDS_BETWEEN_READINGS = 0.25
 
 
 class Panel(VerticalScroll):
-    """A titled part of the picture, which `drawing` draws by its id; scrolls where it is too small for its lines."""
+    """A titled part of the picture, which `drawing` draws by its id; scrolls where it is too small
+    for its lines.
+    """
 
     def compose(self) -> ComposeResult:
         yield Static()
@@ -108,7 +113,9 @@ class WatchApp(App[None]):
         return news > 0 or before != (self.summary.status, self.note)
 
     def redraw(self) -> None:
-        """Draw what was read; while the view changes the picture stands, and is drawn right after."""
+        """Draw what was read; while the view changes the picture stands, and is drawn right
+        after.
+        """
         self.is_late = self.is_reading
         if self.is_late:
             return

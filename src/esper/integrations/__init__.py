@@ -1,14 +1,20 @@
-"""Growing inside other people's training loops. Each module needs its framework, and is imported by its own name."""
+"""Growing inside other people's training loops.
+
+Each module needs its framework, and is imported by its own name.
+"""
 
 from importlib import import_module
 from typing import Any
 
-from esper.garden import Evaluate, Garden
-from esper.kasmina.processes import is_first
+from esper.garden.garden import Evaluate, Garden
+from esper.garden.processes import is_first
 from esper.leyline.errors import EsperError, SettingError
 
 GARDEN = "garden"  # folder of the garden inside a framework's own checkpoint
-UNAWARE = "would not know of seeds planted later. Use one process or DDP; what has to be sharded is garden.harvest()."
+UNAWARE = (
+    "would not know of seeds planted later. Use one process or DDP; what has to be "
+    "sharded is garden.harvest()."
+)
 
 
 def require(framework: str) -> None:
@@ -16,12 +22,17 @@ def require(framework: str) -> None:
     try:
         import_module(framework)
     except ImportError as problem:
-        text = f"esper.integrations.{framework} needs {framework} ({problem}); pip install {framework}."
+        text = (
+            f"esper.integrations.{framework} needs {framework} ({problem}); pip "
+            f"install {framework}."
+        )
         raise SettingError(text) from problem
 
 
 class Stepper:
-    """Steps the garden after every epoch, or after every so many optimiser steps, and prints what happens."""
+    """Steps the garden after every epoch, or after every so many optimiser steps, and prints what
+    happens.
+    """
 
     def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
         if every is not None and (every < 1 or every % 1):

@@ -1,8 +1,11 @@
-"""Growing with accelerate: `join(accelerator, garden)`, then `save_state` and `load_state` know of the garden."""
+"""Growing with accelerate:
+
+`join(accelerator, garden)`, then `save_state` and `load_state` know of the garden.
+"""
 
 from pathlib import Path
 
-from esper.garden import Garden
+from esper.garden.garden import Garden
 from esper.integrations import GARDEN, UNAWARE, require
 from esper.leyline.errors import SettingError
 
@@ -17,10 +20,12 @@ def refuse_sharding(accelerator: Accelerator) -> None:
 
 
 def join(accelerator: Accelerator, garden: Garden) -> None:
-    """Save the garden in every state that accelerate saves, and restore it before accelerate loads one.
+    """Save the garden in every state that accelerate saves, and restore it before accelerate loads
+    one.
 
-    Call `garden.attach(optimizer)` and `accelerator.prepare(garden.model, optimizer, ...)` as always, both before
-    `load_state`: accelerate then finds the network and the parameter groups that it saved.
+    Call `garden.attach(optimizer)` and `accelerator.prepare(garden.model, optimizer, ...)` as
+    always, both before `load_state`: accelerate then finds the network and the parameter groups
+    that it saved.
     """
     refuse_sharding(accelerator)
     accelerator.register_save_state_pre_hook(

@@ -1,4 +1,7 @@
-"""Growing under Lightning: `Trainer(callbacks=[GrowthCallback(garden, evaluate)])`, in one process or with DDP."""
+"""Growing under Lightning:
+
+`Trainer(callbacks=[GrowthCallback(garden, evaluate)])`, in one process or with DDP.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +18,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # no
 
 
 class GrowthCallback(Stepper, Callback):
-    """Steps the garden, and keeps it in every checkpoint. Structure is restored before Lightning loads the weights.
+    """Steps the garden, and keeps it in every checkpoint. Structure is restored before Lightning
+    loads the weights.
 
     The module calls `garden.model`, and `garden.attach(optimizer)` in its `configure_optimizers`.
     """
@@ -36,7 +40,8 @@ class GrowthCallback(Stepper, Callback):
         names = [name for name, part in pl_module.named_modules() if part is self.garden.model]
         if not names:
             raise SettingError(
-                f"{type(pl_module).__name__} has no garden.model; write self.net = garden.model in it."
+                f"{type(pl_module).__name__} has no garden.model; write self.net = "
+                f"garden.model in it."
             )
         before, self.saved = pl_module.on_load_checkpoint, None
 
@@ -49,7 +54,8 @@ class GrowthCallback(Stepper, Callback):
         def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
             if GARDEN not in checkpoint:
                 raise SaveError(
-                    f"this checkpoint has no garden, only {', '.join(checkpoint)}. Use one of a garden."
+                    f"this checkpoint has no garden, only {', '.join(checkpoint)}. "
+                    f"Use one of a garden."
                 )
             self.saved = checkpoint[GARDEN]
             if stage != "fit":
@@ -61,7 +67,8 @@ class GrowthCallback(Stepper, Callback):
             before(checkpoint)
 
         leave_slots_alone()
-        # Lightning calls a callback's own `on_load_checkpoint` when the weights are loaded: too late
+        # Lightning calls a callback's own `on_load_checkpoint` when the weights are loaded: too
+        # late
         vars(pl_module)["on_load_checkpoint"] = on_load_checkpoint
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -74,7 +81,8 @@ class GrowthCallback(Stepper, Callback):
                 self.garden.model.link,
                 [(g, g["lr"]) for o in trainer.optimizers for g in o.param_groups],
             )
-            self._restore()  # Lightning has loaded the optimiser's state by position; here it is by name
+            # Lightning has loaded the optimiser's state by position; here it is by name
+            self._restore()
             if link is not None and any(
                 group["lr"] != rate for group, rate in rates
             ):  # a rate finder chose them
@@ -90,7 +98,8 @@ class GrowthCallback(Stepper, Callback):
             if self.every is None
             else self.done // self.every > before // self.every
         ):
-            self.step()  # before validation, so that a checkpoint's score is that of the network in it
+            # before validation, so that a checkpoint's score is that of the network in it
+            self.step()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

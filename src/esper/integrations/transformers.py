@@ -1,7 +1,9 @@
-"""Growing under transformers' Trainer, or any subclass of it: `join(trainer, garden, evaluate)` before `train`.
+"""Growing under transformers' Trainer, or any subclass of it: `join(trainer, garden, evaluate)`
+before `train`.
 
-A callback alone cannot do it. The Trainer never tells callbacks from which checkpoint it resumes, and it reads the
-optimiser's state, by position, before the first of them is called. So a trainer that joins has four methods replaced.
+A callback alone cannot do it. The Trainer never tells callbacks from which checkpoint it resumes,
+and it reads the optimiser's state, by position, before the first of them is called. So a trainer
+that joins has four methods replaced.
 """
 
 import inspect
@@ -9,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.garden import Evaluate, Garden
+from esper.garden.garden import Evaluate, Garden
 from esper.integrations import GARDEN, Stepper, require
 from esper.integrations.accelerate import refuse_sharding
 from esper.leyline.errors import SettingError
@@ -20,7 +22,9 @@ from transformers.utils.generic import can_return_loss, find_labels  # noqa: E40
 
 
 class GrowthCallback(Stepper, TrainerCallback):
-    """Steps the garden before the Trainer saves, which it may do between an epoch's last step and its end."""
+    """Steps the garden before the Trainer saves, which it may do between an epoch's last step and
+    its end.
+    """
 
     done = -1  # optimiser steps at the garden's last one
 
@@ -44,14 +48,15 @@ def join(
     every: int | None = None,
     seed_lr: float = 1.0,
 ) -> None:
-    """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the best.
+    """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the
+    best.
 
-    Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint / "garden", model)`
-    reads it too. Resuming and `load_best_model_at_end` restore structure and weights from there.
+    Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint /
+    "garden", model)` reads it too. Resuming and `load_best_model_at_end` restore structure and
+    weights from there.
 
-    Args:
-        evaluate: losses of held-out examples, as `garden.step` wants them.
-        every: optimiser steps from one `garden.step` to the next; by default it happens after each epoch.
+    Args: evaluate: losses of held-out examples, as `garden.step` wants them. every: optimiser steps
+        from one `garden.step` to the next; by default it happens after each epoch.
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(
@@ -76,7 +81,10 @@ def _load_best(trainer: Trainer, garden: Garden) -> None:
 
 
 def _show_host(trainer: Any, garden: Garden) -> None:
-    """What the Trainer reads off a model's class is said of the host: labels, columns, how the loss is scaled."""
+    """What the Trainer reads off a model's class is said of the host:
+
+    labels, columns, how the loss is scaled.
+    """
     host = garden.model.host
     taken = inspect.signature(host.forward).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())

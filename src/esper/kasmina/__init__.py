@@ -1,1 +1,4 @@
-"""The growing network: hosts, slots, seeds, blueprints, blending, gates, wrapping any module, export."""
+"""The growing network:
+
+hosts, slots, seeds, blueprints, blending, gates, wrapping any module, export.
+"""

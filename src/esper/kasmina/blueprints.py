@@ -1,27 +1,26 @@
-"""Which seeds exist and what each costs before it is built. The modules themselves are in `seeds`."""
+"""Which seeds exist and what each costs before it is built.
+
+The modules themselves are in `seeds`.
+"""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import signature
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
-from esper.kasmina import copies, seeds
-from esper.kasmina.copies import Copy, Site
+from esper.kasmina import seeds
+from esper.kasmina.copies import copying as copies
+from esper.kasmina.copies.copying import Copy, Site
+from esper.kasmina.pricing import BackwardFlops, count_backward, count_flops
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
-from esper.leyline.own import enter
+from esper.leyline.registry import enter
+from esper.leyline.slots import KINDS
 
-KINDS = {
-    4: "image",
-    3: "sequence",
-    2: "vector",
-}  # Rank of a slot's features, batch included -> kind of blueprint.
 SHAM = "sham"  # The blueprint without parameters or effect.
 COPY, COPY_ZERO = (
     "copy",
@@ -35,13 +34,18 @@ Builder = Callable[
 
 
 def channels_of(kind: str, shape: Shape) -> int:
-    """Width of one example's features: first axis of an image, last axis of a sequence or vector."""
+    """Width of one example's features:
+
+    first axis of an image, last axis of a sequence or vector.
+    """
     return shape[0] if kind == "image" else shape[-1]
 
 
 @dataclass(frozen=True)
 class BlueprintTraits:
-    """What a blueprint is like, as numbers that a policy can read about blueprints it has never met."""
+    """What a blueprint is like, as numbers that a policy can read about blueprints it has never
+    met.
+    """
 
     spatial: float = 0.0  # 1 if it mixes positions
     attention_like: float = 0.0  # 1 if its weights depend on its input
@@ -53,6 +57,7 @@ class BlueprintTraits:
 class BlueprintCost:
     params: int
     flops: int  # multiply-adds count twice; one example, forward
+    backward: BackwardFlops = field(default_factory=BackwardFlops)
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,16 @@ class Blueprint:
     def build_seed(
         self, shape: Shape, *, scale: float = 0.0, gated: bool = False, site: Site | None = None
     ) -> AnySeed:
-        """A newborn seed; refuses features it cannot work on. With scale 0 it is the identity, unless it is a copy."""
+        """A newborn seed; refuses features it cannot work on.
+
+        With scale 0 it is the identity, unless it is a copy.
+        """
         if self.name == SHAM:
             return seeds.Sham()
         channels = channels_of(self.kind, shape)
         if self.inherits and site is None:
             raise BlueprintError(
-                f"blueprint {self.name!r} takes after a module; it is built in a network only."
+                f"blueprint {self.name!r} inherits from a module; it is built in a network only."
             )
         given: dict[str, Any] = {"site": site} if self.inherits else {}
         try:
@@ -87,7 +95,8 @@ class Blueprint:
             raise _misfit(self, shape, problem) from problem
         if not isinstance(body, nn.Module):
             raise BlueprintError(
-                f"blueprint {self.name!r} built a {type(body).__name__}; it must return an nn.Module."
+                f"blueprint {self.name!r} built a {type(body).__name__}; it must "
+                f"return an nn.Module."
             )
         is_image = self.kind == "image"
         gate = seeds.Gate(channels, is_image) if gated else None
@@ -104,8 +113,7 @@ class Blueprint:
 
     def cost_at(self, shape: Shape, gated: bool, site: Site) -> BlueprintCost:
         """The same for a blueprint that asks for the site: it is built and run once."""
-        # the CPU's fused attention is not counted
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             seed = self.build_seed(shape, gated=gated, site=site)
             known = {id(parameter) for parameter in site.network.parameters()}
             if any(id(parameter) in known for parameter in seed.parameters()):
@@ -121,25 +129,33 @@ class Blueprint:
 
 
 def _misfit(blueprint: Blueprint, shape: Shape, problem: object) -> BlueprintMismatchError:
-    what = f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of shape {tuple(shape)}: {problem}"
+    what = (
+        f"blueprint {blueprint.name!r} does not fit {blueprint.kind} features of "
+        f"shape {tuple(shape)}: {problem}"
+    )
     way_out = "Choose another blueprint for this slot; a seed must keep the shape of its input."
     return BlueprintMismatchError(f"{what}. {way_out}")
 
 
 def _measured(blueprint: Blueprint, seed: AnySeed, shape: Shape) -> BlueprintCost:
-    counter = FlopCounterMode(display=False)
+    features = torch.zeros(1, *shape)
+    outputs: list[Tensor] = []
     try:
-        with counter:
-            grown = seed(torch.zeros(1, *shape))
+        flops = count_flops(lambda: outputs.append(seed(features)))
     except (RuntimeError, ValueError, TypeError) as problem:
         raise _misfit(blueprint, shape, problem) from problem
+    grown = outputs[0]
     if tuple(grown.shape[1:]) != shape:
         raise _misfit(blueprint, shape, f"it returns features of shape {tuple(grown.shape[1:])}")
-    return BlueprintCost(sum(p.numel() for p in seed.parameters()), int(counter.get_total_flops()))
+    params = sum(p.numel() for p in seed.parameters())
+    return BlueprintCost(params, flops, count_backward(seed, seed, features))
 
 
 class BlueprintRegistry:
-    """Blueprints by (kind, name). The package's own is `REGISTRY`; `@blueprint(kind, name)` adds to it."""
+    """Blueprints by (kind, name).
+
+    The package's own is `REGISTRY`; `@blueprint(kind, name)` adds to it.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Blueprint] = {}
@@ -149,7 +165,8 @@ class BlueprintRegistry:
     ) -> Callable[[Builder], Builder]:
         """Decorator: the function takes the number of channels and returns the body of a seed.
 
-        With a second parameter named `site` it also gets the `Site`: `site.module` stands there, `site.copy()` copies.
+        With a second parameter named `site` it also gets the `Site`: `site.module` stands there,
+        `site.copy()` copies.
         """
         if kind not in KINDS.values():
             raise UnknownNameError("kind of blueprint", kind, KINDS.values())
@@ -188,7 +205,10 @@ class BlueprintRegistry:
         )
 
     def defaults_for(self, kinds: Iterable[str]) -> tuple[str, ...]:
-        """What is planted where nobody says what: all but copies, each of which adds a whole block."""
+        """What is planted where nobody says what:
+
+        all but copies, each of which adds a whole block.
+        """
         return tuple(name for name in self.names_for(kinds) if name not in (COPY, COPY_ZERO))
 
 

@@ -1,4 +1,7 @@
-"""Conformance: what every blueprint and every host promises, as checks that anybody can run on their own."""
+"""Conformance:
+
+what every blueprint and every host promises, as checks that anybody can run on their own.
+"""
 
 import copy
 
@@ -6,14 +9,14 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, Shape
-from esper.kasmina.copies import Copy, Site
+from esper.kasmina.copies.copying import Copy, Site
 from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.settings import GrowthSettings
 from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 
 TYPICAL_SHAPES = {"image": (8, 6, 6), "sequence": (5, 16), "vector": (16,)}
@@ -28,19 +31,22 @@ def check_blueprint(
     module: nn.Module | None = None,
     causal: bool = True,
 ) -> None:
-    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced right and can learn.
+    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced
+    right and can learn.
 
-    Args:
-        module: what a blueprint with a parameter `site` takes after.
-        causal: whether a sequence seed must not look at later tokens; False if it is for models that do.
+    Args: module: what a blueprint with a parameter `site` inherits from. causal: whether a sequence
+        seed must not look at later tokens; False if it is for models that do.
     """
     what = f"{kind} blueprint {name!r}"
     blueprint = REGISTRY.get(kind, name)
     shape = tuple(shape or TYPICAL_SHAPES[kind])
     if blueprint.inherits and module is None:
-        way_out = "Pass module=..., one that keeps the shape of its input, or check a whole network with check_host."
+        way_out = (
+            "Pass module=..., one that keeps the shape of its input, or check a "
+            "whole network with check_host."
+        )
         raise BlueprintError(
-            f"{what} takes after a module of the network and cannot be checked alone. {way_out}"
+            f"{what} inherits from a module of the network and cannot be checked alone. {way_out}"
         )
     site = None if module is None else Site(module, nn.ModuleList([module]))
     try:
@@ -70,7 +76,10 @@ def check_blueprint(
 
 
 def _awake(seed: nn.Module) -> nn.Module:
-    """A copy whose every weight has an effect: one that is zero at birth would hide what the seed does later."""
+    """A copy whose every weight has an effect:
+
+    one that is zero at birth would hide what the seed does later.
+    """
     woken = copy.deepcopy(seed)
     with torch.no_grad():
         for name, parameter in woken.named_parameters():
@@ -132,7 +141,9 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
 def check_host(
     host: nn.Module, slots: SlotConfig | None = None, example: Example | None = None
 ) -> None:
-    """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal its forward pass."""
+    """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal
+    its forward pass.
+    """
     twin = copy.deepcopy(host)
     model = MorphogeneticModel(
         twin, slots, example=example, settings=GrowthSettings(scale_at_birth=1.0)

@@ -21,7 +21,10 @@ def check_values(values: object) -> Tensor:
             if isinstance(values, Tensor)
             else type(values).__name__
         )
-        rule = "It must return a 1-D torch tensor, one value per held-out example: a mean has no standard error"
+        rule = (
+            "It must return a 1-D torch tensor, one value per held-out example: a "
+            "mean has no standard error"
+        )
         way_out = "use reduction='none', concatenate the batches, and torch.as_tensor for a list."
         raise MeasurementError(f"evaluate() returned a {got}. {rule}; {way_out}")
     if len(values) < 2:
@@ -30,13 +33,18 @@ def check_values(values: object) -> Tensor:
         )
     values = values.detach().double()
     if bad := int((~torch.isfinite(values)).sum()):
-        what = f"evaluate() returned NaN or Inf for {bad} of {len(values)} examples: it is broken, or the network is"
+        what = (
+            f"evaluate() returned NaN or Inf for {bad} of {len(values)} examples: it "
+            f"is broken, or the network is"
+        )
         raise MeasurementError(f"{what}. Lower the learning rate or restore an earlier state.")
     return values
 
 
 def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, float]:
-    """Checked values, lower is better, and the sign that made them so; bools are scores, unless told otherwise."""
+    """Checked values, lower is better, and the sign that made them so; bools are scores, unless
+    told otherwise.
+    """
     is_bool = isinstance(values, Tensor) and values.dtype == torch.bool
     is_score = is_bool if higher_is_better is None else higher_is_better
     checked, sign = check_values(values).cpu(), -1.0 if is_score else 1.0
@@ -52,7 +60,9 @@ def as_losses(values: object, higher_is_better: bool | None) -> tuple[Tensor, fl
 
 
 def measure_pairs(*, better: Tensor, than: Tensor) -> Measurement:
-    """By how much the first losses are lower, example by example, with the standard error of that mean."""
+    """By how much the first losses are lower, example by example, with the standard error of that
+    mean.
+    """
     first, second = check_values(better), check_values(than)
     if (count := len(first)) != (other := len(second)):
         raise MeasurementError(
@@ -83,7 +93,9 @@ def gradient_ratio(
 
 
 def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """Note an output; the network goes on with a copy, which a layer that works in place may spoil."""
+    """Note an output; the network goes on with a copy, which a layer that works in place may
+    spoil.
+    """
     if torch.is_grad_enabled() and not output.requires_grad:
         output = (
             output.detach().requires_grad_()
@@ -95,10 +107,12 @@ def _keep(seen: list[Tensor], module: nn.Module, inputs: Any, output: Tensor) ->
 def score_sites(
     losses: Callable[[], Tensor], sites: Sequence[nn.Module], kinds: Sequence[str]
 ) -> Tensor:
-    """How steeply the mean loss falls when every weight of a linear map added at a site takes one step of equal size.
+    """How steeply the mean loss falls when every weight of a linear map added at a site takes one
+    step of equal size.
 
-    That is the sum of |gradient x feature| over pairs of channels: places with more channels offer more directions.
-    `losses` runs the network and returns one loss per example, with the features in their graph.
+    That is the sum of |gradient x feature| over pairs of channels: places with more channels offer
+    more directions. `losses` runs the network and returns one loss per example, with the features
+    in their graph.
     """
     seen: list[list[Tensor]] = [[] for _ in sites]
     with torch.enable_grad(), ExitStack() as stack:

@@ -1,4 +1,7 @@
-"""Fitting slots to a host, once, when it is wrapped: sites, shapes, prices, limits. Nothing here changes the host."""
+"""Fitting slots to a host, once, when it is wrapped:
+
+sites, shapes, prices, limits. Nothing here changes the host.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed, BlueprintCost
-from esper.kasmina.copies import Copy, Site
+from esper.kasmina.copies.copying import Copy, Site
+from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
-from esper.kasmina.inheritance import Inheritance, study_copies
+from esper.kasmina.pricing import BackwardFlops
 from esper.kasmina.probing import Example, find_places, find_wrapper
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import (
@@ -28,7 +32,10 @@ Prices = dict[tuple[str, str, str], int]  # Parameters by slot, blueprint and bl
 
 
 class KnownSlots(dict[str, SeedSlot]):
-    """Empty slots of a host that need not be run on an example: somebody saved what it would tell."""
+    """Empty slots of a host that need not be run on an example:
+
+    somebody saved what it would tell.
+    """
 
 
 Given = Example | KnownSlots | None
@@ -43,7 +50,10 @@ def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
     if slots is not None and slots.modules:
         return slots
     if not isinstance(host, SegmentedHost):
-        ways = "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, slots=[...], example=batch)."
+        ways = (
+            "SlotConfig.for_modules(['layer1', 'layer2']), or use esper.grow(model, "
+            "slots=[...], example=batch)."
+        )
         raise HostError(
             f"{type(host).__name__} does not say where its slots are. Name them: {ways}"
         )
@@ -58,13 +68,16 @@ def build_slots(
     kinds: Mapping[str, str],
     blueprints: Collection[str],
 ) -> dict[str, SeedSlot]:
-    """An empty slot for every site, shaped by one example forward; `blueprints` say whether copies are asked for."""
+    """An empty slot for every site, shaped by one example forward; `blueprints` say whether copies
+    are asked for.
+    """
     if isinstance(example, KnownSlots):
         return example
     if example is None:
         if not isinstance(host, SegmentedHost):
             raise HostError(
-                f"the shapes inside {type(host).__name__} are not known; pass one batch, example=batch."
+                f"the shapes inside {type(host).__name__} are not known; pass one "
+                f"batch, example=batch."
             )
         example = host.example()
     places = {place.name: place for place in find_places(host, example, kinds)}
@@ -114,7 +127,9 @@ def price(slot: SeedSlot, name: str, gated: bool, site: Site) -> BlueprintCost:
         if gated
         else BlueprintCost(0, 0)
     )
-    return BlueprintCost(site.own_parameters() + gate.params, handed.flops + gate.flops)
+    backward = BackwardFlops(entry=handed.entry + gate.flops, mixing=handed.mixing)
+    params = site.own_parameters() + gate.params
+    return BlueprintCost(params, handed.flops + gate.flops, backward)
 
 
 def price_list(slots: Sequence[SeedSlot], space: ActionSpace, sites: Mapping[str, Site]) -> Prices:
@@ -190,7 +205,10 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
             raise SettingError(f"budget={budget} {problem}. For a multiple of its size {way_out}")
         return budget
     if not isinstance(budget, float) or not 1.0 < budget < math.inf:
-        rule = "A float multiplies the model's parameters, above 1.0 (1.5: half as many again); an int counts them all."
+        rule = (
+            "A float multiplies the model's parameters, above 1.0 (1.5: half as many "
+            "again); an int counts them all."
+        )
         raise SettingError(f"budget {budget!r} leaves no room to grow. {rule}")
     return int(budget * own)
 
@@ -217,7 +235,10 @@ def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
     """A blueprint that builds something else than it was priced for could break the budget."""
     if (counted := count_parameters(seed)) != price:
         rule = "It must build the same modules every time; register it before wrapping."
-        what = f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built {counted:,}"
+        what = (
+            f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now "
+            f"built {counted:,}"
+        )
         raise BlueprintError(f"{what}. {rule}")
 
 

@@ -1,4 +1,7 @@
-"""Built-in hosts: a chain of blocks with a slot after each, and a head. Slots are attached from outside, by `model`."""
+"""Built-in hosts:
+
+a chain of blocks with a slot after each, and a head. Slots are attached from outside, by `model`.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,7 +28,10 @@ class SegmentedHost(Protocol):
 
 
 class ChainHost(nn.Module):
-    """A stem, blocks, a head. After each block comes a site: an identity whose output a slot may take over."""
+    """A stem, blocks, a head.
+
+    After each block comes a site: an identity whose output a slot may take over.
+    """
 
     def __init__(
         self,
@@ -66,7 +72,9 @@ class ChainHost(nn.Module):
     def forward_to_segment(
         self, slot_id: str, inputs: Tensor, from_segment: str | None = None
     ) -> Tensor:
-        """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment` if it is given."""
+        """Features that arrive at `slot_id`, before that slot; `inputs` are those at `from_segment`
+        if it is given.
+        """
         end, start = self._index(slot_id), 0 if from_segment is None else self._index(from_segment)
         if start > end:
             raise SettingError(
@@ -75,7 +83,9 @@ class ChainHost(nn.Module):
         return self._advance(self._enter(inputs) if from_segment is None else inputs, start, end)
 
     def forward_from_segment(self, slot_id: str, features: Tensor) -> Tensor:
-        """The output for features that arrive at `slot_id`; that slot and all after it are applied."""
+        """The output for features that arrive at `slot_id`; that slot and all after it are
+        applied.
+        """
         return self._finish(features, self._index(slot_id))
 
     def _enter(self, inputs: Tensor) -> Tensor:
@@ -101,7 +111,9 @@ def build_cnn_host(
     image_size: int = 32,
     classes: int = 10,
 ) -> ChainHost:
-    """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear head."""
+    """Conv-norm-pool-ReLU blocks whose width doubles each time, then average pooling and a linear
+    head.
+    """
     _require_positive(**locals())
     widths = [base_channels * 2**index for index in range(blocks)]
     layers, size = [], image_size
@@ -118,7 +130,9 @@ def build_cnn_host(
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions with batch norm around a residual, and a ReLU behind it; the first may halve the image."""
+    """Two convolutions with batch norm around a residual, and a ReLU behind it; the first may halve
+    the image.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
@@ -145,7 +159,10 @@ def _conv_bn(
 def build_resnet_host(
     *, width: int = 16, blocks: int = 2, stages: int = 3, in_channels: int = 3, classes: int = 10
 ) -> ChainHost:
-    """A ResNet for small images: later stages halve the image and double the width. A slot follows every block."""
+    """A ResNet for small images:
+
+    later stages halve the image and double the width. A slot follows every block.
+    """
     _require_positive(**locals())
     layers = []
     for stage in range(stages):

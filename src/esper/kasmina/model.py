@@ -1,4 +1,7 @@
-"""A host with slots: what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere."""
+"""A host with slots:
+
+what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,14 +12,14 @@ from torch import Tensor, nn
 
 from esper.kasmina import fitting
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
-from esper.kasmina.copies import Copy, Site
+from esper.kasmina.copies.copying import Copy, Site, copied_next
+from esper.kasmina.copies.membership import source_name
+from esper.kasmina.copies.originals import pair_originals
 from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
-from esper.kasmina.natives import source_name
+from esper.kasmina.optimiser import OptimizerLink, link_optimizers
 from esper.kasmina.probing import batch_size, buffers_kept
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.settings import GrowthSettings, SlotChange
 from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
-from esper.kasmina.surgery import OptimizerLink, link_optimizers
 from esper.leyline.errors import MeasurementError, OptimizerError
 from esper.leyline.factored_actions import (
     OP_CULL,
@@ -27,15 +30,19 @@ from esper.leyline.factored_actions import (
     look_up,
 )
 from esper.leyline.gates import Measurement, optimizer_gate
-from esper.leyline.legality import GrowthView, refuse
+from esper.leyline.legality import GrowthView, require
 from esper.leyline.lifecycle import SeedState, germinate, tick
 from esper.leyline.reports import SeedStateReport
+from esper.leyline.settings import GrowthSettings, SlotChange
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 
 
 class MorphogeneticModel(nn.Module):
-    """A host that can grow. Called like the host, and equal to it to the bit while nothing is planted."""
+    """A host that can grow.
+
+    Called like the host, and equal to it to the bit while nothing is planted.
+    """
 
     def __init__(
         self,
@@ -68,7 +75,9 @@ class MorphogeneticModel(nn.Module):
         self.link: OptimizerLink | None = None
         self.births = self.shadow_passes = 0
         self.examples = {"training": 0, "shadow": 0}
-        """learned from since whoever keeps the books last looked; calls of a compiled network are not counted"""
+        """learned from since whoever keeps the books last looked; calls of a compiled network are
+        not counted
+        """
         self._clipped_norms: list[Tensor | None] | None = None
         """norms before `clip_gradients`, for the step that follows"""
         self._gradient_sums: Tensor | None = None
@@ -93,7 +102,10 @@ class MorphogeneticModel(nn.Module):
     def germinate_seed(
         self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear"
     ) -> SlotChange:
-        """Plant a newborn seed. Refused with the model as before if anything about it does not fit."""
+        """Plant a newborn seed.
+
+        Refused with the model as before if anything about it does not fit.
+        """
         is_incubated = self.settings.lengths.training > 0
         return self._plant(
             slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth
@@ -142,10 +154,8 @@ class MorphogeneticModel(nn.Module):
         return seed.to(like)
 
     def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
-        """Whose optimiser settings each parameter of a copy takes over."""
-        originals = dict(self.source(slot_id).named_parameters(remove_duplicate=False))
-        own = seed.body.named_parameters() if isinstance(seed, Copy) else ()
-        return {p: originals[name] for name, p in own if name in originals}
+        """Whose optimiser settings each parameter of a copy inherits."""
+        return pair_originals(seed, self.source(slot_id))
 
     def cull_seed(self, slot_id: str, *, at_any_age: bool = False) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
@@ -154,12 +164,17 @@ class MorphogeneticModel(nn.Module):
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
     def fossilize_seed(self, slot_id: str) -> SlotChange:
-        """Keep the live seed for good; the output does not change, the slot opens on the next tick."""
+        """Keep the live seed for good; the output does not change, the slot opens on the next
+        tick.
+        """
         slot = self._permit(OP_FOSSILIZE, slot_id)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
-        """Make a fossil at once: part of the host from the first step on, as in a net of fixed size."""
+        """Make a fossil at once:
+
+        part of the host from the first step on, as in a net of fixed size.
+        """
         is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
         blend_id = next(
             (blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id
@@ -171,7 +186,9 @@ class MorphogeneticModel(nn.Module):
         slot.built_in = len(slot.fossils)
 
     def remove_fossil(self, slot_id: str, number: int) -> None:
-        """Take a fossil out of network and optimiser; the slot and its live seed stay as they are."""
+        """Take a fossil out of network and optimiser; the slot and its live seed stay as they
+        are.
+        """
         slot = self.slot(slot_id)
         fossil = slot.fossils.pop(number)
         del slot.fossil_names[number]
@@ -180,7 +197,10 @@ class MorphogeneticModel(nn.Module):
             self.link.release(fossil.parameters())
 
     def act(self, choice: Choice) -> list[SlotChange]:
-        """Carry out one decision: indices of op, slot, blueprint and blend. WAIT changes nothing."""
+        """Carry out one decision:
+
+        indices of op, slot, blueprint and blend. WAIT changes nothing.
+        """
         op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)
         if op == OP_CULL:
             return [self.cull_seed(slot_id)]
@@ -195,7 +215,10 @@ class MorphogeneticModel(nn.Module):
         return changes
 
     def tick(self) -> list[SlotChange]:
-        """Between two epochs: stages that are over end, ramps take a step. Returns what changed stage."""
+        """Between two epochs:
+
+        stages that are over end, ramps take a step. Returns what changed stage.
+        """
         self._require_owned()
         changes = [
             self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()
@@ -213,8 +236,7 @@ class MorphogeneticModel(nn.Module):
             if blend_id is None
             else self.space.blends[self.space.blend_index(blend_id)]
         )
-        if refused := [*filter(None, [refuse(op, slot_id, blueprint_id, blend_id, self.view())])]:
-            raise refused.pop()  # a name would hold the traceback, which holds this frame and with it the network
+        require(op, slot_id, blueprint_id, blend_id, self.view())
         return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
@@ -246,21 +268,29 @@ class MorphogeneticModel(nn.Module):
             orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
             slot.assign(slot.state.judged(optimizer_gate(orphans)))
             if orphans:
-                rule = "are in no optimiser, so it would never learn. Call attach(optimizer) before the first epoch."
+                rule = (
+                    "are in no optimiser, so it would never learn. Call "
+                    "attach(optimizer) before the first epoch."
+                )
                 seed = f"the {slot.state.blueprint_id} seed in slot {slot.slot_id}"
                 raise OptimizerError(f"{orphans} parameters of {seed} {rule}")
 
     def record_counterfactual(
         self, slot_id: str, with_slot: Tensor, without_slot: Tensor
     ) -> Measurement:
-        """Take held-out losses of the same examples, with a seed and without it, while it trains or is on probation."""
+        """Take held-out losses of the same examples, with a seed and without it, while it trains or
+        is on probation.
+        """
         slot = self.slot(slot_id)
         takes = {
             SeedStage.TRAINING: slot.state.incubated,
             SeedStage.PROBATIONARY: slot.state.measured,
         }
         if (stage := slot.state.stage) not in takes:
-            rule = f"evidence is about a seed that is {' or '.join(s.name for s in takes)}. Measure it when it is."
+            rule = (
+                f"evidence is about a seed that is "
+                f"{' or '.join(s.name for s in takes)}. Measure it when it is."
+            )
             raise MeasurementError(f"slot {slot_id} is {stage.name}, and {rule}")
         slot.assign(takes[stage](gain := measure_pairs(better=with_slot, than=without_slot)))
         return gain
@@ -274,7 +304,9 @@ class MorphogeneticModel(nn.Module):
         return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
 
     def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
-        """Clip each of `owners` apart, so that no seed shrinks the host's step; returns the norms before, if any."""
+        """Clip each of `owners` apart, so that no seed shrinks the host's step; returns the norms
+        before, if any.
+        """
         learning = [
             [parameter for parameter in own if parameter.grad is not None] for own in self.owners()
         ]
@@ -284,7 +316,10 @@ class MorphogeneticModel(nn.Module):
         return norms
 
     def _note_gradients(self) -> None:
-        """Before an optimiser's step: add up the norms on the device while a seed is live. Nothing is read back."""
+        """Before an optimiser's step:
+
+        add up the norms on the device while a seed is live. Nothing is read back.
+        """
         norms, self._clipped_norms = self._clipped_norms, None
         if all(slot.seed is None for slot in self._ordered()):
             return
@@ -299,7 +334,9 @@ class MorphogeneticModel(nn.Module):
         self._gradient_sums = row if self._gradient_sums is None else self._gradient_sums + row
 
     def read_gradients(self) -> None:
-        """Take the gradients of the optimiser's steps since the last call as readings of the live seeds."""
+        """Take the gradients of the optimiser's steps since the last call as readings of the live
+        seeds.
+        """
         if self._gradient_sums is not None:
             self.record_gradients(self._gradient_sums.tolist())
         self._gradient_sums = None
@@ -307,7 +344,9 @@ class MorphogeneticModel(nn.Module):
     def record_gradients(
         self, norms: Sequence[float], steps: int | None = None, owners: Any = None
     ) -> None:
-        """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean norm is one too."""
+        """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean
+        norm is one too.
+        """
         sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
             mean, ratio = (
@@ -320,7 +359,10 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:
-        """The network as it would be without this slot's live seed. No change of structure: a compiled one stays."""
+        """The network as it would be without this slot's live seed.
+
+        No change of structure: a compiled one stays.
+        """
         slot = self.slot(slot_id)
         try:
             slot.alpha.fill_(0.0)
@@ -330,7 +372,9 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def fossil_off(self, slot_id: str, number: int) -> Iterator[None]:
-        """The network as it would be without one of this slot's fossils; several may be off at once."""
+        """The network as it would be without one of this slot's fossils; several may be off at
+        once.
+        """
         slot = self.slot(slot_id)
         before = slot.left_out
         try:
@@ -351,7 +395,9 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def shadow(self) -> Iterator[None]:
-        """All TRAINING seeds at full strength, all else frozen; buffers and random state are as before afterwards."""
+        """All TRAINING seeds at full strength, all else frozen; buffers and random state are as
+        before afterwards.
+        """
         training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
         learning = {
             id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()
@@ -382,10 +428,11 @@ class MorphogeneticModel(nn.Module):
         return self.host.get_submodule(self.slot_config.modules[slot_id])
 
     def site_of(self, slot_id: str) -> Site:
-        """The slot's place as blueprints see it; a copy planted there copies the last one kept, or the source."""
+        """The slot's place as blueprints see it; a copy planted there copies the last one kept, or
+        the source.
+        """
         slot = self.slot(slot_id)
-        last = slot.fossils[-1] if len(slot.fossils) else None
-        source = last.body if isinstance(last, Copy) else self.source(slot_id)
+        source = copied_next(self.source(slot_id), slot.fossils)
         return Site(source, self.host, tuple(self._ordered()), slot.inheritance.zeroed)
 
     def source(self, slot_id: str) -> nn.Module:
@@ -400,7 +447,9 @@ class MorphogeneticModel(nn.Module):
         return {slot.slot_id: slot.report(host_params) for slot in self._ordered()}
 
     def view(self) -> GrowthView:
-        """What legality is judged by; the prices of copies are those of the modules as they are now."""
+        """What legality is judged by; the prices of copies are those of the modules as they are
+        now.
+        """
         if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
             self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
         reports, seeds = self.get_slot_reports(), self.active_seeds + self.fossilized_seeds
@@ -429,7 +478,9 @@ class MorphogeneticModel(nn.Module):
         return self.host_params + self.fossilized_params + self.active_params
 
     def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
-        """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink` for the options."""
+        """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink`
+        for the options.
+        """
         sources = {slot_id: self.source(slot_id) for slot_id in self.slot_config.modules}
         link = link_optimizers(optimizer, self.link, self.host, sources, **options)
         if self.link is not None:

@@ -1,4 +1,7 @@
-"""Where in a module a slot would fit: one example forward with observers, the model is as before. Plants nothing."""
+"""Where in a module a slot would fit:
+
+one example forward with observers, the model is as before. Plants nothing.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import KINDS
-from esper.kasmina.natives import source_name
+from esper.kasmina.copies.membership import source_name
 from esper.leyline.errors import HostError, UnknownNameError
+from esper.leyline.slots import KINDS
 
 _WRAPPERS = (
     "FullyShardedDataParallel",
@@ -71,7 +74,9 @@ def batch_size(example: Example) -> int:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, each module's own mode afterwards; several times as fast as `eval` if that is plain."""
+    """Evaluation mode inside, each module's own mode afterwards; several times as fast as `eval` if
+    that is plain.
+    """
     modes = [(module, module.training) for module in model.modules()]
     plain, own = (nn.Module.train, nn.Module.eval, nn.Module.__setattr__, False), {"train", "eval"}
     kinds = {
@@ -103,7 +108,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers are as before afterwards, though a forward may replace them, or write to all that are not expanded."""
+    """Buffers are as before afterwards, though a forward may replace them, or write to all that are
+    not expanded.
+    """
     found = [
         (m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None
     ]
@@ -119,7 +126,9 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> dict[str, list[Call]]:
-    """All calls of these modules when the model runs on `example`, in the order in which they end."""
+    """All calls of these modules when the model runs on `example`, in the order in which they
+    end.
+    """
     calls: dict[str, list[Call]] = {}
 
     def note(name: str, _: nn.Module, *call: Any) -> None:
@@ -139,12 +148,17 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
 def find_places(
     model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None
 ) -> list[Place]:
-    """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits its output."""
+    """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits
+    its output.
+    """
     modules = {name: module for name, module in model.named_modules() if name}
     try:
         calls = record_calls(model, example, modules)
     except Exception as problem:
-        rule = "`example` must be what the model is called with: a tensor, a tuple of arguments or a dict of keywords."
+        rule = (
+            "`example` must be what the model is called with: a tensor, a tuple of "
+            "arguments or a dict of keywords."
+        )
         what = f"the example batch does not run through {type(model).__name__}: {problem}"
         raise HostError(f"{what}. {rule}") from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
@@ -177,7 +191,9 @@ def find_wrapper(model: nn.Module) -> str | None:
 def refuse_copy(
     model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor
 ) -> str | None:
-    """Why a module cannot be copied and run on its own output; None if nothing in it or in its calls speaks against."""
+    """Why a module cannot be copied and run on its own output; None if nothing in it or in its
+    calls speaks against.
+    """
     args, kwargs, _ = calls[-1] if calls else ((), {}, None)
     given = next(iter((*args, *kwargs.values())), None)
     shape = tuple(given.shape[1:]) if isinstance(given, Tensor) else type(given).__name__
@@ -187,7 +203,9 @@ def refuse_copy(
 
 
 def refuse_parts(module: nn.Module) -> str | None:
-    """Why a copy of a module would not be one of its own; None if nothing in it speaks against it."""
+    """Why a copy of a module would not be one of its own; None if nothing in it speaks against
+    it.
+    """
     if not any(True for _ in module.parameters()):
         return "it has no weights to copy"
     for part in module.modules():
@@ -201,21 +219,27 @@ def refuse_parts(module: nn.Module) -> str | None:
             or type(tensor.data) is not Tensor
             or not tensor.is_floating_point()
         ):
-            return f"its {own} is a {type(tensor.data).__name__} of {tensor.dtype}: quantised or sharded"
+            return (
+                f"its {own} is a {type(tensor.data).__name__} of {tensor.dtype}: "
+                f"quantised or sharded"
+            )
     return None
 
 
 def _judge(
     outputs: list[Any], tokens_first: bool, said: str | None
 ) -> tuple[str | None, str | None]:
-    """The kind of features that a module gives out, and why no slot fits them; one of the two is None."""
+    """The kind of features that a module gives out, and why no slot fits them; one of the two is
+    None.
+    """
     output = outputs[0]
     if not isinstance(output, Tensor):
         return None, f"its output is a {type(output).__name__}, and a slot needs one tensor"
     if output.is_nested:
         return (
             None,
-            "its output is a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False",
+            "its output is a nested tensor; build nn.TransformerEncoder with "
+            "enable_nested_tensor=False",
         )
     if len(outputs) > 1:
         return (
@@ -234,12 +258,16 @@ def _judge(
             f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions",
         )
     if said is None and natural == "sequence" and tokens_first:
-        said = "vector"  # tokens may come before the batch here, so only seeds that work token by token are safe
+        # tokens may come before the batch here, so only seeds that work token by token are safe
+        said = "vector"
     return said or natural, None
 
 
 def find_names(pattern: str, names: Iterable[str]) -> set[str]:
-    """The module names meant by a pattern: a name, or a shell pattern part by part ('h.*.mlp'), or else a regex."""
+    """The module names meant by a pattern:
+
+    a name, or a shell pattern part by part ('h.*.mlp'), or else a regex.
+    """
     names = set(names)
     if pattern in names:
         return {pattern}
@@ -260,7 +288,9 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
 def choose_places(
     model: nn.Module, places: Sequence[Place], patterns: Sequence[str]
 ) -> list[Place]:
-    """The places that the patterns name, in the order of execution; a pattern without a fitting place is refused."""
+    """The places that the patterns name, in the order of execution; a pattern without a fitting
+    place is refused.
+    """
     names = {name for name, _ in model.named_modules() if name}
     problems: dict[str, str | None] = dict.fromkeys(names, "it does not run on the example batch")
     problems |= {place.name: place.problem for place in places}
@@ -272,7 +302,10 @@ def choose_places(
             )
         if not (fitting := {name for name in meant if problems[name] is None}):
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
-            rule = "Name a module whose output is one floating point tensor; esper.inspect(model, example) lists them."
+            rule = (
+                "Name a module whose output is one floating point tensor; "
+                "esper.inspect(model, example) lists them."
+            )
             raise HostError(f"no slot fits {pattern!r}: {misfits}. {rule}")
         chosen |= fitting
     return [place for place in places if place.name in chosen]

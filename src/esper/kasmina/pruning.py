@@ -18,12 +18,18 @@ class FossilVerdict:
     slot_id: str
     blueprint_id: str
     contribution: Measurement | None
-    """None where the losses without it, or with it, are not finite: nothing can be said, and it stays"""
+    """None where the losses without it, or with it, are not finite:
+
+    nothing can be said, and it stays
+    """
     is_kept: bool
 
 
 def find_judged(model: MorphogeneticModel) -> list[tuple[str, int]]:
-    """(slot, number) of every fossil that grew and has an effect: slots in order, newest first in each."""
+    """(slot, number) of every fossil that grew and has an effect:
+
+    slots in order, newest first in each.
+    """
     return [
         (slot.slot_id, number)
         for slot in map(model.slot, model.slot_config.slot_ids)
@@ -35,11 +41,13 @@ def find_judged(model: MorphogeneticModel) -> list[tuple[str, int]]:
 def prune(
     model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor
 ) -> tuple[list[FossilVerdict], Tensor]:
-    """Measure the network without each fossil and remove those whose contribution is not above `least_gain`.
+    """Measure the network without each fossil and remove those whose contribution is not above
+    `least_gain`.
 
-    Each is judged in the network that those before it have left. `measure` returns rows, held-out losses in the first;
-    `base` is what it returns now. Also returns what it returned for the network that is left. Nothing is removed before
-    all are judged, so a measurement that fails leaves the network as it was.
+    Each is judged in the network that those before it have left. `measure` returns rows, held-out
+    losses in the first; `base` is what it returns now. Also returns what it returned for the
+    network that is left. Nothing is removed before all are judged, so a measurement that fails
+    leaves the network as it was.
     """
     verdicts: list[FossilVerdict] = []
     removed: list[tuple[str, int]] = []

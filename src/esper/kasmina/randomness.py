@@ -1,4 +1,7 @@
-"""Random numbers of one's own: drawn from a named seed, with the global generators as before afterwards."""
+"""Random numbers of one's own:
+
+drawn from a named seed, with the global generators as before afterwards.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,9 @@ def mix_seed(*parts: int) -> int:
 
 @contextmanager
 def own_randomness(*parts: int, devices: Sequence[int] = ()) -> Iterator[None]:
-    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA devices."""
+    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA
+    devices.
+    """
     seed = mix_seed(*parts)
     with torch.random.fork_rng(devices=list(devices)):
         # `torch.manual_seed` would seed every CUDA device in the process and leave it so

@@ -1,4 +1,7 @@
-"""A growing network on disk, to go on later to the bit. Nothing is ever unpickled, and no saved name is imported."""
+"""A growing network on disk, to go on later to the bit.
+
+Nothing is ever unpickled, and no saved name is imported.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,26 +14,28 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
+from esper.kasmina.copies.eligibility import Inheritance
 from esper.kasmina.fitting import KnownSlots
-from esper.kasmina.inheritance import Inheritance
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.seeds import whole
-from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
-from esper.kasmina.surgery import OptimizerLink
 from esper.leyline.errors import OptimizerError, SaveError
-from esper.leyline.files import Content
 from esper.leyline.lifecycle import SeedState
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
-from esper.telemetry.runfolder import MANIFEST
-from esper.telemetry.store import Plain, Store, fitting, is_plain
+from esper.storage.files import Content
+from esper.storage.runfolder import MANIFEST
+from esper.storage.store import Plain, Store, fitting, is_plain
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class OptimizerSnapshot:
-    """An optimiser's state by parameter name, waiting for an optimiser of the same kind to be attached."""
+    """An optimiser's state by parameter name, waiting for an optimiser of the same kind to be
+    attached.
+    """
 
     facts: Plain
     tensors: Tensors
@@ -47,7 +52,9 @@ def save_network(
     average: Tensors | None,
     pending: OptimizerSnapshot | None,
 ) -> Path:
-    """Write model, optimiser (or what is `pending` for one), averages and `extra`, plain data of the caller's."""
+    """Write model, optimiser (or what is `pending` for one), averages and `extra`, plain data of
+    the caller's.
+    """
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"], contents["optimizer"] = (
@@ -64,7 +71,9 @@ def save_network(
 def load_network(
     folder: Path, host: nn.Module, check: Callable[[Plain], Any]
 ) -> tuple[Rebuilt, Tensors | None, Plain]:
-    """Rebuild a save around a fresh host, which is as before if anything is wrong; `check` may refuse `extra`."""
+    """Rebuild a save around a fresh host, which is as before if anything is wrong; `check` may
+    refuse `extra`.
+    """
     facts, paths, average = _read(folder)
     rebuilt = rebuild_network(host, facts, paths, folder / MANIFEST, lambda: check(facts["extra"]))
     return rebuilt, average, facts["extra"]
@@ -73,21 +82,25 @@ def load_network(
 def restore_network(
     model: MorphogeneticModel, folder: Path, check: Callable[[Plain], None]
 ) -> tuple[OptimizerSnapshot | None, Tensors | None, Plain]:
-    """Become what was saved, in place, or refuse with all as it was; settings and limits stay the network's own."""
+    """Become what was saved, in place, or refuse with all as it was; settings and limits stay the
+    network's own.
+    """
     facts, paths, average = _read(folder)
     with fitting(folder / MANIFEST):
         saved, own = facts["network"], describe_network(model)[0]["network"]
         for key in ("modules", "blueprints"):
             if saved[key] != own[key]:
                 raise SaveError(
-                    f"{folder} has {key} {saved[key]}, this garden {own[key]}. Grow with those saved."
+                    f"{folder} has {key} {saved[key]}, this garden {own[key]}. Grow "
+                    f"with those saved."
                 )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
         snapshot = _snapshot_from(facts, paths)
         if model.link is not None and snapshot is None:
             raise SaveError(
-                f"{folder} was saved without an optimiser, and this garden has one. Use another save."
+                f"{folder} was saved without an optimiser, and this garden has one. "
+                f"Use another save."
             )
         if model.link is not None and snapshot is not None:
             _match(model.link, snapshot)
@@ -106,7 +119,8 @@ def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
     save = store.newest()
     if save is None:
         raise SaveError(
-            f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder that garden.save wrote."
+            f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder "
+            f"that garden.save wrote."
         )
     paths = {role: store.path(save, role) for role in save.files}
     with fitting(store.manifest):
@@ -148,7 +162,9 @@ def rebuild_network(
     place: Path,
     check: Callable[[], None] = lambda: None,
 ) -> Rebuilt:
-    """The network that `describe_network` told of, around a fresh host; `place` is named where it does not fit."""
+    """The network that `describe_network` told of, around a fresh host; `place` is named where it
+    does not fit.
+    """
     weights = {key: value.clone() for key, value in host.state_dict().items()}
     try:
         with fitting(place):
@@ -215,12 +231,17 @@ def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
-    """What a host must have in common with another one to carry its weights; its grown parts are not looked at."""
+    """What a host must have in common with another one to carry its weights; its grown parts are
+    not looked at.
+    """
     found = host.state_dict()
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.untyped_storage().nbytes() < value.nbytes:
             kind = "expanded" if isinstance(value, Tensor) else type(value)
-            rule = "Only tensors with memory of their own are saved: make it one, or register it with persistent=False"
+            rule = (
+                "Only tensors with memory of their own are saved: make it one, or "
+                "register it with persistent=False"
+            )
             raise SaveError(f"{name} of the host is {kind}. {rule}.")
     return {
         key: [list(value.shape), str(value.dtype)]
@@ -249,7 +270,9 @@ def _describe_slot(slot: SeedSlot) -> Plain:
 def _describe_optimizer(
     model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]
 ) -> Plain:
-    """Group settings, the scheduler's numbers, the highest rate so far; state by parameter name goes into `tensors`."""
+    """Group settings, the scheduler's numbers, the highest rate so far; state by parameter name
+    goes into `tensors`.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
@@ -311,7 +334,8 @@ def _match(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[tuple[Optim
         )
         told, got = map(" and ".join, texts)
         raise OptimizerError(
-            f"the save belongs to {told}, got {got}. Build each as before, groups in the same order."
+            f"the save belongs to {told}, got {got}. Build each as before, groups in "
+            f"the same order."
         )
     return list(zip(link.all, saved, strict=True))
 

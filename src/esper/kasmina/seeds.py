@@ -1,4 +1,7 @@
-"""The modules that seeds are made of. Needs torch alone: an exported network carries this file along as its source."""
+"""The modules that seeds are made of.
+
+Needs torch alone: an exported network carries this file along as its source.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,8 @@ from torch import Tensor, nn
 class Seed(nn.Module):
     """A body in a residual branch behind a per-channel scale; with scale 0 it is the identity.
 
-    The scale comes after the body's last non-linearity, so a newborn seed has a gradient from its first step on.
+    The scale comes after the body's last non-linearity, so a newborn seed has a gradient from its
+    first step on.
     """
 
     def __init__(self, body: nn.Module, scale: Tensor, gate: nn.Module | None):
@@ -27,7 +31,9 @@ class Seed(nn.Module):
         )  # of networks that were pickled before there was one
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
-        """The seed at full strength; what else the module before it was called with is not looked at."""
+        """The seed at full strength; what else the module before it was called with is not looked
+        at.
+        """
         # the gate first, as in `blend`: gradients are then added in the same order
         return self._joined(features, None if self.gate is None else self.gate(features))
 
@@ -44,7 +50,9 @@ class Seed(nn.Module):
 
 
 class Join(nn.Module):
-    """Where a branch meets the features that it began with; a module of its own, so that it can be compiled."""
+    """Where a branch meets the features that it began with; a module of its own, so that it can be
+    compiled.
+    """
 
     def forward(
         self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None
@@ -89,7 +97,10 @@ class SqueezeExcite(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention over earlier tokens only, so that it is safe inside a language model. Batch first."""
+    """Multi-head attention over earlier tokens only, so that it is safe inside a language model.
+
+    Batch first.
+    """
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -109,7 +120,10 @@ class CausalAttention(nn.Module):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Groups of four channels where they divide evenly: statistics of one example, no running buffers."""
+    """Groups of four channels where they divide evenly:
+
+    statistics of one example, no running buffers.
+    """
     return nn.GroupNorm(channels // 4 if channels % 4 == 0 else 1, channels)
 
 
@@ -187,7 +201,10 @@ def attention(channels: int) -> nn.Module:
 
 
 class Sham(nn.Module):
-    """A seed without parameters or effect: it goes through every event of growing and adds nothing."""
+    """A seed without parameters or effect:
+
+    it goes through every event of growing and adds nothing.
+    """
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
         return features
@@ -207,7 +224,8 @@ CHILD = "grown"  # Name of the child that holds a module's fossils in a harveste
 class Fossils(nn.Sequential):
     """The fossils of one module, run by that module's forward hook.
 
-    Called as a child it does nothing: a Sequential calls all its children by itself, and these come after its hooks.
+    Called as a child it does nothing: a Sequential calls all its children by itself, and these come
+    after its hooks.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -230,7 +248,9 @@ def run_grown(
 
 
 def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
-    """Make `fossils` the last thing `site` does; its own children and parameter names stay as they are."""
+    """Make `fossils` the last thing `site` does; its own children and parameter names stay as they
+    are.
+    """
     if hasattr(site, CHILD):
         raise ValueError(
             f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting"
@@ -240,7 +260,10 @@ def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
 
 
 def whole(model: nn.Module) -> Any:
-    """A network as safetensors takes it: parts of one tensor, as an LSTM has them on CUDA, as tensors of their own."""
+    """A network as safetensors takes it:
+
+    parts of one tensor, as an LSTM has them on CUDA, as tensors of their own.
+    """
     state = {
         k: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v
         for k, v in model.state_dict().items()

@@ -1,4 +1,7 @@
-"""One place in a network where seeds grow: forward pass and modules. The rules are in `leyline.lifecycle`."""
+"""One place in a network where seeds grow:
+
+forward pass and modules. The rules are in `leyline.lifecycle`.
+"""
 
 from functools import partial
 from typing import Any
@@ -7,23 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
-from esper.kasmina.inheritance import Inheritance
+from esper.kasmina.copies.eligibility import Inheritance
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
 NOTE = "grew here: write it with garden.save(folder), read it with esper.load(folder, model)"
-"""in the name of a key that a state with seeds carries: whoever loads it elsewhere is told that it is unexpected"""
+"""in the name of a key that a state with seeds carries:
+
+whoever loads it elsewhere is told that it is unexpected
+"""
 _SIZE = "_grown_parameters"  # Where a seed's size is kept, in itself.
 _IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
 
 
 class SeedSlot(nn.Module):
-    """Fossils in the order they were made, then the live seed. Empty, it returns its input untouched.
+    """Fossils in the order they were made, then the live seed. Empty, it returns its input
+    untouched.
 
-    The forward pass branches on structure only (which modules exist, whether the seed is in the output); alpha is a
-    tensor, so a compiled or captured network follows a ramp without being rebuilt.
+    The forward pass branches on structure only (which modules exist, whether the seed is in the
+    output); alpha is a tensor, so a compiled or captured network follows a ramp without being
+    rebuilt.
     """
 
     alpha: Tensor
@@ -35,7 +43,9 @@ class SeedSlot(nn.Module):
         self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
-        self.built_in = 0  # how many of them, from the first on, did not grow: they were built in before the first step
+        # how many of them, from the first on, did not grow: they were built in before the first
+        # step
+        self.built_in = 0
         self.left_out: tuple[int, ...] = ()
         """numbers of fossils that are switched off, to measure the network without them"""
         self.inheritance = inheritance  # what copies of the module here can be
@@ -57,7 +67,10 @@ class SeedSlot(nn.Module):
         return channels_of(self.kind, self.feature_shape)
 
     def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
-        """`args` and `kwargs` are what else the host's module was called with: a copy of it needs them."""
+        """`args` and `kwargs` are what else the host's module was called with:
+
+        a copy of it needs them.
+        """
         for number, fossil in enumerate(self.fossils):
             if number not in self.left_out:
                 features = fossil(features, *args, **kwargs)
@@ -79,12 +92,15 @@ class SeedSlot(nn.Module):
             return output
         if output.is_nested:
             raise HostError(
-                f"slot {self.slot_id} got a nested tensor; build its host with enable_nested_tensor=False."
+                f"slot {self.slot_id} got a nested tensor; build its host with "
+                f"enable_nested_tensor=False."
             )
         return self(output, *args[1:], **kwargs)
 
     def sit_on(self, site: nn.Module) -> None:
-        """Run after a module of the host, and keep its state from being loaded without what grew there."""
+        """Run after a module of the host, and keep its state from being loaded without what grew
+        there.
+        """
         site.register_forward_hook(self.hook, with_kwargs=True)
         site.register_state_dict_post_hook(partial(_note_growth, self))
         site.register_load_state_dict_pre_hook(partial(_take_note, self))
@@ -101,7 +117,8 @@ class SeedSlot(nn.Module):
     def assign(self, state: SeedState) -> None:
         """Take over a state: alpha and the seed's place in the output follow.
 
-        Without a seed alpha is 1: what was captured or compiled for a seed at full strength is right when it is kept.
+        Without a seed alpha is 1: what was captured or compiled for a seed at full strength is
+        right when it is kept.
         """
         vars(self).update(
             state=state, is_in_output=state.stage in _IN_OUTPUT
@@ -197,7 +214,10 @@ def has_gate(seed: nn.Module | None) -> bool:
 
 
 def seed_size(seed: nn.Module | None) -> int:
-    """Parameters of a seed or fossil. They are counted once: it keeps its size, and is asked for it often."""
+    """Parameters of a seed or fossil.
+
+    They are counted once: it keeps its size, and is asked for it often.
+    """
     if seed is None:
         return 0
     if _SIZE not in vars(seed):

@@ -1,1 +1,4 @@
-"""Contracts everybody shares: stages, slot ids, factored actions, gates, reports, legality, errors. No torch here."""
+"""Contracts everybody shares:
+
+stages, slot ids, factored actions, gates, reports, legality, errors. No torch here.
+"""

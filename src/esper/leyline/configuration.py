@@ -1,4 +1,7 @@
-"""Settings as frozen values: read from plain values, every mistake in one clear line. Which settings: elsewhere."""
+"""Settings as frozen values:
+
+read from plain values, every mistake in one clear line. Which settings: elsewhere.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +21,10 @@ MOST, _LONGEST = (
 
 
 class Configuration(BaseModel):
-    """A section of settings. A field has its default, its bounds and its help; unknown keys are refused."""
+    """A section of settings.
+
+    A field has its default, its bounds and its help; unknown keys are refused.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -46,7 +52,8 @@ class Configuration(BaseModel):
         """A checked configuration from plain values."""
         if not isinstance(values, dict):
             raise SettingError(
-                f"{source} holds a {type(values).__name__}; it must be an object of keys and values."
+                f"{source} holds a {type(values).__name__}; it must be an object of "
+                f"keys and values."
             )
         try:
             found = cls.model_validate_json(
@@ -58,7 +65,10 @@ class Configuration(BaseModel):
         return found
 
     def check(self) -> None:
-        """Refuse what single fields cannot tell: names that do not exist, combinations that make no sense."""
+        """Refuse what single fields cannot tell:
+
+        names that do not exist, combinations that make no sense.
+        """
 
     def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
         """The same with some leaves changed, named by dotted keys such as ppo.lr."""
@@ -136,7 +146,8 @@ def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
         elif error["type"] == "value_error":
             yield ": ".join(filter(None, [".".join(path), str(error["ctx"]["error"])]))
         else:
-            yield f"{'.'.join(path)} is {json.dumps(error['input'])}: {message[0].lower()}{message[1:]}"
+            value = json.dumps(error["input"])
+            yield f"{'.'.join(path)} is {value}: {message[0].lower()}{message[1:]}"
 
 
 def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""Every error a caller can cause, and how it is told. Each says what it got, the rule, and the way out."""
+"""Every error a caller can cause, and how it is worded.
+
+Each says what it got, the rule, and the way out.
+"""
 
 import math
 import re
@@ -31,11 +34,25 @@ def complain(text: str) -> None:
 
 
 class EsperError(Exception):
-    """Base of all errors that mean "the input is wrong"; the command line turns it into exit code 2."""
+    """Base of all errors that a caller can cause; the command line ends with exit code 2.
+
+    The message says what was wrong, the rule, and the way out. Catch it around a call whose input
+    comes from a user:
+
+    >>> import esper
+    >>> try:
+    ...     esper.StageLengths(ramp=-1)
+    ... except esper.EsperError as problem:
+    ...     print(problem)
+    StageLengths.ramp must be a whole number of at least 0, got -1.
+    """
 
 
 class UnknownNameError(EsperError, LookupError):
-    """A name that no registry knows; the message offers the nearest one."""
+    """A name is in no registry.
+
+    Use the nearest known name, which the message offers, or register your own first.
+    """
 
     def __init__(self, kind: str, name: object, known: Iterable[str], advice: str = ""):
         known = sorted(known)
@@ -47,112 +64,162 @@ class UnknownNameError(EsperError, LookupError):
         )
 
 
-class NameTakenError(
-    EsperError, ValueError
-): ...  # a registry has this name, and nobody said to replace it
+class NameTakenError(EsperError, ValueError):
+    """A registry already has this name.
+
+    Choose another name, or pass `replace=True`.
+    """
 
 
-class SlotIdError(
-    EsperError, ValueError
-): ...  # not r<row>c<column>, or a set of ids that is empty or repeats one
+class SlotIdError(EsperError, ValueError):
+    """A slot id is not r<row>c<column>, or a set of ids is empty or repeats one.
+
+    Write ids such as "r0c0", each one once.
+    """
 
 
-class IllegalTransitionError(
-    EsperError, ValueError
-): ...  # a move that the lifecycle's table does not have
+class IllegalTransitionError(EsperError, ValueError):
+    """A slot was moved to a stage that the lifecycle's table does not allow.
+
+    Move only along `TRANSITIONS`; the message lists the stages that can follow.
+    """
 
 
-class SettingError(
-    EsperError, ValueError
-): ...  # a setting outside its range, or two that contradict each other
+class SettingError(EsperError, ValueError):
+    """A setting is outside its range, or two settings contradict each other.
+
+    Change the setting that the message names.
+    """
 
 
-class NotCompiledError(
-    SettingError
-): ...  # something is yet to be compiled where nothing can be: in a captured graph
+class NotCompiledError(SettingError):
+    """Something is not compiled yet where nothing can be: in a captured graph.
+
+    Run it once before the capture, or use the eager executor.
+    """
 
 
-class IllegalActionError(
-    EsperError, ValueError
-): ...  # a refusal: it cannot be applied now, and nothing has changed
+class IllegalActionError(EsperError, ValueError):
+    """An action cannot be applied now; nothing has changed.
+
+    Ask `is_legal` first, or catch this and wait.
+    """
 
 
-class SlotOccupiedError(IllegalActionError): ...  # germinating where the slot is not DORMANT
+class SlotOccupiedError(IllegalActionError):
+    """A seed was to germinate in a slot that is not DORMANT.
+
+    Wait until the slot is DORMANT, or choose another one.
+    """
 
 
-class NoLiveSeedError(
-    IllegalActionError
-): ...  # culling or fossilizing where there is no seed to act on
+class NoLiveSeedError(IllegalActionError):
+    """A seed was to be culled or fossilized in a slot that holds none.
+
+    Germinate one first.
+    """
 
 
-class SeedTooYoungError(
-    IllegalActionError
-): ...  # culling a seed before it has trained its first epochs
+class SeedTooYoungError(IllegalActionError):
+    """A seed was to be culled before it has trained its first epochs.
+
+    Train an epoch first.
+    """
 
 
-class NotMeasuredError(
-    IllegalActionError
-): ...  # fossilizing off probation or without a measured contribution
+class NotMeasuredError(IllegalActionError):
+    """A seed was to be fossilized off probation or without a measured contribution.
+
+    Train it to probation and measure it first.
+    """
 
 
-class BudgetExceededError(
-    IllegalActionError
-): ...  # a seed that would lift the network above its parameter budget
+class BudgetExceededError(IllegalActionError):
+    """A seed would lift the network above its parameter budget.
+
+    Choose a smaller blueprint, cull a seed, or raise the budget.
+    """
 
 
-class SeedLimitError(IllegalActionError): ...  # one seed more than `max_seeds`
+class SeedLimitError(IllegalActionError):
+    """A seed more than `max_seeds` was to be planted.
+
+    Cull one, or raise `max_seeds`.
+    """
 
 
-class BlueprintMismatchError(
-    IllegalActionError
-): ...  # a blueprint whose modules cannot work on the slot's features
+class BlueprintMismatchError(IllegalActionError):
+    """A blueprint's modules cannot work on the features of the slot.
+
+    Choose one of the blueprints that the message lists.
+    """
 
 
-class HostError(
-    EsperError, ValueError
-): ...  # a host without a named sub-module, or with features no seed can read
+class HostError(EsperError, ValueError):
+    """A host lacks a named sub-module, or has features that no seed can read.
+
+    Name other modules as slots, or change the host as the message says.
+    """
 
 
-class BlueprintError(
-    EsperError, ValueError
-): ...  # a registered blueprint that breaks the promises every seed makes
+class BlueprintError(EsperError, ValueError):
+    """A registered blueprint breaks a promise that every seed makes.
+
+    Correct the blueprint; the message names the promise.
+    """
 
 
-class OptimizerError(
-    EsperError, ValueError
-): ...  # an optimiser or scheduler that cannot follow a growing network
+class OptimizerError(EsperError, ValueError):
+    """An optimiser or scheduler cannot follow a growing network.
+
+    Use one that the message names, or create the scheduler after `attach`.
+    """
 
 
-class MeasurementError(
-    EsperError, ValueError
-): ...  # held-out values that are no evidence: a scalar, NaN, or unpaired
+class MeasurementError(EsperError, ValueError):
+    """Held-out values are no evidence: a scalar, NaN, or unpaired.
+
+    Return one finite loss per held-out example, in the same order every time.
+    """
 
 
-class DataError(
-    EsperError, ValueError
-): ...  # a data set that is missing, truncated or not what it claims to be
+class DataError(EsperError, ValueError):
+    """A data set is missing, truncated or not what it claims to be.
+
+    Fetch it again, or correct the examples that the message names.
+    """
 
 
-class DeviceError(
-    EsperError, ValueError
-): ...  # a device that is not there, not supported, or out of memory
+class DeviceError(EsperError, ValueError):
+    """A device is missing, not supported, or out of memory.
+
+    Name another device, or lower the batch or the number of hosts.
+    """
 
 
-class SaveError(
-    EsperError, ValueError
-): ...  # a saved garden that is incomplete, altered, or belongs to another model
+class SaveError(EsperError, ValueError):
+    """A save or a run folder is incomplete, altered, or belongs to something else.
+
+    Restore it from a copy, or use another save or folder.
+    """
 
 
-class MaskError(
-    EsperError, ValueError
-): ...  # a choice for which nothing is possible, or a mask of the wrong shape
+class MaskError(EsperError, ValueError):
+    """A choice has nothing that is possible, or its mask has the wrong shape.
+
+    Pass masks made for the same slots and blueprints; each needs one legal choice.
+    """
 
 
-class CheckpointMismatchError(
-    EsperError, RuntimeError
-): ...  # weights for other slots, blueprints or observations
+class CheckpointMismatchError(EsperError, RuntimeError):
+    """A checkpoint has weights for other slots, blueprints or observations.
+
+    Use a checkpoint that was trained for the same ones, or train a new policy.
+    """
 
 
-class EnvironmentMismatchError(
-    EsperError, ValueError
-): ...  # its spaces or ways are unknown to the learner
+class EnvironmentMismatchError(EsperError, ValueError):
+    """An environment has spaces or behaviour that the learner does not know.
+
+    Wrap it so that it has spaces the message names.
+    """

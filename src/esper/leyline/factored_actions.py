@@ -1,4 +1,7 @@
-"""What can be done to a network: op + slot + blueprint + blend. Indices and tables; nothing here applies an action."""
+"""What can be done to a network:
+
+op + slot + blueprint + blend. Indices and tables; nothing here applies an action.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -53,7 +56,10 @@ TRANSFORMER_BLUEPRINTS = frozenset(
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """The actions of one run. Arrays of actions are always in the order op, slot, blueprint, blend."""
+    """The actions of one run.
+
+    Arrays of actions are always in the order op, slot, blueprint, blend.
+    """
 
     slots: SlotConfig
     blueprint_ids: tuple[str | None, ...] = BLUEPRINT_IDS
@@ -65,7 +71,10 @@ class ActionSpace:
             or self.blueprint_ids[0] is not None
             or None in self.blueprint_ids[1:]
         ):
-            rule = "must be None, then one name or more; build the space with ActionSpace.of(slots, blueprints)."
+            rule = (
+                "must be None, then one name or more; build the space with "
+                "ActionSpace.of(slots, blueprints)."
+            )
             raise SettingError(f"blueprint_ids {self.blueprint_ids} {rule}")
         for what, names in (("blueprint", self.blueprint_ids), ("blend", self.blends)):
             if len(set(names)) != len(names):
@@ -146,7 +155,9 @@ class FactoredAction:
 def look_up(
     space: ActionSpace, op: int, slot: int, blueprint: int, blend: int
 ) -> tuple[str, str, str | None, str]:
-    """Names of op, slot, blueprint and blend, from the tables alone; an index outside the space is refused by head."""
+    """Names of op, slot, blueprint and blend, from the tables alone; an index outside the space is
+    refused by head.
+    """
     given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
     for (head, index), size in zip(given.items(), space.sizes, strict=True):
         if not 0 <= index < size:

@@ -1,4 +1,7 @@
-"""Evidence that a seed may move on. A gate judges and records; it moves nothing, and "not measured" never passes."""
+"""Evidence that a seed may move on.
+
+A gate judges and records; it moves nothing, and "not measured" never passes.
+"""
 
 import math
 from dataclasses import dataclass
@@ -77,7 +80,10 @@ def optimizer_gate(orphans: int | None) -> GateEvidence:
 
 
 def shadow_gate(gain: Measurement | None, training_length: int) -> GateEvidence:
-    """G2: at full strength the seed beats the host on held-out examples, or it was not incubated at all."""
+    """G2:
+
+    at full strength the seed beats the host on held-out examples, or it was not incubated at all.
+    """
     needed = "held-out loss with the seed below the host's, or TRAINING of length 0"
     if training_length == 0:
         return GateEvidence.judge("G2", 0.0, needed, True, "TRAINING has length 0")

@@ -1,4 +1,7 @@
-"""The one rule for what may be done now. Masks, executors and policies ask here and nowhere else."""
+"""The one rule for what may be done now.
+
+Masks, executors and policies ask here and nowhere else.
+"""
 
 import math
 from collections.abc import Mapping
@@ -48,9 +51,9 @@ def refuse(
     if op == OP_CULL:
         if report.seed_age_epochs >= MIN_CULL_AGE:
             return None
-        age = f"{report.seed_age_epochs} epochs old; it can be culled from age {MIN_CULL_AGE} on"
         return errors.SeedTooYoungError(
-            f"the seed in slot {slot} is {age}, so train an epoch first."
+            f"the seed in slot {slot} is {report.seed_age_epochs} epochs old; it can be culled "
+            f"from age {MIN_CULL_AGE} on, so train an epoch first."
         )
     if report.stage is SeedStage.PROBATIONARY and report.is_measured:
         return None
@@ -59,11 +62,30 @@ def refuse(
         if report.stage is SeedStage.PROBATIONARY
         else f"is {report.stage.name}"
     )
-    rule = "Fossilizing needs a PROBATIONARY seed with a paired counterfactual; train and measure it first."
-    return errors.NotMeasuredError(f"the seed in slot {slot} {problem}. {rule}")
+    return errors.NotMeasuredError(
+        f"the seed in slot {slot} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "
+        f"counterfactual; train and measure it first."
+    )
+
+
+def require(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthView) -> None:
+    """Raise the refusal of an op that cannot be applied now.
+
+    The refusal is unbound before it leaves. An exception holds its traceback, the traceback holds
+    this frame, and a local name here would hold the exception: a cycle that keeps the caller's
+    network in memory until the garbage collector runs.
+    """
+    refusal = refuse(op, slot, blueprint, blend, view)
+    if refusal is None:
+        return
+    try:
+        raise refusal
+    finally:
+        del refusal
 
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
+    """Whether an action can be applied now."""
     return (
         refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, view)
         is None
@@ -71,7 +93,10 @@ def is_legal(action: FactoredAction, view: GrowthView) -> bool:
 
 
 def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
-    """(blueprint, blend) indices that may be germinated in a slot now: `is_legal` for all of them at once."""
+    """(blueprint, blend) indices that may be germinated in a slot now.
+
+    It is `is_legal` for all of them at once.
+    """
     if _refuse_place(view.reports[slot_id], view) is not None:
         return []
     costs, room = view.costs, _room(view)
@@ -91,11 +116,15 @@ def _room(view: GrowthView) -> float:
 def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
     slot = report.slot_id
     if report.stage is not SeedStage.DORMANT:
-        rule = "A seed can be germinated only where the slot is DORMANT; wait until it is, or choose another slot."
-        return errors.SlotOccupiedError(f"slot {slot} is {report.stage.name}. {rule}")
+        return errors.SlotOccupiedError(
+            f"slot {slot} is {report.stage.name}. A seed can be germinated only where the slot is "
+            f"DORMANT; wait until it is, or choose another slot."
+        )
     if view.max_seeds is not None and view.seeds_used >= view.max_seeds:
-        found = f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}"
-        return errors.SeedLimitError(f"{found}; cull one or raise max_seeds.")
+        return errors.SeedLimitError(
+            f"{view.seeds_used} seeds and fossils exist, max_seeds is {view.max_seeds}; "
+            f"cull one or raise max_seeds."
+        )
     return None
 
 
@@ -103,18 +132,20 @@ def _refuse_germinate(
     slot: str, blueprint: str | None, blend: str, view: GrowthView
 ) -> IllegalActionError | None:
     report = view.reports[slot]
-    if (problem := _refuse_place(report, view)) is not None:
+    problem = _refuse_place(report, view)
+    if problem is not None:
         return problem
-    if (cost := None if blueprint is None else view.costs.get((slot, blueprint, blend))) is None:
-        fitting = ", ".join(sorted({b for s, b, _ in view.costs if s == slot})) or "none"
-        place = f"slot {slot} with {report.kind} features of shape {report.feature_shape}"
+    cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
+    if cost is None:
+        fitting = {name for owner, name, _ in view.costs if owner == slot}
         return errors.BlueprintMismatchError(
-            f"blueprint {blueprint!r} does not fit {place}. Fitting here: {fitting}."
+            f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of "
+            f"shape {report.feature_shape}. Fitting here: {', '.join(sorted(fitting)) or 'none'}."
         )
     if cost > _room(view):
-        needs = f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters"
-        found = f"{needs}, but {view.params_used:,} of {view.budget:,} are used"
         return errors.BudgetExceededError(
-            f"{found}. Choose a smaller blueprint, cull a seed, or raise the budget."
+            f"{blueprint} in slot {slot} with {blend} blending needs {cost:,} parameters, but "
+            f"{view.params_used:,} of {view.budget:,} are used. Choose a smaller blueprint, cull a "
+            f"seed, or raise the budget."
         )
     return None

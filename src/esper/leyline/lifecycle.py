@@ -1,4 +1,7 @@
-"""What one slot's episode looks like and how an epoch moves it on. Plain data: no tensors, no modules, no logging."""
+"""What the life of a seed looks like and how an epoch moves it forward.
+
+Plain data: no tensors, no modules, no logging.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,10 +24,18 @@ _SIGMOID_STEEPNESS = 10.0
 
 @dataclass(frozen=True)
 class StageLengths:
-    """How many epochs each stage lasts when nobody intervenes."""
+    """How many epochs each stage of a seed's life lasts unless a policy ends it earlier.
 
-    training: int = 0  # incubation before blending; 0 starts to blend at once, which did better in our measurements
-    ramp: int = 1  # epochs from alpha 0 to 1; 1 is fully blended in from the first epoch, 0 kept at once, unmeasured
+    >>> import esper
+    >>> esper.StageLengths(ramp=3)
+    StageLengths(training=0, ramp=3, probation=1, embargo=3, resetting=1)
+    """
+
+    # incubation before blending; 0 starts to blend at once, which did better in our measurements
+    training: int = 0
+    # epochs from alpha 0 to 1; 1 is fully blended in from the first epoch, 0 kept at once,
+    # unmeasured
+    ramp: int = 1
     probation: int = 1  # measured epochs at full strength before a seed is kept
     embargo: int = 3  # epochs a slot stays closed after a cull
     resetting: int = 1  # epochs between embargo and the next chance
@@ -40,7 +51,8 @@ class StageLengths:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise SettingError(
-                    f"StageLengths.{name} must be a whole number of at least {least}, got {value!r}."
+                    f"StageLengths.{name} must be a whole number of at least {least}, "
+                    f"got {value!r}."
                 )
         if self.training and not self.ramp:
             raise SettingError(
@@ -49,7 +61,9 @@ class StageLengths:
 
 
 def ramp_alpha(blend_id: str, progress: float) -> float:
-    """A seed's share of the output after `progress` (0 to 1) of its ramp; exactly 0 and 1 at the ends."""
+    """A seed's share of the output after `progress` (0 to 1) of its ramp; exactly 0 and 1 at the
+    ends.
+    """
     if blend_id not in BLEND_IDS:
         raise UnknownNameError("blend", blend_id, BLEND_IDS)
     progress = min(max(progress, 0.0), 1.0)
@@ -111,12 +125,16 @@ def germinate(blueprint_id: str, blend_id: str) -> SeedState:
 
 
 def tick(state: SeedState, lengths: StageLengths) -> SeedState:
-    """The state for the epoch that is about to be trained: stages that are over end, alpha takes its next step."""
+    """The state for the epoch that is about to be trained:
+
+    stages that are over end, alpha takes its next step.
+    """
     while (ending := _natural_end(state, lengths)) is not None:
         target, evidence = ending
         state = (state if evidence is None else state.judged(evidence)).advance(target)
         if target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
-            break  # both are seen for one epoch, so that whoever watches can tell how an episode ended
+            # both are seen for one epoch, so that reports show how the seed's life ended
+            break
     if state.stage is SeedStage.DORMANT:
         return state
     epochs, alpha = state.epochs_in_stage + 1, state.alpha
@@ -129,7 +147,9 @@ def tick(state: SeedState, lengths: StageLengths) -> SeedState:
 def _natural_end(
     state: SeedState, lengths: StageLengths
 ) -> tuple[SeedStage, GateEvidence | None] | None:
-    """Where a stage goes when its time is over, with the evidence that decided; None while it lasts."""
+    """Where a stage goes when its time is over, with the evidence that decided; None while it
+    lasts.
+    """
     match state.stage:
         case SeedStage.GERMINATED:
             return (SeedStage.TRAINING if lengths.ramp else SeedStage.FOSSILIZED), None
@@ -139,7 +159,8 @@ def _natural_end(
         case SeedStage.BLENDING if (gate := ramp_gate(state.alpha)).passed:
             return SeedStage.PROBATIONARY, gate
         case SeedStage.PROBATIONARY if state.epochs_in_stage >= lengths.probation:
-            # early evidence does not say what a seed is worth at the end, so that it was measured is enough
+            # early evidence does not say what a seed is worth at the end, so that it was measured
+            # is enough
             gate = counterfactual_gate(state.contribution)
             return (SeedStage.FOSSILIZED, gate) if gate.passed else None
         case SeedStage.FOSSILIZED:

@@ -1,4 +1,7 @@
-"""What a slot looks like from outside. Policies, masks, screens and logs read these; None means "not measured"."""
+"""What a slot looks like from outside.
+
+Policies, masks, screens and logs read these; None means "not measured".
+"""
 
 from dataclasses import dataclass, field
 

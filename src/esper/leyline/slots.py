@@ -1,4 +1,7 @@
-"""Slot ids and their order. Whoever needs "the slots, in order" asks here; nobody sorts ids elsewhere."""
+"""Slot ids and their order.
+
+Whoever needs "the slots, in order" asks here; nobody sorts ids elsewhere.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,6 +11,8 @@ from typing import Self
 
 from esper.leyline.errors import SlotIdError, UnknownNameError
 
+# Rank of a slot's features, batch included -> kind of blueprint.
+KINDS = {4: "image", 3: "sequence", 2: "vector"}
 _SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
 
@@ -15,7 +20,10 @@ def slot_position(slot_id: str) -> tuple[int, int]:
     """Row and column of a canonical id; anything else is refused."""
     match = _SLOT_ID.fullmatch(slot_id) if isinstance(slot_id, str) else None
     if match is None:
-        rule = "r<row>c<column> without leading zeros; write 'r0c0', 'r0c1', 'r0c2' instead of early, mid, late."
+        rule = (
+            "r<row>c<column> without leading zeros; write 'r0c0', 'r0c1', 'r0c2' "
+            "instead of early, mid, late."
+        )
         raise SlotIdError(f"slot id {slot_id!r} is not canonical. A slot id is {rule}")
     return int(match[1]), int(match[2])
 
@@ -45,11 +53,13 @@ class SlotConfig:
         ordered = ordered_slots(self.slot_ids)
         if repeated := sorted({a for a, b in pairwise(ordered) if a == b}):
             raise SlotIdError(
-                f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the repeat."
+                f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; "
+                f"remove the repeat."
             )
         if self.modules and set(self.modules) != set(ordered):
             raise SlotIdError(
-                f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one per slot, or none."
+                f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one "
+                f"per slot, or none."
             )
         object.__setattr__(self, "slot_ids", ordered)
 

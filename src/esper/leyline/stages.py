@@ -1,4 +1,7 @@
-"""The episode of a seed as one table. No clock and no tensors: `lifecycle` moves along this table, nothing else may."""
+"""The life of a seed as one table.
+
+No clock and no tensors: `lifecycle` moves along this table, nothing else may.
+"""
 
 from enum import IntEnum
 

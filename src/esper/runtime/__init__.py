@@ -1,1 +1,4 @@
-"""Trains and measures hosts: data sets with honest splits, one epoch of training, held-out losses."""
+"""Trains and measures hosts:
+
+data sets with honest splits, one epoch of training, held-out losses.
+"""

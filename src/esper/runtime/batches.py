@@ -1,4 +1,7 @@
-"""Which examples a host sees, and in what order: its own endless stream of permutations, gathered on the device."""
+"""Which examples a host sees, and in what order:
+
+its own endless stream of permutations, gathered on the device.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,14 +13,21 @@ from esper.runtime.splits import Split, draw_offsets
 
 
 def whole_steps(examples: int, batch: int) -> tuple[int, int]:
-    """How many steps an epoch has, and how many examples each: at most `batch`, together at least `examples`."""
-    # a tiny last batch would be mostly noise, right before the measurement; and steps of one size are one graph
+    """How many steps an epoch has, and how many examples each:
+
+    at most `batch`, together at least `examples`.
+    """
+    # a tiny last batch would be mostly noise, right before the measurement; and steps of one size
+    # are one graph
     steps = -(-examples // batch)
     return steps, -(-examples // steps)
 
 
 class ExampleStream:
-    """Row numbers of one host, drawn from its own generator: whole permutations of the split, one after the other."""
+    """Row numbers of one host, drawn from its own generator:
+
+    whole permutations of the split, one after the other.
+    """
 
     def __init__(self, count: int, seed: int):
         self.count = count
@@ -52,9 +62,11 @@ class ExampleStream:
 
 
 class EpochPlan:
-    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph can advance.
+    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph
+    can advance.
 
-    `steps` are the most that an epoch may have, and the examples of each; `self.steps` are those of the next one.
+    `steps` are the most that an epoch may have, and the examples of each; `self.steps` are those of
+    the next one.
     """
 
     def __init__(
@@ -80,7 +92,9 @@ class EpochPlan:
         return self.steps * self.size
 
     def draw(self) -> None:
-        """Rows and offsets of a new epoch, the last things that leave the generator for it; the cursor stays."""
+        """Rows and offsets of a new epoch, the last things that leave the generator for it; the
+        cursor stays.
+        """
         count = self.examples
         self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:
@@ -94,14 +108,19 @@ class EpochPlan:
         self.placed.copy_(self._drawn, non_blocking=True)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next batch, found by the cursor on the device, so that a captured call goes on by itself."""
+        """The next batch, found by the cursor on the device, so that a captured call goes on by
+        itself.
+        """
         drawn = self.placed[:, self.cursor + self._step]
         self.cursor += self.size
         return self.split.gather(drawn[0], drawn[1:])
 
 
 def shared_batches(plans: Sequence[EpochPlan]) -> Iterator[tuple[Tensor, Tensor]]:
-    """One gather per step for many hosts on one device: yields inputs [N, B, ...] and targets [N, B, ...]."""
+    """One gather per step for many hosts on one device:
+
+    yields inputs [N, B, ...] and targets [N, B, ...].
+    """
     first = plans[0]
     for start in range(0, max(plan.examples for plan in plans), first.size):
         # a host whose epoch has fewer steps than others' is left out of the later ones

@@ -1,4 +1,7 @@
-"""What hosts are trained on and how they are run: the settings that every command shares. Plain data."""
+"""What hosts are trained on and how they are run:
+
+the settings that every command shares. Plain data.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,22 +11,26 @@ from pydantic import Field
 
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError
-from esper.leyline.own import require_imported
-from esper.runtime.executors import refuse_impossible
-from esper.runtime.tasks import Task, get_task
+from esper.leyline.imports import require_imported
+from esper.runtime.executors.choosing import refuse_impossible
+from esper.runtime.tasks.task import Task, get_task
 from esper.telemetry.curve_export import TrackerName
 
 MOST_EPOCHS, MOST_HOSTS = 100_000, 10_000
 
 
 class LengthsConfig(Configuration):
-    """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the task alone."""
+    """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the
+    task alone.
+    """
 
     training: int | None = Field(
         None, ge=0, description="incubation before blending; 0 starts to blend at once"
     )
     ramp: int | None = Field(None, ge=0)
-    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 kept at once, unmeasured"""
+    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 kept at once,
+    unmeasured
+    """
     probation: int | None = Field(
         None, ge=1, description="measured at full strength before a seed is kept"
     )
@@ -64,7 +71,9 @@ class TaskConfig(Configuration):
     scale_at_birth: float | None = Field(None, ge=0)
     """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
     prunes: bool | None = None
-    """whether kept seeds that do not pay are removed when the rate has fallen to a tenth of its peak"""
+    """whether kept seeds that do not pay are removed when the rate has fallen to a tenth of its
+    peak
+    """
     lengths: LengthsConfig = Field(
         LengthsConfig(), description="epochs that each stage of a seed lasts"
     )
@@ -96,7 +105,10 @@ class TelemetrySettings(Configuration):
 
 
 class HostsConfig(Configuration):
-    """What `esper ppo`, `esper run` and `esper compare` have in common: hosts, and where they train."""
+    """What `esper ppo`, `esper run` and `esper compare` have in common:
+
+    hosts, and where they train.
+    """
 
     task: TaskConfig = Field(
         TaskConfig(), description="what hosts are trained on, and for how long"

@@ -1,4 +1,7 @@
-"""Which host runs where. An impossible device is an error before any work; the map is there to be printed."""
+"""Which host runs where.
+
+An impossible device is an error before any work; the map is there to be printed.
+"""
 
 import os
 import re
@@ -38,7 +41,8 @@ def parse_devices(names: Sequence[str]) -> list[torch.device]:
         if device.type not in ("cpu", "cuda"):
             raise DeviceError(f"device {name} is not supported. Use cpu or cuda.")
         if device.type == "cuda":
-            # before CUDA starts: with its usual 8 queues streams wait for each other; MPS has too few for many ranks
+            # before CUDA starts: with its usual 8 queues streams wait for each other; MPS has too
+            # few for many ranks
             if not os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")):
                 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -70,7 +74,10 @@ def describe_map(placed: Sequence[torch.device]) -> str:
 
 @contextmanager
 def repeatable_kernels(wanted: bool) -> Iterator[None]:
-    """Only kernels that give the same result twice, where there are such; others warn. As before afterwards."""
+    """Only kernels that give the same result twice, where there are such; others warn.
+
+    As before afterwards.
+    """
     if not wanted:
         yield
         return

@@ -1,19 +1,28 @@
-"""Watches one host and rolls it back: NaN, collapse to guessing, exploding loss. Decides nothing about growth."""
+"""Watches one host and rolls it back after NaN, collapse to guessing or an exploding loss.
+
+It decides nothing about growth.
+"""
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from esper.kasmina.settings import SlotChange
+from esper.leyline.settings import SlotChange
 from esper.leyline.stages import SeedStage
-from esper.runtime.host import EpochReading, HostRun, Pairs, copy_pairs
+from esper.runtime.executors.structure import Key, good_state_key
+from esper.runtime.host import EpochReading, HostRun
+from esper.runtime.tensor_pairs import Pairs, copy_pairs
 
 CLEARLY_BETTER = 2.0
-"""Times chance (and four standard errors above it) that accuracy must have reached before guessing is a collapse."""
+"""Times chance (and four standard errors above it) that accuracy must have reached before guessing
+is a collapse.
+"""
 GUESSING = 1.1
-EXPLODED = 3.0  # Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a row.
+# Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a
+# row.
+EXPLODED = 3.0
 PATIENCE = 3
 
 
@@ -31,21 +40,29 @@ class Governor:
         self.load(NEWBORN)
 
     def state(self) -> tuple[float, float, int, int]:
-        """What is expected of the host from now on."""
+        """Return what is expected of the host from now on."""
         self._expect_less_of_a_smaller_network()
         return self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks
 
     def load(self, state: tuple[float, float, int, int]) -> None:
         """Expect what was expected then; the present, which was just restored, counts as good."""
-        self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks = state
+        best_accuracy, best_loss, bad_checks, rollbacks = state
+        self.best_accuracy = best_accuracy
+        self.best_loss = best_loss
+        self.bad_checks = bad_checks
+        self.rollbacks = rollbacks
         self._members = self._seeds()
-        self._topology: Any = None
+        self._good_key: Key | None = None
         self.keep()
 
     def judge(self, reading: EpochReading) -> str | None:
-        """What is wrong with this epoch, or None; healthy epochs update what is expected of the next."""
+        """Return what is wrong with this epoch, or None.
+
+        Healthy epochs update what is expected of the next.
+        """
         self._expect_less_of_a_smaller_network()
-        loss, accuracy = reading.held_out_loss, reading.held_out_accuracy
+        loss = reading.held_out_loss
+        accuracy = reading.held_out_accuracy
         assert loss is not None
         assert accuracy is not None
         finite = {
@@ -61,24 +78,22 @@ class Governor:
         clearly = min(max(CLEARLY_BETTER * chance, chance + luck), (1 + chance) / 2)
         if self.best_accuracy >= clearly and accuracy <= GUESSING * chance:
             return f"accuracy fell from {self.best_accuracy:.1%} to guessing, {accuracy:.1%}"
-        self.bad_checks = (
-            self.bad_checks + 1 if loss > max(EXPLODED * self.best_loss, -math.log(chance)) else 0
-        )
+        has_exploded = loss > max(EXPLODED * self.best_loss, -math.log(chance))
+        self.bad_checks = self.bad_checks + 1 if has_exploded else 0
         if self.bad_checks >= PATIENCE:
             return (
                 f"held-out loss is {loss:.3g} for {PATIENCE} checks, best was {self.best_loss:.3g}"
             )
-        self.best_accuracy, self.best_loss = (
-            max(self.best_accuracy, accuracy),
-            min(self.best_loss, loss),
-        )
+        self.best_accuracy = max(self.best_accuracy, accuracy)
+        self.best_loss = min(self.best_loss, loss)
         return None
 
     def _expect_less_of_a_smaller_network(self) -> None:
-        """A seed that has gone took its accuracy with it: what was expected with it is forgotten."""
+        """Forget what was expected with a seed that has gone: it took its accuracy with it."""
         seeds = self._seeds()
         if any(all(seed is not other for other in seeds) for seed in self._members):
-            self.best_accuracy, self.best_loss = 0.0, math.inf
+            self.best_accuracy = 0.0
+            self.best_loss = math.inf
         self._members = seeds
 
     def _seeds(self) -> list[nn.Module]:
@@ -94,23 +109,29 @@ class Governor:
         keep_together([self])
 
     def due_copies(self) -> Pairs:
-        """(kept, live) tensors that are still to be copied; a new structure is kept at once and leaves none."""
+        """Return (kept, live) tensors that are still to be copied.
+
+        A new structure is kept at once and leaves none.
+        """
         if self.bad_checks:
             return {}
-        if (topology := self.run.topology()) == self._topology:
+        key = good_state_key(self.run)
+        if key == self._good_key:
             self._good.update(self.run.plain_state())
             return self._pairs
-        self._topology = topology
-        known = {
-            id(live): kept
-            for pairs in self._pairs.values()
-            for kept, live in zip(*pairs, strict=True)
-        }
+        self._good_key = key
+        known: dict[int, Tensor] = {}
+        for kept_tensors, live_tensors in self._pairs.values():
+            for kept, live in zip(kept_tensors, live_tensors, strict=True):
+                known[id(live)] = kept
         self._good, self._pairs = self.run.paired_snapshot(known)
         return {}
 
     def roll_back(self) -> list[SlotChange]:
-        """Host, optimiser and fossils as they were; live seeds are culled. Data stream, clock and ledger go on."""
+        """Put host, optimiser and fossils back to the last good state, and cull live seeds.
+
+        Data stream, clock and ledger continue.
+        """
         live = {slot: slot.state for slot in self.run.slots if slot.state.is_live}
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
@@ -134,6 +155,7 @@ def keep_together(governors: Iterable[Governor]) -> None:
     due: Pairs = {}
     for governor in governors:
         for kind, pairs in governor.due_copies().items():
-            for whole, part in zip(due.setdefault(kind, ([], [])), pairs, strict=True):
-                whole += part
+            kept_tensors, live_tensors = due.setdefault(kind, ([], []))
+            kept_tensors += pairs[0]
+            live_tensors += pairs[1]
     copy_pairs(due)

@@ -1,6 +1,6 @@
-"""One host's episode: network, optimiser, examples, readings, all on its device. Executors call `learn`."""
+"""One host's episode: network, optimiser, examples, readings, all on its device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,20 +13,21 @@ from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.kasmina.settings import GrowthSettings
 from esper.kasmina.slot import SeedSlot, count_parameters
 from esper.leyline.errors import UnknownNameError
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig, is_slot_id
 from esper.leyline.stages import SeedStage
-from esper.runtime import compiling
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
+from esper.runtime.clipping import clip_groups, gradient_groups
+from esper.runtime.executors import compiling
 from esper.runtime.ledger import Ledger
+from esper.runtime.optimizers import build_optimizer, build_state
 from esper.runtime.splits import Splits
-from esper.runtime.tasks import Task
+from esper.runtime.tasks.task import Task
+from esper.runtime.tensor_pairs import Pairs, copy_pairs, pair_tensors
 
 AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-Pairs = dict[Any, tuple[list[Tensor], list[Tensor]]]  # By kind of tensor.
-_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class EpochReading:
 
 
 class HostRun:
-    """Everything that belongs to one host. No two hosts share a generator, an optimiser or a scaler."""
+    """Everything that belongs to one host.
+
+    No two hosts share a generator, an optimiser or a scaler.
+    """
 
     def __init__(
         self,
@@ -55,74 +59,95 @@ class HostRun:
         is_compiled: bool,
         most: int | None,
     ):
-        self.task, self.splits, self.seed, self.device, self.is_compiled = (
-            task,
-            splits,
-            seed,
-            device,
-            is_compiled,
-        )
+        self.task = task
+        self.splits = splits
+        self.seed = seed
+        self.device = device
+        self.is_compiled = is_compiled
         self.amp = AMP_TYPES[amp]
-        with own_randomness(seed):
-            host = task.build_host().to(device)
-        settings = GrowthSettings(
-            task.lengths,
-            task.scale_at_birth,
-            task.blends,
-            task.epochs,
-            seed=mix_seed(seed, 1),
-            prunes=task.prunes,
-        )
-        limits: dict[str, Any] = {
-            "max_seeds": task.max_seeds,
-            "budget": int(task.budget * count_parameters(host)),
-        }
-        limits |= {"blueprints": task.blueprints, "settings": settings}
-        example = splits.train.example()
-        self.take_network(
-            MorphogeneticModel(
-                host, name_slots(host, task.slots, example), example=example, **limits
-            )
-        )
-        self._primed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self.take_network(self._build_network())
+        # how many times each module's parameters got optimiser state: graphs know one of them
+        self.primings: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self.prime()
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
-        count = len(splits.train)
-        steps, size = whole_steps(task.epoch_examples or count, task.batch)
-        stream = ExampleStream(count, mix_seed(seed, 2))
-        self.plan = EpochPlan(splits.train, stream, (most or steps, size), task.augment, device)
-        self.rates: list[
-            float
-        ] = []  # of each of the next epoch's steps, where a clock plans them; else the epoch's
-        self._listed_rates = torch.zeros(most or 1, pin_memory=device.type == "cuda")
-        self._placed_rates = self._listed_rates.to(device, copy=True)
-        self.taken = torch.zeros(1, dtype=torch.long, device=device)  # steps of this epoch so far
-        self.is_static = False  # nobody decides about it: with clock compute it then pays for its last measurement only
+        self._plan_steps(most)
+        # with clock compute, a host that no policy decides about pays for its last measurement only
+        self.is_static = False
         self.pays_for_measuring = True
-        own = self.model.slot_config.modules.items()
-        self.has_segments = (
-            isinstance(host, SegmentedHost) and own <= host.slot_config().modules.items()
-        )
-        """whether the host runs in segments that begin and end at these very slots, so that prefixes can be shared"""
-        self.sums = torch.zeros(3 + len(self.slots), device=device)
-        self._nothing = torch.zeros((), device=device)
-        self._live = [False] * len(self.slots)  # whether a slot's last module is a live seed
-        self._listed_live = torch.zeros(
-            len(self.slots), dtype=torch.bool, pin_memory=device.type == "cuda"
-        )
-        self.live = self._listed_live.to(
-            device, copy=True
-        )  # the same where a captured step looks it up
-        self.is_random = draws_random_numbers(host)
-        self.epoch = self.step = 0
+        self.has_segments = self._find_segments()
+        self._place_readings()
+        self.is_random = draws_random_numbers(self.model.host)
+        self.epoch = 0
+        self.step = 0
         self.is_pruned = False  # whether this episode's fossils have been judged
         self.ledger = Ledger(peak_params=self.model.total_params)
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()
 
+    def _build_network(self) -> MorphogeneticModel:
+        """The newborn host of this seed, with its slots."""
+        task = self.task
+        with own_randomness(self.seed):
+            host = task.build_host().to(self.device)
+        settings = GrowthSettings(
+            lengths=task.lengths,
+            scale_at_birth=task.scale_at_birth,
+            blends=task.blends,
+            epochs=task.epochs,
+            seed=mix_seed(self.seed, 1),
+            prunes=task.prunes,
+        )
+        example = self.splits.train.example()
+        return MorphogeneticModel(
+            host,
+            name_slots(host, task.slots, example),
+            example=example,
+            max_seeds=task.max_seeds,
+            budget=int(task.budget * count_parameters(host)),
+            blueprints=task.blueprints,
+            settings=settings,
+        )
+
+    def _plan_steps(self, most: int | None) -> None:
+        """Place what decides about the steps of an epoch: examples, rates, a counter."""
+        count = len(self.splits.train)
+        steps, size = whole_steps(self.task.epoch_examples or count, self.task.batch)
+        stream = ExampleStream(count, mix_seed(self.seed, 2))
+        self.plan = EpochPlan(
+            self.splits.train, stream, (most or steps, size), self.task.augment, self.device
+        )
+        # of each of the next epoch's steps, where a clock plans them; else the epoch's
+        self.rates: list[float] = []
+        self._listed_rates = torch.zeros(most or 1, pin_memory=self.device.type == "cuda")
+        self._placed_rates = self._listed_rates.to(self.device, copy=True)
+        # steps of this epoch so far
+        self.taken = torch.zeros(1, dtype=torch.long, device=self.device)
+
+    def _find_segments(self) -> bool:
+        """Whether the host runs in segments that begin and end at its very slots.
+
+        Prefixes can then be shared.
+        """
+        host = self.model.host
+        if not isinstance(host, SegmentedHost):
+            return False
+        return self.model.slot_config.modules.items() <= host.slot_config().modules.items()
+
+    def _place_readings(self) -> None:
+        """Place an epoch's sums, and which slots have a seed, on the device."""
+        count = len(self.slots)
+        self.sums = torch.zeros(3 + count, device=self.device)
+        self._zero = torch.zeros((), device=self.device)
+        self._live = [False] * count  # whether a slot's newest module is a live seed
+        is_cuda = self.device.type == "cuda"
+        self._listed_live = torch.zeros(count, dtype=torch.bool, pin_memory=is_cuda)
+        # the same where a captured step looks it up
+        self.live = self._listed_live.to(self.device, copy=True)
+
     def take_network(self, model: MorphogeneticModel) -> None:
         """Train this network from now on, with an optimiser of its own."""
-        self.model, self.optimizer = model, build_optimizer(self.task, model, self.device)
+        self.model = model
+        self.optimizer = build_optimizer(self.task, model, self.device)
         model.train()  # whatever mode its host was built in
         self.link = model.attach(self.optimizer, follows_rates=False)
         for group in self.optimizer.param_groups:
@@ -132,7 +157,7 @@ class HostRun:
     def begin_episode(self, seed: int) -> None:
         """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""
         self.restore(self._birth)
-        self._primed.clear()
+        self.primings.clear()
         with own_randomness(seed):
             newborn = self.task.build_host()
         with torch.no_grad():
@@ -144,28 +169,17 @@ class HostRun:
         self.plan.stream = ExampleStream(len(self.splits.train), mix_seed(seed, 2))
         self.ledger = Ledger(peak_params=self.model.total_params)
 
-    def topology(self) -> tuple[Any, ...]:
-        """The modules, each with the number of its optimiser state, and what they are: host, fossil or seed."""
-        return self.wiring(), *(s.seed for s in self.slots)
-
-    def wiring(self) -> tuple[Any, ...]:
-        """Equal exactly where one captured graph is right, which is so before and after a seed is kept."""
-        number = self._primed.get
-        return self.model, *(
-            (
-                s.seed is None or s.is_in_output,
-                *((m, number(m)) for m in (*s.fossils, s.seed) if m is not None),
-            )
-            for s in self.slots
-        )
-
     def begin_epoch(self, *, clears: bool = True) -> None:
-        """Learning rates and examples of the next epoch go to the device; counters are cleared, unless a graph does."""
+        """Place learning rates and examples of the next epoch on the device.
+
+        `clears` says that counters are cleared here, not by a graph.
+        """
         self._set_rate(self.rates[0] if self.rates else self.task.rate(self.epoch))
         if self.rates:
             self._listed_rates[: len(self.rates)] = torch.tensor(self.rates)
             self._placed_rates.copy_(self._listed_rates, non_blocking=True)
-        if self._live != (live := [slot.seed is not None for slot in self.slots]):
+        live = [slot.seed is not None for slot in self.slots]
+        if live != self._live:
             self._live = live
             self._listed_live[:] = torch.tensor(live)
             self.live.copy_(self._listed_live, non_blocking=True)
@@ -177,13 +191,16 @@ class HostRun:
             self.model.train()
 
     def clear(self) -> Self:
-        """The device's counters and sums of an epoch begin at 0."""
+        """Set the device's counters and sums of an epoch to 0."""
         for counter in (self.taken, self.sums, self.plan.cursor):
             counter.zero_()
         return self
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
-        """One training step; the same call is run eagerly and captured into a graph. Nothing is read back."""
+        """One training step; the same call is run eagerly and captured into a graph.
+
+        Nothing is read back.
+        """
         self.step += 1
         is_cuda = self.device.type == "cuda"
         if (
@@ -195,7 +212,8 @@ class HostRun:
                 else self.rates[self.step - 1]
             )
             self.taken += 1
-        # a host that draws does so from numbers of its own, so that it does not matter who trains beside it
+        # a host that draws does so from numbers of its own, so that it does not matter who trains
+        # beside it
         own = own_randomness(
             self.seed, 3, self.epoch, self.step, devices=[self.device.index or 0] if is_cuda else []
         )
@@ -203,8 +221,9 @@ class HostRun:
             self._learn(inputs, targets)
 
     def _set_rate(self, rate: float | Tensor) -> None:
-        if isinstance(known := self.optimizer.param_groups[0]["lr"], Tensor):
-            known.fill_(rate)
+        placed_rate = self.optimizer.param_groups[0]["lr"]
+        if isinstance(placed_rate, Tensor):
+            placed_rate.fill_(rate)
             return
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -216,7 +235,7 @@ class HostRun:
             with self.model.shadow():
                 self.scaler.scale(self._forward(inputs, targets)[0].mean()).backward()
         self.scaler.unscale_(self.optimizer)
-        norms = self._clip()
+        norms = self.clip_gradients()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -231,51 +250,15 @@ class HostRun:
         return self.task.score(outputs.float(), targets)
 
     def autocast(self) -> torch.autocast:
+        """Return the context in which the network runs in this host's precision."""
         return torch.autocast(
             self.device.type, self.amp or torch.bfloat16, enabled=self.amp is not None
         )
 
-    def _clip(self) -> list[Tensor]:
-        """Clip host and seeds apart; the norms before clipping are readings.
-
-        As `MorphogeneticModel.clip_gradients`, but what is a seed is looked up on the device: a captured step stays
-        right when a slot's last module, clipped by itself while it is a seed, becomes part of the host.
-        """
-        lasts = [[m for m in (*s.fossils, s.seed) if m is not None][-1:] for s in self.slots]
-        own = [
-            [p.grad for last in one for p in last.parameters() if p.grad is not None]
-            for one in lasts
-        ]
-        theirs = {id(gradient) for part in own for gradient in part}
-        parts = [
-            [
-                p.grad
-                for p in self.model.parameters()
-                if p.grad is not None and id(p.grad) not in theirs
-            ],
-            *own,
-        ]
-        each = iter(
-            torch.stack(torch._foreach_norm([g for part in parts for g in part])).split(
-                [*map(len, parts)]
-            )
-        )
-        rest, lives = torch.stack([torch.linalg.vector_norm(norms) for norms in each]).tensor_split(
-            [1]
-        )
-        # no plain 0.0: torch would copy it to the device, and a graph from where it then was
-        host = torch.linalg.vector_norm(
-            torch.cat([rest, torch.where(self.live, self._nothing, lives)])
-        )
-        norms = [host, *torch.where(self.live, lives, self._nothing)]
-        factors = (self.task.clip_norm / (torch.stack(norms) + 1e-6)).clamp(
-            max=1.0
-        )  # as torch clips
-        for part, factor in zip(
-            parts, [factors[0], *torch.where(self.live, factors[1:], factors[0])], strict=True
-        ):
-            if part:
-                torch._foreach_mul_(part, factor)
+    def clip_gradients(self) -> list[Tensor]:
+        """Clip host and seeds apart; returns their norms of before, which are readings."""
+        groups = gradient_groups(self.model, self.slots)
+        norms = clip_groups(groups, self.live, self._zero, self.task.clip_norm)
         if self.scaler.is_enabled():  # an overflow skips its step, so it is no reading of the host
             norms = [torch.nan_to_num(norm, nan=0.0, posinf=0.0) for norm in norms]
         return norms
@@ -296,13 +279,18 @@ class HostRun:
         self.epoch += 1
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that decides how this host goes on; tensors are copied, modules are kept by reference."""
+        """Return everything that decides how this host continues.
+
+        Tensors are copied, modules are kept by reference.
+        """
         return self.paired_snapshot()[0]
 
     def paired_snapshot(
         self, known: Mapping[int, Tensor] | None = None
     ) -> tuple[dict[str, Any], Pairs]:
-        """A snapshot, and its tensors beside those that they were copied from; `known` are some to copy into, by id."""
+        """A snapshot, and its tensors beside those that they were copied from; `known` are some to
+        copy into, by id.
+        """
         live, known = self.tensors(), known or {}
         kept = {n: known[id(v)] if id(v) in known else torch.empty_like(v) for n, v in live.items()}
         copy_pairs(pairs := pair_tensors(kept.values(), live.values()))
@@ -328,8 +316,8 @@ class HostRun:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
         kept = {id(fossil) for slot in self.slots for fossil in slot.fossils}
         for seed in [seed for _, _, seed, *_ in snapshot["slots"] if id(seed) in kept]:
-            self._primed[seed] = (
-                self._primed.get(seed, 0) + 1
+            self.primings[seed] = (
+                self.primings.get(seed, 0) + 1
             )  # a graph of the fossil does not read the seed's alpha
         for slot, (fossils, names, seed, state, built_in, *readings) in zip(
             self.slots, snapshot["slots"], strict=True
@@ -367,7 +355,9 @@ class HostRun:
         return named
 
     def _groups(self) -> list[list[nn.Parameter]]:
-        """The parameters that the optimiser has of each of the model's owners, which are the same ones."""
+        """The parameters that the optimiser has of each of the model's owners, which are the same
+        ones.
+        """
         home, groups = (
             self.link.home,
             self.optimizer.param_groups,
@@ -378,7 +368,9 @@ class HostRun:
         ]
 
     def prime(self) -> None:
-        """Give new parameters their optimiser state; graphs that know other state tensors are then out of date."""
+        """Give new parameters their optimiser state; graphs that know other state tensors are then
+        out of date.
+        """
         for module in (
             self.model.host,
             *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None),
@@ -391,30 +383,15 @@ class HostRun:
             for parameter in new:
                 self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
             if new:
-                self._primed[module] = self._primed.get(module, 0) + 1
+                self.primings[module] = self.primings.get(module, 0) + 1
         if self.is_compiled:
             compiling.compile_blocks(self.model)
         if self.is_compiled or (self.amp is torch.bfloat16 and self.device.type == "cuda"):
             compiling.lay_out(self.optimizer)
 
 
-def pair_tensors(into: Iterable[Tensor], of: Iterable[Tensor]) -> Pairs:
-    """Tensors to copy into and those to copy, by kind: mixed ones would be copied one by one."""
-    pairs: Pairs = {}
-    for kept, live in zip(into, of, strict=True):
-        both = pairs.setdefault((kept.device, kept.dtype, live.device), ([], []))
-        both[0].append(kept)
-        both[1].append(live)
-    return pairs
-
-
-@torch.no_grad()
-def copy_pairs(pairs: Pairs) -> None:
-    for into, of in pairs.values():
-        torch._foreach_copy_(into, of)
-
-
 def draws_random_numbers(host: nn.Module) -> bool:
+    """Say whether a host has dropout."""
     shares = [
         getattr(m, "p" if isinstance(m, nn.modules.dropout._DropoutNd) else "dropout", 0)
         for m in host.modules()
@@ -425,7 +402,9 @@ def draws_random_numbers(host: nn.Module) -> bool:
 def name_slots(
     host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor
 ) -> SlotConfig | None:
-    """Slots for the modules, or the host's own slots, that the patterns mean; None leaves it to the host."""
+    """Slots for the modules, or the host's own slots, that the patterns mean; None leaves it to the
+    host.
+    """
     if patterns is None:
         return None
     own = host.slot_config() if isinstance(host, SegmentedHost) else None
@@ -439,31 +418,3 @@ def name_slots(
                 "slot or module", pattern, [*fitting, *(own.slot_ids if own else ())]
             )
     return SlotConfig.for_modules(place.name for place in choose_places(host, places, patterns))
-
-
-def build_optimizer(task: Task, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """The task's optimiser; on a GPU its rate is a tensor, so that a captured graph follows the plan."""
-    is_cuda = device.type == "cuda"
-    rate = torch.tensor(task.lr, device=device) if is_cuda else task.lr
-    options: dict[str, Any] = {
-        "lr": rate,
-        "weight_decay": task.weight_decay,
-        "fused": is_cuda or None,
-    }
-    if task.optimizer == "adamw":
-        return torch.optim.AdamW(
-            model.parameters(), betas=(0.9, task.beta2), capturable=is_cuda, **options
-        )
-    return torch.optim.SGD(model.parameters(), momentum=_MOMENTUM, nesterov=True, **options)
-
-
-def build_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Zero state of a parameter that has none: its first step is then like every other."""
-    zeros = torch.zeros_like(parameter)
-    if isinstance(optimizer, torch.optim.SGD):
-        return {"momentum_buffer": zeros}
-    return {
-        "step": torch.zeros((), device=parameter.device),
-        "exp_avg": zeros,
-        "exp_avg_sq": zeros.clone(),
-    }

@@ -1,4 +1,7 @@
-"""N growing hosts that train side by side and know nothing of each other. The order of calls is up to whoever plays."""
+"""N growing hosts that train side by side and know nothing of each other.
+
+The caller decides about the order of calls.
+"""
 
 import copy
 import time
@@ -11,28 +14,37 @@ from typing import Any
 import torch
 
 from esper.kasmina.harvesting import harvest
+from esper.kasmina.pricing import HostFlops
 from esper.kasmina.pruning import FossilVerdict, find_judged, prune
-from esper.kasmina.settings import SlotChange
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import DataError, DeviceError, SettingError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
-from esper.runtime.clock import ComputeClock, evaluation_charges, score_charges, training_charges
-from esper.runtime.compiling import compiled_so_far, is_compiled
+from esper.leyline.settings import SlotChange
+from esper.runtime.charges import (
+    evaluation_charges,
+    network_flops,
+    score_charges,
+    training_charges,
+)
+from esper.runtime.clock import ComputeClock
 from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
-from esper.runtime.executors import choose_executor
+from esper.runtime.executors.choosing import choose_executor
+from esper.runtime.executors.compiling import compiled_so_far, is_compiled
 from esper.runtime.governor import NEWBORN, Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun
-from esper.runtime.ledger import Charge, HostFlops, network_flops
+from esper.runtime.ledger import Charge
 from esper.runtime.splits import Split, Splits
-from esper.runtime.tasks import Task, check_fit
+from esper.runtime.tasks.task import Task, check_fit
 
 
 @dataclass(frozen=True)
 class Rollback:
+    """A host that was rolled back, and why."""
+
     host: int
     reason: str
     changes: tuple[SlotChange, ...]  # live seeds that were culled
@@ -40,7 +52,10 @@ class Rollback:
 
 @dataclass(frozen=True)
 class FinalScore:
-    """The harvested network of one host on the test split, and on the validation split by which to choose."""
+    """Scores of one host's harvested network on the test split.
+
+    `validation_accuracy` is the one by which to choose between networks.
+    """
 
     accuracy: float
     loss: float
@@ -51,7 +66,10 @@ class FinalScore:
 
 @dataclass
 class Told:
-    """What all parts of a population know: how far clock and compiler are accounted for, and whether it has ended."""
+    """What all parts of a population know:
+
+    how far clock and compiler are accounted for, and whether it has ended.
+    """
 
     seconds: float = 0.0
     compiled: tuple[int, float] = (0, 0.0)
@@ -76,7 +94,8 @@ class Population:
     ):
         parsed = parse_devices(devices)
         self.placed = map_hosts(len(seeds), parsed)
-        self.task, self.amp = task, amp
+        self.task = task
+        self.amp = amp
         self.executor = choose_executor(executor, amp, parsed, task, graph_memory)
         splits = splits or task.load(data_root)
         check_fit(task, splits)
@@ -85,10 +104,10 @@ class Population:
         on_device = {device: splits.to(device) for device in dict.fromkeys(self.placed)}
         if task.augment:
             on_device = {
-                device: replace(own, train=own.train.with_border())
-                for device, own in on_device.items()
+                device: replace(placed, train=placed.train.with_border())
+                for device, placed in on_device.items()
             }
-        self.flops = HostFlops.of_task(task.build_host, splits.train)
+        self.flops = HostFlops.of_task(task.build_host, splits.train.example())
         self.clock = (
             ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
         )
@@ -105,17 +124,24 @@ class Population:
         self.told = Told(compiled=compiled_so_far())
         self._scores: list[torch.Tensor] = []  # of the epoch that was started
         if not self.runs[0].has_segments:
-            self.flops.after.clear()  # no prefix is shared, so every counterfactual costs a whole pass
+            # no prefix is shared, so every counterfactual costs a whole pass
+            self.flops.after.clear()
+            self.flops.back.clear()
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
     def describe(self, tell: Callable[[str], None]) -> None:
-        """Tell what an episode may cost and what it rests on, where that is not plain from the settings."""
+        """Tell what an episode may cost and what it rests on, where that is not plain from the
+        settings.
+        """
         for known in filter(None, (self.clock, self.corpus and f"corpus: {self.corpus}")):
             tell(str(known))
 
     def part(self, hosts: range) -> "Population":
-        """Some of the hosts, with everything else in common: parts train at the same time, each with its own calls."""
+        """Return some of the hosts, with everything else in common.
+
+        Parts train at the same time, each with its own calls.
+        """
         part = copy.copy(self)
         for name in ("placed", "runs", "governors"):
             setattr(part, name, getattr(self, name)[hosts.start : hosts.stop])
@@ -124,33 +150,36 @@ class Population:
     def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:
         """Every host trains on the next examples of its own stream; one read per device at the end.
 
-        `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that devices may begin with it.
+        `then_evaluate` promises that `evaluate()` comes next and nothing in between, so that
+        devices may begin with it.
         """
         self.start_epoch(then_evaluate=then_evaluate)
         return self.finish_epoch()
 
     def start_epoch(self, *, then_evaluate: bool = False) -> None:
-        """Give an epoch to the devices, which go on with it by themselves; `finish_epoch` waits for it."""
+        """Give an epoch to the devices, which continue by themselves.
+
+        `finish_epoch` waits for it.
+        """
         self._require_episode()
         if self.clock is not None:
             for run in self.runs:
                 self.clock.plan(run)
         self._started = _clock()
-        with (
-            memory_errors(),
-            torch.enable_grad(),
-        ):  # whoever decides may have switched gradients off
+        # the caller may have switched gradients off
+        with memory_errors(), torch.enable_grad():
             self._scores = self.executor.train(self.runs, then_measure=then_evaluate)
 
     def finish_epoch(self) -> list[EpochReading]:
-        """The readings of the epoch that was started."""
+        """Wait for the epoch that was started, and return its readings."""
         if not self._scores:
             raise SettingError(
                 "finish_epoch() needs an epoch to wait for; call start_epoch() first."
             )
         with memory_errors():
             self.executor.wait(self.runs)
-            sums, scores = _read([run.sums for run in self.runs]), _read(self._scores)
+            sums = _read([run.sums for run in self.runs])
+            scores = _read(self._scores)
         self._scores = []
         seconds = self._take_seconds(self._started)
         for run, row, score in zip(self.runs, sums, scores, strict=True):
@@ -173,13 +202,18 @@ class Population:
         self.told.seconds = _clock()
 
     def _take_seconds(self, started: float) -> float:
-        """Each host's part of the time since then that no other part of the population has been charged with."""
+        """Each host's part of the time since then that no other part of the population has been
+        charged with.
+        """
         now = _clock()
         seconds, self.told.seconds = now - max(started, self.told.seconds), now
         return seconds / len(self.runs)
 
     def evaluate(self) -> list[Rollback]:
-        """Held-out loss, accuracy and what seeds on probation contribute; hosts that broke are rolled back."""
+        """Measure held-out loss, accuracy and what seeds on probation contribute.
+
+        Hosts that broke are rolled back.
+        """
         self._require_episode()
         started = _clock()
         with memory_errors():
@@ -187,7 +221,8 @@ class Population:
                 self.executor.measure(self.runs, [run.splits.validation for run in self.runs])
             )
         seconds = self._take_seconds(started)
-        rollbacks, healthy = [], []
+        rollbacks = []
+        healthy = []
         for host, (run, governor, row) in enumerate(
             zip(self.runs, self.governors, results, strict=True)
         ):
@@ -195,7 +230,8 @@ class Population:
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
             run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
-            if (problem := governor.judge(run.reading)) is not None:
+            problem = governor.judge(run.reading)
+            if problem is not None:
                 rollbacks.append(Rollback(host, problem, tuple(governor.roll_back())))
             else:
                 self._take_evidence(run, row[2:])
@@ -204,32 +240,35 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
-        measured, incubated, count = (
-            measured_slots(run),
-            incubated_slots(run),
-            len(run.splits.validation),
-        )
+        measured = measured_slots(run)
+        incubated = incubated_slots(run)
+        count = len(run.splits.validation)
         assert row or not (measured or incubated)
         for slot, mean, error in zip(run.slots if row else (), row[::2], row[1::2], strict=True):
-            if slot in measured:  # nobody asked for the others' numbers, which may be anything
+            if slot in measured:  # numbers of other slots are not used, and may be anything
                 slot.assign(slot.state.measured(Measurement(mean, error, count)))
             elif slot in incubated:
                 slot.assign(slot.state.incubated(Measurement(mean, error, count)))
 
     def prune(self, host: int) -> list[FossilVerdict]:
-        """Once per episode, when the rate has fallen: a measured host loses the fossils that do not pay."""
-        run, governor = self.runs[host], self.governors[host]
+        """Remove from a measured host the fossils that do not pay.
+
+        It does so once per episode, when the rate has fallen.
+        """
+        run = self.runs[host]
+        governor = self.governors[host]
         is_due = (
             run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
         )
-        if (
-            not is_due or governor.bad_checks
-        ):  # a host under suspicion is judged when it has recovered
+        # a host under suspicion is judged when it has recovered
+        if not is_due or governor.bad_checks:
             return []
         run.is_pruned = True
         if not find_judged(run.model):
             return []
-        started, charges, split = time.perf_counter(), list[Charge](), run.splits.validation
+        started = time.perf_counter()
+        charges: list[Charge] = []
+        split = run.splits.validation
 
         def measure() -> torch.Tensor:
             charges.append(("counterfactual", len(split), network_flops(run.model, self.flops)))
@@ -255,12 +294,15 @@ class Population:
         return changes
 
     def tick(self) -> list[list[SlotChange]]:
+        """Let every host's seeds grow older by an epoch; returns what changed, by host."""
         return [run.model.tick() for run in self.runs]
 
     def take_compiled(self) -> tuple[int, float]:
         """Shapes of blocks that were compiled since the last call, and the seconds it took."""
-        (shapes, seconds), self.told.compiled = self.told.compiled, compiled_so_far()
-        return self.told.compiled[0] - shapes, self.told.compiled[1] - seconds
+        before_shapes, before_seconds = self.told.compiled
+        self.told.compiled = compiled_so_far()
+        shapes, seconds = self.told.compiled
+        return shapes - before_shapes, seconds - before_seconds
 
     def progress(self, host: int) -> float:
         """The share of a host's episode that is over: of its epochs, or of its compute."""
@@ -272,9 +314,11 @@ class Population:
         )
 
     def readings(self) -> list[EpochReading | None]:
+        """Return the last epoch's reading of every host."""
         return [run.reading for run in self.runs]
 
     def reports(self) -> list[dict[str, SeedStateReport]]:
+        """Return the reports of every host's slots, by slot id."""
         return [run.model.get_slot_reports() for run in self.runs]
 
     def views(self) -> list[GrowthView]:
@@ -282,11 +326,13 @@ class Population:
         return [run.model.view() for run in self.runs]
 
     def snapshot(self) -> list[dict[str, Any]]:
+        """Return everything that decides how each host continues."""
         return [
             {**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors
         ]
 
     def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
+        """Put every host back to its snapshot, in place."""
         self.executor.settle(self.runs)
         for governor, snapshot in zip(self.governors, snapshots, strict=True):
             governor.run.restore(snapshot)
@@ -344,7 +390,10 @@ def memory_errors() -> Iterator[None]:
             problem
         ):  # as torch says it of the CPU's
             raise
-        way_out = "use fewer hosts (seeds), a lower batch, a narrower policy (ppo.hidden_dim) or more GPUs"
+        way_out = (
+            "use fewer hosts (seeds), a lower batch, a narrower policy "
+            "(ppo.hidden_dim) or more GPUs"
+        )
         raise DeviceError(
             f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})"
         ) from problem
@@ -356,7 +405,9 @@ def _clock() -> float:
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:
-    """One transfer per device for rows of equal length; the only place where the host waits for the device."""
+    """One transfer per device for rows of equal length; the only place where the host waits for the
+    device.
+    """
     groups: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
     for value in values:
         groups.setdefault((value.device, len(value)), []).append(value)

@@ -1,4 +1,7 @@
-"""Examples where a device can gather them, held once for all hosts. The test split stays sealed until the end."""
+"""Examples where a device can gather them, held once for all hosts.
+
+The test split stays sealed until the end.
+"""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +38,8 @@ class TensorSplit:
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets) or not len(self.targets):
             raise DataError(
-                f"{len(self.inputs)} inputs, {len(self.targets)} targets: give as many, at least one."
+                f"{len(self.inputs)} inputs, {len(self.targets)} targets: give as "
+                f"many, at least one."
             )
 
     def __len__(self) -> int:
@@ -48,7 +52,8 @@ class TensorSplit:
         """The same images, ready to be shifted."""
         if self.inputs.dim() != 4:
             raise DataError(
-                f"augmentation shifts images [C, H, W], but one example has shape {self.inputs.shape[1:]}."
+                f"augmentation shifts images [C, H, W], but one example has shape "
+                f"{self.inputs.shape[1:]}."
             )
         return replace(self, inputs=torch.nn.functional.pad(self.inputs, (PAD,) * 4), padded=True)
 
@@ -82,7 +87,9 @@ class TensorSplit:
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """A text as one array of tokens; an example is a window of `context` tokens and the token after each."""
+    """A text as one array of tokens; an example is a window of `context` tokens and the token after
+    each.
+    """
 
     tokens: Tensor
     context: int
@@ -119,7 +126,10 @@ Split = TensorSplit | TokenSplit
 
 @dataclass
 class SealedSplit:
-    """The test split. It opens once, for the final report; whoever touches it before gets an error."""
+    """The test split.
+
+    It opens once, for the final report; whoever touches it before gets an error.
+    """
 
     _split: Split = field(repr=False)
 
@@ -128,7 +138,8 @@ class SealedSplit:
 
     def __getattr__(self, name: str) -> Any:
         raise DataError(
-            f"the test split is sealed: {name!r} was asked of it. Use validation; final_scores() opens it."
+            f"the test split is sealed: {name!r} was asked of it. Use validation; "
+            f"final_scores() opens it."
         )
 
 
@@ -140,7 +151,9 @@ class Splits:
     validation: Split
     test: SealedSplit
     corpus: str | None = None
-    """digest and size of what was read, where that differs between machines; a run goes on with the same one only"""
+    """digest and size of what was read, where that differs between machines; a run goes on with the
+    same one only
+    """
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same splits on a device; moving the test split does not open it."""
@@ -151,7 +164,8 @@ class Splits:
 def require_corpus(saved: str | None, own: str | None, place: Path) -> None:
     if saved != own:
         raise SaveError(
-            f"{place} rests on another corpus: {saved}; here it is {own}. Choose another --out or go back."
+            f"{place} rests on another corpus: {saved}; here it is {own}. Choose "
+            f"another --out or go back."
         )
 
 
@@ -162,7 +176,8 @@ def carve(
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     if not 0 < (cut := int(len(split) * share)) < len(split):
         raise DataError(
-            f"{len(split)} training examples cannot be split {1 - share:.0%} / {share:.0%}; use more data."
+            f"{len(split)} training examples cannot be split {1 - share:.0%} / "
+            f"{share:.0%}; use more data."
         )
     parts = order[cut:], order[:cut]
     kept, held_out = (

@@ -1,4 +1,4 @@
-"""Hosts between two epochs as plain facts and tensor files: everything that decides how each goes on."""
+"""Stores hosts between two epochs: all that decides how each continues, as facts and files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,26 @@ from safetensors.torch import load_file, save_file
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.saving import describe_network, rebuild_network, restore_optimizer
 from esper.leyline.errors import SaveError
-from esper.leyline.files import Content
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading, HostRun
 from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
+from esper.storage.files import Content
 
 
 def can_be_stored(population: Population) -> bool:
-    """Whether every governor's last good state is the present one, so that it need not be stored as well."""
+    """Say whether every governor's last good state is the present one.
+
+    It then need not be stored as well.
+    """
     return all(governor.bad_checks == 0 for governor in population.governors)
 
 
 def describe_population(population: Population) -> tuple[list[dict[str, Any]], dict[str, Content]]:
-    """Facts per host and what the files hold, for hosts that are measured and not yet decided about."""
+    """Return facts per host and what the files hold.
+
+    Hosts must be measured and not yet decided about.
+    """
     assert can_be_stored(population)  # a governor's earlier good state would be lost
     facts: list[dict[str, Any]] = []
     contents: dict[str, Content] = {}
@@ -73,7 +79,8 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     place = paths["model"].parent
     if facts["seed"] != run.seed:
         raise SaveError(
-            f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the run's own settings."
+            f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the "
+            f"run's own settings."
         )
     with own_randomness(run.seed):
         host = run.task.build_host()
@@ -84,7 +91,8 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
         slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
-    run.epoch, run.is_pruned = facts["epoch"], facts["is_pruned"]
+    run.epoch = facts["epoch"]
+    run.is_pruned = facts["is_pruned"]
     run.reading = TypeAdapter(EpochReading | None).validate_python(facts["reading"])
     run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     run.scaler.load_state_dict(facts["scaler"])
@@ -97,4 +105,5 @@ def spell(value: Any) -> Any:
 
 
 def spell_reading(reading: EpochReading) -> dict[str, Any]:
+    """Return a reading's fields by name, each as JSON can hold it."""
     return {name: spell(value) for name, value in asdict(reading).items()}

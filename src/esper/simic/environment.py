@@ -1,7 +1,8 @@
-"""Growth as a Gymnasium vector environment over a `Population`. It applies, trains, measures and pays; no learning.
+"""Growth as a Gymnasium vector environment over a `Population`. It applies, trains, measures and
+pays; no learning.
 
-One step: ops -> tick -> one epoch of training -> measuring -> reward -> observation and masks. A reset trains and
-measures one epoch first, so an action is paid for by the epoch that follows it.
+One step: ops -> tick -> one epoch of training -> measuring -> reward -> observation and masks. A
+reset trains and measures one epoch first, so an action is paid for by the epoch that follows it.
 """
 
 import copy
@@ -23,36 +24,40 @@ from esper.episodes import Episodes
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import OP_WAIT
-from esper.runtime.executors import GraphedExecutor
+from esper.runtime.charges import network_flops
+from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.host import EpochReading
-from esper.runtime.ledger import network_flops
 from esper.runtime.population import Population
-from esper.runtime.tasks import Task
-from esper.simic.checkpoints import Layout
+from esper.runtime.tasks.task import Task
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
 from esper.simic.twins import twin_readings
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, feature_names, observe
+from esper.tamiyo.policy_files import Layout
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
 MAX_ROLLBACKS = 3  # The governor gives a host up at this many rollbacks in one episode.
 LEAST_CHANGE = 0.1
-"""Part of the loss of guessing that is the least unit of loss: a twin that learns nothing would make noise count."""
+"""Part of the loss of guessing that is the least unit of loss:
+
+a twin that learns nothing would make noise count.
+"""
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
-    """N hosts that train side by side. Episodes end by themselves after `task.epochs` epochs (terminated).
+    """N hosts that train side by side. Episodes end by themselves after `task.epochs` epochs
+    (terminated).
 
-    A host that has ended begins a new episode in the next step, which ignores its action (NEXT_STEP).
+    A host that has ended begins a new episode in the next step, which ignores its action
+    (NEXT_STEP).
 
-    Args:
-        host_seeds: the hosts there are; each episode takes one, and each one's twin is computed once.
-        folder: where twins are kept.
-        weights: reward terms by name; `rewards.FAMILIES` has sets of them.
-        first: the number that the first host goes by in events, where other processes have hosts too.
-        population: how to run hosts, as `Population` takes it (devices, executor, amp, data_root, splits).
+    Args: host_seeds: the hosts there are; each episode takes one, and each one's twin is computed
+        once. folder: where twins are kept. weights: reward terms by name; `rewards.FAMILIES` has
+        sets of them. first: the number that the first host goes by in events, where other processes
+        have hosts too. population: how to run hosts, as `Population` takes it (devices, executor,
+        amp, data_root, splits).
     """
 
     def __init__(
@@ -70,11 +75,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if not isinstance(task, Task):
             raise SettingError(
-                f"task is {task!r}; get_task(name) of esper.runtime.tasks gives one."
+                f"task is {task!r}; get_task(name) of esper.runtime.tasks.task gives one."
             )
         if count < 1 or not host_seeds or task.epochs < 2:
-            given = f"{count} hosts, {len(host_seeds)} host seeds, {task.epochs} epochs"
-            raise SettingError(f"{given}: growth needs at least 1, 1 and 2.")
+            raise SettingError(
+                f"growth needs 1 host, 1 host seed and 2 epochs; got {count}, {len(host_seeds)} "
+                f"and {task.epochs}."
+            )
         self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
         self.weights = check_weights(
             FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights
@@ -103,14 +110,19 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.accuracy, self.loss = np.zeros(count), np.zeros(count)
 
     def parts(self) -> list["GrowthVectorEnv"]:
-        """Views of these hosts to step in turn: two where graphs let one half train while Python has the other."""
+        """Views of these hosts to step in turn:
+
+        two where graphs let one half train while Python has the other.
+        """
         half = self.num_envs // 2  # thirds and quarters were slower: the policy is asked more often
         if not half or not isinstance(self.population.executor, GraphedExecutor):
             return [self]
         return [self._part(hosts) for hosts in (range(half), range(half, self.num_envs))]
 
     def _part(self, hosts: range) -> "GrowthVectorEnv":
-        """Some hosts; whoever steps parts and then the whole must reset it first, which follows none of them."""
+        """Some hosts; whoever steps parts and then the whole must reset it first, which follows
+        none of them.
+        """
         part, own = copy.copy(self), slice(hosts.start, hosts.stop)
         part.num_envs, part.first, part.population = (
             len(hosts),
@@ -128,7 +140,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return part
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Begin N episodes. `options={"episodes": k}` sets the count that decides which hosts come next."""
+        """Begin N episodes.
+
+        `options={"episodes": k}` sets the count that decides which hosts come next.
+        """
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
@@ -200,7 +215,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _apply(
         self, actions: NDArray[np.int64], begins: Sequence[int]
     ) -> tuple[list[int], list[list[Event]]]:
-        """Carry out what is possible; what is not counts as WAIT. Returns the ops that were done and what happened."""
+        """Carry out what is possible; what is not counts as WAIT.
+
+        Returns the ops that were done and what happened.
+        """
         done, happened = [OP_WAIT] * self.num_envs, []
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
             happened.append(
@@ -245,7 +263,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         )
 
     def _finish(self) -> list[list[Event]]:
-        """Wait for the epoch of every host. One without a reading stands where it stood, and so does a twin."""
+        """Wait for the epoch of every host.
+
+        One without a reading stands where it stood, and so does a twin.
+        """
         happened = self.episodes.finish()
         for host, reading in enumerate(self.population.readings()):
             if reading is not None and _is_measured(reading):
@@ -276,7 +297,9 @@ def _is_measured(reading: EpochReading) -> bool:
 
 
 def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:
-    """A twin that broke down for an epoch counts as standing where it stood before, which at first is guessing."""
+    """A twin that broke down for an epoch counts as standing where it stood before, which at first
+    is guessing.
+    """
     guessing = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
     return list(
         accumulate(readings, lambda was, now: now if _is_measured(now) else was, initial=guessing)
@@ -284,7 +307,9 @@ def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochRe
 
 
 def typical_change(twin: Sequence[EpochReading], chance: float) -> float:
-    """How far a twin's held-out loss falls in its episode, or a part of the loss of guessing if that is more."""
+    """How far a twin's held-out loss falls in its episode, or a part of the loss of guessing if
+    that is more.
+    """
     losses = [_measured(reading.held_out_loss) for reading in twin]
     return max(losses[0] - min(losses), LEAST_CHANGE * -math.log(chance))
 

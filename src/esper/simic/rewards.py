@@ -1,4 +1,7 @@
-"""What a decision earned: a few small named terms, each with one sign. A family is a choice of terms and weights."""
+"""What a decision earned:
+
+a few small named terms, each with one sign. A family is a choice of terms and weights.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -6,9 +9,11 @@ from dataclasses import dataclass
 
 from esper.leyline.errors import MeasurementError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
-from esper.leyline.own import enter
+from esper.leyline.registry import enter
 
-BOUND = 5.0  # Losses beyond the twin's count up to this many units, so that a broken host cannot drown everything else.
+# Losses beyond the twin's count up to this many units, so that a broken host cannot drown
+# everything else.
+BOUND = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,10 @@ class StepFacts:
 
 
 def accuracy_beyond_twin(facts: StepFacts) -> float:
-    """Accuracy won this epoch beyond what the twin won. Over an episode it adds up to the final lead."""
+    """Accuracy won this epoch beyond what the twin won.
+
+    Over an episode it adds up to the final lead.
+    """
     return (facts.accuracy - facts.twin_accuracy) - (
         facts.accuracy_before - facts.twin_accuracy_before
     )
@@ -62,12 +70,17 @@ def rent(facts: StepFacts) -> float:
 
 
 def churn(facts: StepFacts) -> float:
-    """Every germination and every cull costs the same, so that going round in circles never pays."""
+    """Every germination and every cull costs the same, so that going round in circles never
+    pays.
+    """
     return -1.0 if facts.op in (OP_GERMINATE, OP_CULL) else 0.0
 
 
 def lasting_accuracy(facts: StepFacts) -> float:
-    """At an episode's end: the lead over the twin, as far as it rests on fossils. What is given up does not last."""
+    """At an episode's end:
+
+    the lead over the twin, as far as it rests on fossils. What is given up does not last.
+    """
     lead = facts.accuracy - facts.twin_accuracy
     return facts.kept_share * max(0.0, lead) if facts.is_last and not facts.is_lost else 0.0
 
@@ -111,13 +124,16 @@ FAMILIES: dict[str, dict[str, float]] = {
         "churn": 0.02,
         "breakdown": 0.1,
     },
-    # size and going round in circles are paid for in steps: host and twin have used the same FLOPs at every decision
+    # size and going round in circles are paid for in steps: host and twin have used the same FLOPs
+    # at every decision
     "compute": {"loss_beyond_twin": 1.0, "lasting_loss": 1.0, "breakdown": 0.1},
 }
 
 
 def reward_term(term: Term, *, replace: bool = False) -> Term:
-    """Enter a function of `StepFacts` under its own name; it is paid where a family gives it a weight. A decorator."""
+    """Enter a function of `StepFacts` under its own name; it is paid where a family gives it a
+    weight. A decorator.
+    """
     return enter(TERMS, f"reward term {term.__name__!r}", term.__name__, term, replace)
 
 
@@ -127,7 +143,9 @@ def reward_family(name: str, weights: Mapping[str, float], *, replace: bool = Fa
 
 
 def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The weights of a family with some of them changed; a term that it does not have is refused."""
+    """The weights of a family with some of them changed; a term that it does not have is
+    refused.
+    """
     if family not in FAMILIES:
         raise UnknownNameError(
             "reward family", family, FAMILIES, "One of your own: esper --import FILE."
@@ -136,7 +154,9 @@ def weights_of(family: str, changed: Mapping[str, float] | None = None) -> dict[
 
 
 def check_weights(weights: Mapping[str, float], family: str | None = None) -> dict[str, float]:
-    """The same weights, if every term is known, of the family too, and none would turn a price into a prize."""
+    """The same weights, if every term is known, of the family too, and none would turn a price into
+    a prize.
+    """
     known: Collection[str] = TERMS if family is None else FAMILIES[family]
     for name, weight in weights.items():
         if name not in known:

@@ -1,4 +1,7 @@
-"""What a round of episodes adds up to, and what is told of it on the way. Counts and writes; steers nothing."""
+"""What a round of episodes adds up to, and what is told of it on the way.
+
+Counts and writes; steers nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +34,10 @@ class RoundTally:
         self.refused = 0
         self.last = np.zeros((env.num_envs, len(_LAST)))
         self.ranks: list[events.RankTimed] = []
-        """how long each process took to play its share: this one until the round is finished, then all"""
+        """how long each process took to play its share:
+
+        this one until the round is finished, then all
+        """
 
     def take(
         self,
@@ -42,7 +48,9 @@ class RoundTally:
         info: Info,
         goes_on: Array,
     ) -> None:
-        """Take in one step of those hosts, from `first` on, that go on; what an episode has cost is told as it ends."""
+        """Take in one step of those hosts, from `first` on, that go on; what an episode has cost is
+        told as it ends.
+        """
         for row in np.flatnonzero(goes_on).tolist():
             host, told, parts = first + row, info["events"][row], info["reward_parts"][row]
             self.returns[host] += rewards[row]
@@ -63,7 +71,9 @@ class RoundTally:
                 self.sink.write(self.env.episodes.close(host))
 
     def tell(self, host: int, told: Sequence[events.Event], **earned: Any) -> None:
-        """Write a host's events; its epoch gets the twin's reading and what the decision before it earned."""
+        """Write a host's events; its epoch gets the twin's reading and what the decision before it
+        earned.
+        """
         model, twin = self.env.population.runs[host].model, self.env.twin(host)
         self.last[host] = (
             self.env.accuracy[host],
@@ -108,7 +118,10 @@ class RoundTally:
     def finish(
         self, decisions: int, update: dict[str, Any], seconds: float, team: Team
     ) -> events.RoundFinished:
-        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts. Rank 0 tells it."""
+        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts.
+
+        Rank 0 tells it.
+        """
         last = dict(zip(_LAST, self.last.sum(0).tolist(), strict=True))
         own = {
             "hosts": self.env.num_envs,

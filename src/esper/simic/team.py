@@ -1,4 +1,7 @@
-"""The processes that train one policy together. One process is a team of one: its sums and gathers are what it has."""
+"""The processes that train one policy together.
+
+One process is a team of one: its sums and gathers are what it has.
+"""
 
 import hashlib
 import os
@@ -22,13 +25,18 @@ from torch.distributed.rendezvous import rendezvous
 from esper.leyline.errors import DeviceError, EsperError, SettingError, complain
 
 _JOINING, _MEETING, _PATIENCE = timedelta(minutes=5), timedelta(minutes=1), timedelta(minutes=30)
-"""Longest waits: for the address, for a connection of two ranks, for a rank that is alive (a long epoch, twins)."""
+"""Longest waits:
+
+for the address, for a connection of two ranks, for a rank that is alive (a long epoch, twins).
+"""
 _BEAT, _SILENCE = timedelta(seconds=1), timedelta(seconds=60)
 """How often ranks hear of each other, and how long one may be silent before it counts as lost."""
 
 
 class Team:
-    """Every method is called by all ranks at the same point; each returns the same on all of them."""
+    """Every method is called by all ranks at the same point; each returns the same on all of
+    them.
+    """
 
     def __init__(
         self,
@@ -49,7 +57,8 @@ class Team:
         """The hosts of each rank: stretches of 0 .. total - 1 that differ by one host at most."""
         if total < self.size:
             raise SettingError(
-                f"{total} hosts are too few for {self.size} ranks; start fewer ranks or raise --hosts."
+                f"{total} hosts are too few for {self.size} ranks; start fewer ranks "
+                f"or raise --hosts."
             )
         each, more = divmod(total, self.size)
         return [
@@ -58,7 +67,10 @@ class Team:
         ]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks; the argument is left alone. Where some share a GPU, the CPU makes it."""
+        """The sum over ranks; the argument is left alone.
+
+        Where some share a GPU, the CPU makes it.
+        """
         if self.size == 1:
             return values
         total = values.detach().to("cpu" if self.shares_gpu else values.device, copy=True)
@@ -66,7 +78,10 @@ class Team:
         return total.to(values.device)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], number: Tensor) -> Tensor:
-        """Every gradient becomes its sum over ranks; a rank without one adds zero. Returns the sum of `number` too."""
+        """Every gradient becomes its sum over ranks; a rank without one adds zero.
+
+        Returns the sum of `number` too.
+        """
         if self.size == 1:
             return number
         own = list(parameters)
@@ -82,7 +97,9 @@ class Team:
         return self.ask(claim)()
 
     def ask(self, claim: bool) -> Callable[[], bool]:
-        """As `any`, but nobody waits before the answer is read, which all do at the same point and before they end."""
+        """As `any`, but nobody waits before the answer is read, which all do at the same point and
+        before they end.
+        """
         if self.size == 1:
             return lambda: claim
         claims = torch.tensor(int(claim))
@@ -99,7 +116,10 @@ class Team:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A mistake of one rank is everybody's: all of them raise it, and nobody is left waiting."""
+        """A mistake of one rank is everybody's:
+
+        all of them raise it, and nobody is left waiting.
+        """
         problem: EsperError | None = None
         try:
             yield
@@ -145,7 +165,10 @@ def was_restarted() -> bool:
 
 @contextmanager
 def joined_team(wants_cuda: bool) -> Iterator[Team]:
-    """The team that this process was started for; alone where nobody started a team. It ends for all ranks together."""
+    """The team that this process was started for; alone where nobody started a team.
+
+    It ends for all ranks together.
+    """
     if not is_launched():
         yield Team()
         return
@@ -161,8 +184,10 @@ def joined_team(wants_cuda: bool) -> Iterator[Team]:
     except (RuntimeError, ValueError, OSError) as problem:
         where = f"{os.environ.get('MASTER_ADDR', 'unset')}:{os.environ.get('MASTER_PORT', 'unset')}"
         raise DeviceError(
-            f"rank {os.environ['RANK']} cannot join the others at {where} ({str(problem).splitlines()[0]}). Give all "
-            "the same --master-addr or --rdzv-endpoint, in reach of all, with a free port; where there are several "
+            f"rank {os.environ['RANK']} cannot join the others at {where} "
+            f"({str(problem).splitlines()[0]}). Give all "
+            "the same --master-addr or --rdzv-endpoint, in reach of all, with a free "
+            "port; where there are several "
             "networks, name the one: GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0."
         ) from problem
     ended: BaseException | None = None
@@ -185,7 +210,8 @@ def _own_device() -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise DeviceError(
-            "the configuration asks for CUDA, but this machine has no GPU; --set devices='[\"cpu\"]'."
+            "the configuration asks for CUDA, but this machine has no GPU; --set "
+            "devices='[\"cpu\"]'."
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count)
     torch.cuda.set_device(device)
@@ -201,9 +227,11 @@ def _is_shared(store: Store, rank: int, size: int, device: torch.device) -> bool
 
 
 class Pulse:
-    """A thread that meets all other ranks each second, whatever its own rank does: who stays away is lost.
+    """A thread that meets all other ranks each second, whatever its own rank does: who stays away
+    is lost.
 
-    A timeout cannot do this: the wait for a rank that trains a long epoch looks like the wait for one that is cut off.
+    A timeout cannot do this: the wait for a rank that trains a long epoch looks like the wait for
+    one that is cut off.
     """
 
     def __init__(self, rank: int, size: int):
@@ -216,7 +244,9 @@ class Pulse:
         self._thread.start()
 
     def end(self, problem: BaseException | None) -> None:
-        """Tell the others how this rank has ended; comes back when all have, or when one has failed."""
+        """Tell the others how this rank has ended; comes back when all have, or when one has
+        failed.
+        """
         name = "" if isinstance(problem, EsperError) else f"{type(problem).__name__}: "
         self._own = "" if problem is None else f"{name}{problem}"
         self._is_over.set()
@@ -236,7 +266,8 @@ class Pulse:
             self.heard = "; ".join(failed)
         except RuntimeError:
             self.heard = (
-                f"rank {self._rank} lost contact with rank {self._other}. A process, a machine or the network is down; "
+                f"rank {self._rank} lost contact with rank {self._other}. A process, "
+                f"a machine or the network is down; "
                 "when all are back, go on with the same command and --resume."
             )
         if self.heard and not self._is_over.wait(
@@ -246,7 +277,10 @@ class Pulse:
             os._exit(2)
 
     def _meet(self) -> list[str | None]:
-        """Every rank's word, by way of rank 0: one at a time, so that it is known who does not answer."""
+        """Every rank's word, by way of rank 0:
+
+        one at a time, so that it is known who does not answer.
+        """
         words, others = [self._own] * self._size, range(1, self._size)
         if self._rank > 0:
             dist.send_object_list([self._own], 0, self._group)
@@ -262,7 +296,8 @@ class Pulse:
 
 
 def _met(store: Store, rank: int, size: int) -> Store:
-    """The store under a name of this start's own: torchrun keeps it over restarts, and what dead ranks wrote is there.
+    """The store under a name of this start's own: torchrun keeps it over restarts, and what dead
+    ranks wrote is there.
 
     A rank asks by a name that nobody else has; only a running rank 0 can answer it.
     """

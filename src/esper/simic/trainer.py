@@ -1,4 +1,7 @@
-"""The whole system on one page: decide, act, train an epoch, measure, reward, observe; after each round, one update."""
+"""The whole system on one page:
+
+decide, act, train an epoch, measure, reward, observe; after each round, one update.
+"""
 
 import json
 import math
@@ -15,18 +18,19 @@ from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
 from esper.runtime.population import memory_errors
-from esper.simic.agent import PPOAgent
-from esper.simic.any_env import ActionCodec, ObservationCodec
-from esper.simic.checkpoints import History, Layout, require_saved_corpus, saved_rounds
+from esper.simic.checkpoints import History, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
-from esper.simic.diagnostics import AnomalyDetector, UpdateRecord
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
+from esper.simic.ppo.agent import PPOAgent
+from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
+from esper.simic.ppo.diagnostics import AnomalyDetector, UpdateRecord
+from esper.simic.ppo.rollout import Rollout
 from esper.simic.rewards import weights_of
-from esper.simic.rollout import Rollout
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import Team
 from esper.simic.twins import twin_readings
-from esper.telemetry import runfolder
+from esper.storage import runfolder
+from esper.tamiyo.policy_files import Layout
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
@@ -53,14 +57,12 @@ def train_ppo_vectorized(
 ) -> PPOAgent:
     """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
 
-    Args:
-        resume: go on from the newest whole checkpoint; without any, begin at the beginning.
-        watch: is shown every round.
-        watch_ranks: is shown how long each rank took to play its share of a round.
-        should_stop: asked after every epoch, by ranks about every two seconds; True on any rank, or the end of
-            `time_limit`, ends the run with `InterruptedTraining` on all.
-        tell: is told what episodes may cost and rest on.
-        team: the processes that train together; each has its share of the hosts, and all end with the same policy.
+    Args: resume: go on from the newest whole checkpoint; without any, begin at the beginning.
+        watch: is shown every round. watch_ranks: is shown how long each rank took to play its share
+        of a round. should_stop: asked after every epoch, by ranks about every two seconds; True on
+        any rank, or the end of `time_limit`, ends the run with `InterruptedTraining` on all. tell:
+        is told what episodes may cost and rest on. team: the processes that train together; each
+        has its share of the hosts, and all end with the same policy.
     """
     team, until = team or Team(), time.monotonic() + (config.time_limit or math.inf)
 
@@ -159,7 +161,10 @@ def build_agent(
 
 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
-    """Storage for whole episodes: every decision of every host here, of `total` on all ranks; None is no others."""
+    """Storage for whole episodes:
+
+    every decision of every host here, of `total` on all ranks; None is no others.
+    """
     ops, slots, blueprints, blends = env.space.sizes
     shapes = {
         "op": (ops,),
@@ -172,7 +177,10 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Tensor:
-    """The random numbers of a round's decisions, [T, N, heads, widest]: every episode has its own, wherever it runs."""
+    """The random numbers of a round's decisions, [T, N, heads, widest]:
+
+    every episode has its own, wherever it runs.
+    """
     first, shape = (
         number * rollout.total + env.first,
         (rollout.steps, len(env.heads.heads), max(env.heads.sizes)),
@@ -194,9 +202,11 @@ def play_round(
     every: int = 1,
     reads_later: bool = False,
 ) -> RoundTally:
-    """N whole episodes: one part trains while another is decided about. After `every` epochs all ask if they stop.
+    """N whole episodes: one part trains while another is decided about. After `every` epochs all
+    ask if they stop.
 
-    Read later, with the next question, an answer keeps nobody waiting; two open ones would keep survivors from leaving.
+    Read later, with the next question, an answer keeps nobody waiting; two open ones would keep
+    survivors from leaving.
     """
     sink.write(RoundBegan(number))
     began, waited, stops, tally = time.perf_counter(), 0.0, False, RoundTally(env, number, sink)
@@ -230,7 +240,10 @@ def play_round(
 def play_part(
     env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, tally: RoundTally
 ) -> Iterator[None]:
-    """Whole episodes of some hosts, until they train: then others may come. One that is given up has no more steps."""
+    """Whole episodes of some hosts, until they train:
+
+    then others may come. One that is given up has no more steps.
+    """
     env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden, flops = agent.network.get_initial_hidden(env.num_envs), decision_flops(agent.network)
@@ -264,7 +277,9 @@ def play_part(
 def check_health(
     record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool
 ) -> None:
-    """Tell what does not look healthy; the first sign of a series brings debug records for a few rounds."""
+    """Tell what does not look healthy; the first sign of a series brings debug records for a few
+    rounds.
+    """
     for anomaly in (found := AnomalyDetector().check(record, number / config.rounds)):
         escalated = sink.telemetry.escalate_temporarily()
         if tells:

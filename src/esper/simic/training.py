@@ -1,4 +1,7 @@
-"""`esper.train_ppo`: a training run in its folder, alone or as one rank of several. The loop itself is in `trainer`."""
+"""`esper.train_ppo`:
+
+a training run in its folder, alone or as one rank of several. The loop itself is in `trainer`.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,22 +14,23 @@ import torch
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import map_hosts, parse_devices
-from esper.simic.agent import PPOAgent
 from esper.simic.config import TrainingConfig
+from esper.simic.ppo.agent import PPOAgent
 from esper.simic.team import Team, code_digest, joined_team, was_restarted
 from esper.simic.trainer import train_ppo_vectorized
-from esper.telemetry import runfolder
+from esper.storage import runfolder
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.sink import Sink
 
 
 def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -> PPOAgent:
-    """Train a growth policy in `config.out`, as `esper ppo` does; under torchrun this is one rank of several.
+    """Train a growth policy in `config.out`, as `esper ppo` does; under torchrun this is one rank
+    of several.
 
-    Args:
-        resume: go on from the newest whole checkpoint in the folder, which has to be empty otherwise.
-        options: functions that follow it, as `train_ppo_vectorized` takes them: watch, should_stop, tell.
+    Args: resume: go on from the newest whole checkpoint in the folder, which has to be empty
+        otherwise. options: functions that follow it, as `train_ppo_vectorized` takes them: watch,
+        should_stop, tell.
     """
     if not isinstance(config, TrainingConfig):
         raise SettingError(
@@ -41,7 +45,10 @@ def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -
 def opened(
     config: TrainingConfig, resume: bool, team: Team
 ) -> Iterator[tuple[TrainingConfig, bool, Sink]]:
-    """Hold the run folder: the configuration with its places, whether the run goes on, and where events are written."""
+    """Hold the run folder:
+
+    the configuration with its places, whether the run goes on, and where events are written.
+    """
     require_trackers(config.telemetry.track)
     with ExitStack() as stack:
         resume, is_restart = (
@@ -80,7 +87,8 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
         return config
     if len(config.devices) > 1:
         raise SettingError(
-            f"a rank has one device, but devices are {', '.join(config.devices)}; leave it to torchrun."
+            f"a rank has one device, but devices are {', '.join(config.devices)}; "
+            f"leave it to torchrun."
         )
     team.assign(config.hosts)  # refuses more ranks than hosts
     places: list[tuple[str, Any]] = [("devices", [str(team.device)])]

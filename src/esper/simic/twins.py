@@ -1,4 +1,7 @@
-"""The yardstick: how a host would do without growing. Computed once per host seed and kept on disk."""
+"""The yardstick:
+
+how a host would do without growing. Computed once per host seed and kept on disk.
+"""
 
 import hashlib
 import json
@@ -14,8 +17,8 @@ from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.storing import spell_reading
-from esper.runtime.tasks import Task
-from esper.telemetry.store import Store, fitting
+from esper.runtime.tasks.task import Task
+from esper.storage.store import Store, fitting
 
 _FACTS = (
     "name",
@@ -32,7 +35,10 @@ _PLAN = ("beta2", "clock", "compute", "warmup", "decay")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
-    """Changes when a twin would: training settings, the host's layout, the data's size, how hosts are run."""
+    """Changes when a twin would:
+
+    training settings, the host's layout, the data's size, how hosts are run.
+    """
     facts: dict[str, Any] = {
         "steps": "of one size",
         **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)},
@@ -64,11 +70,14 @@ def twin_readings(
     should_stop: Callable[[], bool] = lambda: False,
     **population: Any,
 ) -> dict[int, list[EpochReading]] | None:
-    """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked each epoch, ends it."""
+    """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked
+    each epoch, ends it.
+    """
     population["splits"] = population.get("splits") or task.load(population.get("data_root"))
     key = fingerprint(task, population)
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
-    # one for each seed: ranks write at the same time, and no two the same one; the name tells seed and settings
+    # one for each seed: ranks write at the same time, and no two the same one; the name tells seed
+    # and settings
     stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
     found = {
         seed: kept
@@ -94,7 +103,9 @@ def twin_readings(
 
 
 def _read(store: Store, epochs: int) -> list[EpochReading] | None:
-    """The readings of a twin; what is damaged, incomplete or of an older format is computed anew."""
+    """The readings of a twin; what is damaged, incomplete or of an older format is computed
+    anew.
+    """
     try:
         kept = store.newest()
         with fitting(store.manifest):

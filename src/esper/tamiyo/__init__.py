@@ -1,1 +1,4 @@
-"""Decides: signals, observation, action masks, rules of thumb and controls, and the recurrent network."""
+"""Decides:
+
+signals, observation, action masks, rules of thumb and controls, and the recurrent network.
+"""

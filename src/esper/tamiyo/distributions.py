@@ -1,4 +1,7 @@
-"""Choosing among what is possible: log-probabilities, sampling and entropy under a mask. No network, no growth."""
+"""Choosing among what is possible:
+
+log-probabilities, sampling and entropy under a mask. No network, no growth.
+"""
 
 import math
 
@@ -24,7 +27,9 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Log-probabilities in float32, whatever autocast says; masked entries get no gradient at all."""
+    """Log-probabilities in float32, whatever autocast says; masked entries get no gradient at
+    all.
+    """
     with torch.autocast(logits.device.type, enabled=False):
         return torch.log_softmax(mask_logits(logits, mask), -1)
 
@@ -32,12 +37,16 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 def entropy_of(log_probs: Tensor) -> Tensor:
     """Entropy in nats; entries of probability 0 add exactly nothing, in the gradient too."""
     probs = log_probs.exp()
-    # the lowest number times anything above 1 is an infinity, and 0 times that is NaN: it must not enter the product
+    # the lowest number times anything above 1 is an infinity, and 0 times that is NaN: it must not
+    # enter the product
     return -(probs * torch.where(probs > 0, log_probs, 0.0)).sum(-1)
 
 
 def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
-    """Entropy over its largest value ln(n_valid): 1 is an even draw; 0, without gradient, with one valid choice."""
+    """Entropy over its largest value ln(n_valid):
+
+    1 is an even draw; 0, without gradient, with one valid choice.
+    """
     if mask is None:
         size = log_probs.shape[-1]
         return (
@@ -60,7 +69,10 @@ class MaskedCategorical:
             if not bool(possible.all()):
                 host, *step = (~possible).nonzero()[0].tolist() or [0]
                 where = f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}"
-                rule = "Every row needs at least one possible choice; an unused head has index 0 as its only one."
+                rule = (
+                    "Every row needs at least one possible choice; an unused head "
+                    "has index 0 as its only one."
+                )
                 raise MaskError(f"{where}: the mask allows nothing. {rule}")
         self.mask = mask
         self.logits = mask_logits(logits, mask)
@@ -69,7 +81,9 @@ class MaskedCategorical:
     def sample(
         self, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> Tensor:
-        """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win, even by rounding."""
+        """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win,
+        even by rounding.
+        """
         if noise is None:
             noise = torch.rand(
                 self.logits.shape,

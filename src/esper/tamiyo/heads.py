@@ -1,4 +1,7 @@
-"""What a policy has to choose: names, sizes, which choices depend on which, and all cases of the earlier ones."""
+"""What a policy has to choose:
+
+names, sizes, which choices depend on which, and all cases of the earlier ones.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """All choices of one decision, in order. Chained heads see those made before them; others are independent."""
+    """All choices of one decision, in order.
+
+    Chained heads see those made before them; others are independent.
+    """
 
     heads: tuple[Head, ...]
     chained: bool = False
@@ -41,17 +47,23 @@ class HeadSpec:
                 )
             if head.mask_by is not None and head.mask_by not in names[:place]:
                 raise SettingError(
-                    f"head {head.name!r} is masked by {head.mask_by!r}, which is not an earlier head."
+                    f"head {head.name!r} is masked by {head.mask_by!r}, which is not "
+                    f"an earlier head."
                 )
             first, used = self.heads[0], head.used_by
             if used is not None and not (place and used and set(used) <= set(range(first.size))):
                 raise SettingError(
-                    f"head {head.name!r} is used by {used}: name one or more of the {first.size} choices of "
-                    f"{first.name!r}, the first head, which is itself always used; None means all of them."
+                    f"head {head.name!r} is used by {used}: name one or more of the "
+                    f"{first.size} choices of "
+                    f"{first.name!r}, the first head, which is itself always used; "
+                    f"None means all of them."
                 )
             for earlier in self.heads[:place]:
                 if not set(own := self.uses(head)) <= set(known := self.uses(earlier)):
-                    found = f"head {head.name!r} is used by {own}, but {earlier.name!r} before it by {known} only"
+                    found = (
+                        f"head {head.name!r} is used by {own}, but {earlier.name!r} "
+                        f"before it by {known} only"
+                    )
                     raise SettingError(
                         f"{found}; put {head.name!r} first, or use it in fewer cases."
                     )
@@ -101,7 +113,10 @@ def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None
 
 
 def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
-    """How earlier choices lead to each case, [R, cases ...]: `reach` [R] times each head's [R, its cases ..., size]."""
+    """How earlier choices lead to each case, [R, cases ...]:
+
+    `reach` [R] times each head's [R, its cases ..., size].
+    """
     uses = spec.uses(spec.heads[place])
     for axis, given in enumerate(chances[: len(spec.earlier(place))]):
         known = spec.uses(spec.heads[axis])
@@ -110,7 +125,10 @@ def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Ten
 
 
 def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Where each head has, in some case that masks allow, more than one valid choice: [heads, N, T], like [N, T]."""
+    """Where each head has, in some case that masks allow, more than one valid choice:
+
+    [heads, N, T], like [N, T].
+    """
     rows = like.numel()
     allowed: list[Tensor] = []
     found = []

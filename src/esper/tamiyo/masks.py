@@ -1,4 +1,7 @@
-"""Which choices are possible, as arrays. Every entry is an answer of `leyline.legality`; there is no rule in here."""
+"""Which choices are possible, as arrays.
+
+Every entry is an answer of `leyline.legality`; there is no rule in here.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +22,8 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
 Masks = dict[str, NDArray[np.bool_]]
-"""op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends]; with a leading N for a batch."""
+"""op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends]; with a leading N for a batch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,10 @@ def compute_action_masks(
     space: ActionSpace = DEFAULT_SPACE,
     costs: Mapping[tuple[str, str, str], int] | None = None,
 ) -> Masks:
-    """The masks of one host from bare facts; None is an empty slot. Without a price list every blueprint fits, free."""
+    """The masks of one host from bare facts; None is an empty slot.
+
+    Without a price list every blueprint fits, free.
+    """
     if costs is None:
         names = [name for name in space.blueprint_ids if name is not None]
         costs = {
@@ -64,10 +71,12 @@ def compute_action_masks(
 
 
 def masks_for(view: GrowthView) -> Masks:
-    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry: index 0.
+    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry:
+    index 0.
 
-    The blend head sees neither slot nor blueprint, so a blend counts as possible only where it is possible for every
-    pair that any blend allows: what the masks let through is then always legal as a whole.
+    The blend head sees neither slot nor blueprint, so a blend counts as possible only where it is
+    possible for every pair that any blend allows: what the masks let through is then always legal
+    as a whole.
     """
     space = view.space
     ops, slots, blueprints, blends = space.sizes

@@ -1,4 +1,7 @@
-"""The recurrent policy: observation -> LSTM -> one masked head per choice, and a value. It does not learn."""
+"""The recurrent policy:
+
+observation -> LSTM -> one masked head per choice, and a value. It does not learn.
+"""
 
 import math
 from collections.abc import Mapping
@@ -35,10 +38,11 @@ class Evaluation(NamedTuple):
 
 
 class RecurrentActorCritic(nn.Module):
-    """A policy for any specification of heads. Batch first: states [N, T, D], or [N, D] for one step.
+    """A policy for any specification of heads. Batch first: states [N, T, D], or [N, D] for one
+    step.
 
-    A chained head's features are the LSTM's output plus an embedding of each earlier choice. The sum passes a layer
-    before the logits, so what a choice means may depend on the state.
+    A chained head's features are the LSTM's output plus an embedding of each earlier choice. The
+    sum passes a layer before the logits, so what a choice means may depend on the state.
     """
 
     def __init__(
@@ -84,7 +88,9 @@ class RecurrentActorCritic(nn.Module):
         return zeros, zeros.clone()
 
     def look(self, states: Tensor, hidden: Hidden) -> Tensor:
-        """Values [N] of one more step [N, D]; whoever goes on does so with the state from before."""
+        """Values [N] of one more step [N, D]; whoever goes on does so with the state from
+        before.
+        """
         return self._values(self._features(states[:, None], hidden, None)[0][:, 0])
 
     def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
@@ -108,7 +114,10 @@ class RecurrentActorCritic(nn.Module):
     def _case(
         self, place: int, features: Tensor, masks: MaskSet, choices: PerHead
     ) -> MaskedCategorical:
-        """One head in one case: the choices made so far. `_cases` has all cases, whatever might have been chosen."""
+        """One head in one case:
+
+        the choices made so far. `_cases` has all cases, whatever might have been chosen.
+        """
         head = self.spec.heads[place]
         first, activation, last = _layers(self.policy_heads[head.name])
         inner, mask = first(features), masks.get(head.name)
@@ -143,7 +152,10 @@ class RecurrentActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions (0 where unused), log-probabilities, values, state; even draws: `noise` [N, heads, widest head]."""
+        """Actions (0 where unused), log-probabilities, values, state; even draws:
+
+        `noise` [N, heads, widest head].
+        """
         is_step = states.dim() == 2
         states = states[:, None] if is_step else states
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
@@ -169,7 +181,10 @@ class RecurrentActorCritic(nn.Module):
         return choices, log_probs, self._values(features), hidden
 
     def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
-        """A head's log-probabilities [R, cases ..., size] and mask. Sums in the order of `_case`, for equal bits."""
+        """A head's log-probabilities [R, cases ..., size] and mask.
+
+        Sums in the order of `_case`, for equal bits.
+        """
         head = self.spec.heads[place]
         first, activation, last = _layers(self.policy_heads[head.name])
         inner = first(features)  # [R, width]
@@ -190,7 +205,9 @@ class RecurrentActorCritic(nn.Module):
         starts: Tensor | None = None,
         needs_state: bool = True,
     ) -> Evaluation:
-        """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in `run_sequences`."""
+        """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in
+        `run_sequences`.
+        """
         if hidden is None:
             raise SettingError(
                 "evaluating needs the state that rows began with: stored, or get_initial_hidden(N)."
@@ -212,7 +229,9 @@ class RecurrentActorCritic(nn.Module):
         return Evaluation(log_probs, self._values(features), entropy, hidden)
 
     def _taken(self, place: int, cases: Tensor, choices: PerHead) -> Tensor:
-        """Log-probability of the stored choice in the case of the stored earlier choices; 0 where it is not used."""
+        """Log-probability of the stored choice in the case of the stored earlier choices; 0 where
+        it is not used.
+        """
         head = self.spec.heads[place]
         uses, index = list(self.spec.uses(head)), torch.zeros_like(choices[head.name])
         for axis, other in enumerate(self.spec.earlier(place)):
@@ -230,7 +249,9 @@ class RecurrentActorCritic(nn.Module):
 
     @torch.no_grad()
     def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
-        """Take in the returns of a rollout; the last layer is rescaled so that no value changes by it."""
+        """Take in the returns of a rollout; the last layer is rescaled so that no value changes by
+        it.
+        """
         old_mean, old_std = self.return_stats.mean.clone(), self.return_stats.std.clone()
         self.return_stats.update(returns.reshape(-1, 1), pool)
         last, std = _layers(self.value_head)[2], self.return_stats.std
@@ -240,7 +261,10 @@ class RecurrentActorCritic(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights. Those of another shape are refused before anything changes, with the reason and the way out."""
+        """Load weights.
+
+        Those of another shape are refused before anything changes, with the reason and the way out.
+        """
         here = {
             name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict
         }
@@ -251,14 +275,19 @@ class RecurrentActorCritic(nn.Module):
             if there[n] != here[n]
         ]:
             raise CheckpointMismatchError(
-                f"size mismatch: {'; '.join(lines)}. A policy fits one number of slots, list of blueprints, layout and "
-                "width (hidden_dim, head_dim) only; build it for those, or train a new one (docs/checkpoints.md)."
+                f"size mismatch: {'; '.join(lines)}. A policy fits one number of "
+                f"slots, list of blueprints, layout and "
+                "width (hidden_dim, head_dim) only; build it for those, or train a "
+                "new one (docs/checkpoints.md)."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 class FactoredRecurrentActorCritic(RecurrentActorCritic):
-    """The growth policy: op -> slot -> blueprint -> blend, each conditioned on and masked by the choices before it."""
+    """The growth policy:
+
+    op -> slot -> blueprint -> blend, each conditioned on and masked by the choices before it.
+    """
 
     def __init__(
         self,
@@ -293,7 +322,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         blend_mask: Tensor | None = None,
         op_mask: Tensor | None = None,
     ) -> dict[str, Any]:
-        """Masked logits of each head, in the case that the likeliest choice was made in the heads before it."""
+        """Masked logits of each head, in the case that the likeliest choice was made in the heads
+        before it.
+        """
         hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
         masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
         features, hidden = self._features(states, hidden, None)
@@ -330,7 +361,9 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         op_mask: Tensor | None = None,
         hidden: Hidden | None = None,
     ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
-        """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows began with."""
+        """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows
+        began with.
+        """
         masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
         return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
 
@@ -358,10 +391,11 @@ def run_sequences(
     *,
     needs_state: bool = True,
 ) -> tuple[Tensor, Hidden]:
-    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N, T] is true.
+    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N,
+    T] is true.
 
-    Where episodes begin within rows, the state after the last step carries no gradient; finding it costs a pass, which
-    `needs_state=False` spares: it is NaN then.
+    Where episodes begin within rows, the state after the last step carries no gradient; finding it
+    costs a pass, which `needs_state=False` spares: it is NaN then.
     """
     if starts is None or not bool(starts.any()):
         return lstm(inputs, hidden)
@@ -377,7 +411,8 @@ def run_sequences(
     # only a piece that goes on from before has a past
     keeps = ((first % steps == 0) & ~starts.flatten()[first])[None, :, None]
     past = tuple(torch.where(keeps, state[:, first // steps], 0.0).contiguous() for state in hidden)
-    # padded, not packed: going back through a packed sequence costs the square of its length on a CPU
+    # padded, not packed: going back through a packed sequence costs the square of its length on a
+    # CPU
     outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
     if not needs_state:
         return outputs, (

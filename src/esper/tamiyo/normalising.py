@@ -1,4 +1,7 @@
-"""Running mean and variance of what a policy sees or earns. They change when told to, never while being used."""
+"""Running mean and variance of what a policy sees or earns.
+
+They change when told to, never while being used.
+"""
 
 from collections.abc import Callable
 
@@ -9,7 +12,9 @@ Pool = Callable[[Tensor], Tensor]
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance over all rows seen so far, in float64; they travel with the network's weights."""
+    """Mean and variance over all rows seen so far, in float64; they travel with the network's
+    weights.
+    """
 
     mean: Tensor
     var: Tensor
@@ -27,7 +32,9 @@ class RunningMeanStd(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
-        """Take in [R, width] rows, of all processes by `pool`, which adds up what they have; no rows, no change."""
+        """Take in [R, width] rows, of all processes by `pool`, which adds up what they have; no
+        rows, no change.
+        """
         rows = rows.double()
         count = pool(torch.as_tensor(float(len(rows)), device=rows.device)).to(self.count)
         if not bool(count > 0):

@@ -1,4 +1,7 @@
-"""What the policy network sees: named features, scaled to about one. The lists are the layout and its only size."""
+"""What the policy network sees:
+
+named features, scaled to about one. The lists are the layout and its only size.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +21,9 @@ from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
 UNKNOWN = -1.0  # Stands for "not measured" in features that are otherwise never negative.
 LARGEST = 5.0  # No feature is further from zero.
 _LONG, _STEEP, _DEEP = 20.0, 10.0, 3.0
-"""Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest built-in blueprint."""
+"""Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest
+built-in blueprint.
+"""
 
 _LIFE = (
     SeedStage.GERMINATED,
@@ -155,7 +160,10 @@ def signals_to_features(
     loss_scale: float,
     use_telemetry: bool = True,
 ) -> NDArray[np.float32]:
-    """The observation of one host, [F]. What an empty slot cannot have is 0; what was not measured is flagged."""
+    """The observation of one host, [F].
+
+    What an empty slot cannot have is 0; what was not measured is flagged.
+    """
     values = [feature(tracked, loss_scale) for feature in BASE_FEATURES.values()]
     own, each = (
         [reports[slot] for slot in slots.slot_ids],

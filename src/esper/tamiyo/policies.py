@@ -1,4 +1,7 @@
-"""What every policy is: rules of thumb lifted to many hosts, and a trained network. The rules are in `rules`."""
+"""What every policy is:
+
+rules of thumb lifted to many hosts, and a trained network. The rules are in `rules`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ class Policy(Protocol):
     def decide(
         self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any
     ) -> tuple[Actions, Any]:
-        """Actions [N, 4] and what to hand back next time. `memory` is None at the start of N fresh episodes."""
+        """Actions [N, 4] and what to hand back next time.
+
+        `memory` is None at the start of N fresh episodes.
+        """
 
 
 class Rule(Protocol):
@@ -44,7 +50,10 @@ class RulePolicy:
 
     @property
     def is_plan(self) -> bool:
-        """Whether it may want several ops in one decision: after each, `ask_again` until it waits."""
+        """Whether it may want several ops in one decision:
+
+        after each, `ask_again` until it waits.
+        """
         return getattr(self.rule, "is_plan", False)
 
     def decide(
@@ -78,7 +87,10 @@ class RulePolicy:
 
 
 class NetworkPolicy:
-    """Decides for N hosts with a trained network: the likeliest choices or, not `deterministic`, drawn from `seed`."""
+    """Decides for N hosts with a trained network:
+
+    the likeliest choices or, not `deterministic`, drawn from `seed`.
+    """
 
     def __init__(
         self,
@@ -103,16 +115,22 @@ class NetworkPolicy:
         reports: object,
         memory: Hidden | None,
     ) -> tuple[Actions, Hidden]:
-        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh episodes."""
+        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh
+        episodes.
+        """
         if observation is None:
             raise SettingError(
                 "a learned policy needs observations [N, F]; this loop has none to give."
             )
         states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)
         if states.dim() != 2 or states.shape[1] != self.network.state_dim:
-            found = f"observations are {tuple(states.shape)}, but this policy has {self.network.state_dim} features"
+            found = (
+                f"observations are {tuple(states.shape)}, but this policy has "
+                f"{self.network.state_dim} features"
+            )
             raise SettingError(
-                f"{found}; use the slots and telemetry setting of its training (docs/checkpoints.md)."
+                f"{found}; use the slots and telemetry setting of its training "
+                f"(docs/checkpoints.md)."
             )
         on_device = {
             name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()

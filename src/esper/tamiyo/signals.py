@@ -1,4 +1,7 @@
-"""What a policy remembers of one host's readings: history, records, plateaus. Plain data; the encoding is elsewhere."""
+"""What a policy remembers of one host's readings:
+
+history, records, plateaus. Plain data; the encoding is elsewhere.
+"""
 
 import math
 from collections.abc import Mapping
@@ -43,7 +46,10 @@ class TrackedSignals:
 
 
 class SignalTracker:
-    """Follows one host: `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing."""
+    """Follows one host:
+
+    `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing.
+    """
 
     def __init__(self, slots: SlotConfig, loss_scale: float):
         if not loss_scale > 0:
@@ -57,7 +63,10 @@ class SignalTracker:
     def update(
         self, signals: EpochSignals, reports: Mapping[str, SeedStateReport]
     ) -> TrackedSignals:
-        """Take in one epoch; every enabled slot must be in the reports. NaN and Inf count as not measured."""
+        """Take in one epoch; every enabled slot must be in the reports.
+
+        NaN and Inf count as not measured.
+        """
         if missing := [slot for slot in self.slots.slot_ids if slot not in reports]:
             raise SettingError(
                 f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot."

@@ -1,1 +1,4 @@
-"""What happened, as small frozen records that serialise themselves. No torch in here, and no global sink."""
+"""What happened, as small frozen records that serialise themselves.
+
+No torch in here, and no global sink.
+"""

@@ -1,7 +1,9 @@
-"""Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk. Their failures stop nobody.
+"""Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk. Their
+failures stop nobody.
 
-A resumed run tracks its last step again. TensorBoard is told to forget what it has from that step on; for Weights &
-Biases it is another run of the same name and group, since an offline one cannot be resumed.
+A resumed run tracks its last step again. TensorBoard is told to forget what it has from that step
+on; for Weights & Biases it is another run of the same name and group, since an offline one cannot
+be resumed.
 """
 
 import os
@@ -72,7 +74,9 @@ def _open_tensorboard(run: Path, config: Mapping[str, Any], step: int) -> Tracke
 
 
 def _open_wandb(run: Path, config: Mapping[str, Any], step: int) -> Tracker:
-    """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it at once."""
+    """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it
+    at once.
+    """
     import wandb
 
     name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
@@ -107,7 +111,8 @@ class TrackingSink(Sink):
     ):
         super().__init__(path, telemetry)
         self._config = config
-        # each opens with the first number, so that a refused start leaves nothing, and notes the configuration
+        # each opens with the first number, so that a refused start leaves nothing, and notes the
+        # configuration
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
     def write(self, event: Event) -> None:
@@ -128,7 +133,8 @@ class TrackingSink(Sink):
         except Exception as problem:
             self._trackers.pop(name)
             complain(
-                f"{name} failed ({str(problem).strip() or type(problem).__name__}). Training goes on without it."
+                f"{name} failed ({str(problem).strip() or type(problem).__name__}). "
+                f"Training goes on without it."
             )
 
     def __exit__(self, *problem: object) -> None:

@@ -1,4 +1,7 @@
-"""How much is recorded, and for how long an anomaly makes it more. Decides only; whoever records asks for `level`."""
+"""How much is recorded, and for how long an anomaly makes it more.
+
+Decides only; whoever records asks for `level`.
+"""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -11,10 +14,12 @@ class TelemetryLevel(IntEnum):
 
 
 class TelemetryConfig:
-    """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of anomalies.
+    """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of
+    anomalies.
 
-    A series that outlives its escalation begins no new one; a round without any anomaly ends it. So a fault that stays
-    is shown in full once, not for ever. Its `escalation_rounds` include the one with the anomaly. Off stays off.
+    A series that outlives its escalation begins no new one; a round without any anomaly ends it. So
+    a fault that stays is shown in full once, not for ever. Its `escalation_rounds` include the one
+    with the anomaly. Off stays off.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class TelemetryConfig:
     def end_round(self) -> None:
         """One rollout and its update are over."""
         self._rounds_left = max(0, self._rounds_left - 1)
-        # while the level is lifted a quiet round proves little: what was seen may be the same fault's next sign
+        # while the level is lifted a quiet round proves little: what was seen may be the same
+        # fault's next sign
         self._is_series = self._was_called or self._rounds_left > 0
         self._was_called = False

@@ -1,4 +1,7 @@
-"""The event records. The class name is a record's type, its fields are its schema, `str()` is one line for people."""
+"""The event records.
+
+The class name is a record's type, its fields are its schema, `str()` is one line for people.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,13 +12,17 @@ from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
 
-ACTION_TAKEN = "ACTION_TAKEN"  # The record of every decision at debug; from raw indices, so that nothing is built.
+# The record of every decision at debug; from raw indices, so that nothing is built.
+ACTION_TAKEN = "ACTION_TAKEN"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Event:
-    """Something that happened; `line` tells it where no method does. Every kind of event is a frozen dataclass."""
+    """Something that happened; `line` tells it where no method does.
+
+    Every kind of event is a frozen dataclass.
+    """
 
     line = ""
 
@@ -85,7 +92,10 @@ class SeedMeasured(SlotEvent):
 
     def __str__(self) -> str:
         gain = tell_gain(self.contribution, self.standard_error)
-        return f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha {self.alpha:.2f}, {gain}"
+        return (
+            f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha "
+            f"{self.alpha:.2f}, {gain}"
+        )
 
 
 class ActionTaken(SlotEvent):
@@ -135,7 +145,10 @@ class GateJudged(SlotEvent):
 
 
 class FossilJudged(SlotEvent):
-    """Late pruning kept or removed a fossil; a contribution of None is not finite. In a slot, newest come first."""
+    """Late pruning kept or removed a fossil; a contribution of None is not finite.
+
+    In a slot, newest come first.
+    """
 
     slot: str
     blueprint: str
@@ -166,11 +179,13 @@ class GrowthHint(HostEvent):
 
 
 class GrowthReported(HostEvent):
-    """What all that grew in a network is worth on held-out examples, and what it costs; the one event of several lines.
+    """What all that grew in a network is worth on held-out examples, and what it costs; the one
+    event of several lines.
 
-    `parts` are fossils and live seeds in the output, each with slot, module, blueprint, stage, params, flops, without
-    (the mean with it switched off), gain and standard_error. A gain is by how much the whole is better. `measure` is
-    loss or score. FLOPs are of one example forward, None if unknown; `spent` FLOPs and seconds are by phase, so far.
+    `parts` are fossils and live seeds in the output, each with slot, module, blueprint, stage,
+    params, flops, without (the mean with it switched off), gain and standard_error. A gain is by
+    how much the whole is better. `measure` is loss or score. FLOPs are of one example forward, None
+    if unknown; `spent` FLOPs and seconds are by phase, so far.
     """
 
     measure: str
@@ -188,16 +203,27 @@ class GrowthReported(HostEvent):
     seconds: dict[str, float]
 
     def __str__(self) -> str:
-        gain = f"without all that grew {self.without_all:.4f}, a gain of {tell_gain(self.gain, self.standard_error)}"
-        told = f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on {self.examples:,} examples, {gain}"
-        size = f"parameters: {self.params:,}, {self.params / max(self.host_params, 1):.2f} x the host's"
+        gain = (
+            f"without all that grew {self.without_all:.4f}, a gain of "
+            f"{tell_gain(self.gain, self.standard_error)}"
+        )
+        told = (
+            f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on "
+            f"{self.examples:,} examples, {gain}"
+        )
+        size = (
+            f"parameters: {self.params:,}, "
+            f"{self.params / max(self.host_params, 1):.2f} x the host's"
+        )
         times = self.seconds.get("training", 0.0), sum(self.seconds.values())
         cost = (
             f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
         )
         if self.flops is not None and self.host_flops:
-            size += f"; FLOPs of an example: {self.flops:.3g}, {self.flops / self.host_flops:.2f} x the host's"
-            cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {self.spent.get('training', 0):.3g} of them in training"
+            share = self.flops / self.host_flops
+            training = self.spent.get("training", 0)
+            size += f"; FLOPs of an example: {self.flops:.3g}, {share:.2f} x the host's"
+            cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {training:.3g} of them in training"
         caution = (
             "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
         )
@@ -229,7 +255,10 @@ class ArmFinished(Event):
     germinated: int
     fossilized: int
     culled: int
-    line = "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, {0.final_params:,} parameters"
+    line = (
+        "{0.arm} (seed {0.seed}): test accuracy {0.test_accuracy:.2%}, "
+        "{0.final_params:,} parameters"
+    )
 
 
 class LedgerClosed(Event):
@@ -243,7 +272,10 @@ class LedgerClosed(Event):
     seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
 
     def __str__(self) -> str:
-        return f"host {self.host}: {sum(self.flops.values()):.3g} FLOPs, at most {self.peak_params:,} parameters"
+        return (
+            f"host {self.host}: {sum(self.flops.values()):.3g} FLOPs, at most "
+            f"{self.peak_params:,} parameters"
+        )
 
 
 class RoundBegan(Event):
@@ -279,9 +311,12 @@ class RoundFinished(Event):
     culled: int
     refused: int
     update: dict[str, Any]  # the update's record, as plain data
-    seconds: float  # wall clock since the update before, with its checkpoint; the one field in which equal runs differ
+    # wall clock since the update before, with its checkpoint; the one field in which equal runs
+    # differ
+    seconds: float
     line = (
-        "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} (twin {0.twin_accuracy:.2%}), "
+        "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} "
+        "(twin {0.twin_accuracy:.2%}), "
         "{0.params_share:.2f} x parameters"
     )
 
@@ -297,11 +332,16 @@ class AnomalyFound(Event):
     escalated: bool  # whether debug records begin with it
 
     def __str__(self) -> str:
-        return f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}".rstrip()
+        return (
+            f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} "
+            f"{self.where}".rstrip()
+        )
 
 
 class BlocksCompiled(HostEvent):
-    """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these seconds."""
+    """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these
+    seconds.
+    """
 
     shapes: int
     seconds: float
@@ -352,7 +392,8 @@ def from_record(record: dict[str, Any]) -> Event:
         field.name for field in fields(cls)
     }:
         raise SaveError(
-            f"an event record of type {name!r} with fields {sorted(values)} is not one this version knows."
+            f"an event record of type {name!r} with fields {sorted(values)} is not "
+            f"one this version knows."
         )
     return cls(**values)
 
@@ -377,7 +418,9 @@ def emit_last_action(
     success: bool,
     space: ActionSpace = DEFAULT_SPACE,
 ) -> dict[str, Any]:
-    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask left no choice."""
+    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask
+    left no choice.
+    """
     op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
     return {
         "kind": "last_action",

@@ -1,4 +1,7 @@
-"""Events on disk: one JSON object per line, appended to numbered segments. A disk that fails never stops training."""
+"""Events on disk:
+
+one JSON object per line, appended to numbered segments. A disk that fails never stops training.
+"""
 
 import json
 import os
@@ -9,19 +12,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from esper.leyline.errors import complain
-from esper.leyline.files import sync_folder
+from esper.storage.files import sync_folder
+from esper.storage.runfolder import Position, cut_events, event_files, events_of
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import SEVERITIES, Event, to_record
-from esper.telemetry.runfolder import Position, cut_events, event_files, events_of
 
-SEGMENT = (
-    2**26
-)  # Bytes from which on a save ends a segment: it is never written again, and the next one follows it.
+# Bytes from which on a save ends a segment: it is never written again, and the next one follows it.
+SEGMENT = 2**26
 _LONGEST_LINE = 2**20
 
 
 class Sink(AbstractContextManager["Sink"]):
-    """Appends to one rank's events what the level in effect lets through. Whoever has something to tell is given it."""
+    """Appends to one rank's events what the level in effect lets through.
+
+    Whoever has something to tell is given it.
+    """
 
     def __init__(self, path: Path, telemetry: TelemetryConfig):
         self.folder, self.rank, self.telemetry = (
@@ -58,7 +63,9 @@ class Sink(AbstractContextManager["Sink"]):
             self._open(end)
 
     def wants(self, severity: TelemetryLevel) -> bool:
-        """Whether a record of this severity would be kept; asked before one is made in a hot loop."""
+        """Whether a record of this severity would be kept; asked before one is made in a hot
+        loop.
+        """
         return self._file is not None and severity <= self.telemetry.level
 
     def write(self, event: Event) -> None:
@@ -72,7 +79,9 @@ class Sink(AbstractContextManager["Sink"]):
                 self._file.write(json.dumps({"type": kind, **record}, allow_nan=False) + "\n")
 
     def commit(self) -> Position:
-        """Make sure that all is on disk; returns where it ends, or where the next segment begins."""
+        """Make sure that all is on disk; returns where it ends, or where the next segment
+        begins.
+        """
         self._sync()
         # rank 0 may have removed the files of a start that is refused
         size = self.path.stat().st_size if self.path.exists() else 0
@@ -89,7 +98,9 @@ class Sink(AbstractContextManager["Sink"]):
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """Say once that the disk failed; training goes on without records, and the file ends with a whole one."""
+        """Say once that the disk failed; training goes on without records, and the file ends with a
+        whole one.
+        """
         try:
             yield
         except OSError as problem:

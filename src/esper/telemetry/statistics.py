@@ -1,4 +1,7 @@
-"""How sure a mean is: bootstrap intervals of means and of paired differences. Numbers in, numbers out."""
+"""How sure a mean is:
+
+bootstrap intervals of means and of paired differences. Numbers in, numbers out.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +28,9 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """What may be claimed of a difference; an interval of very few values is too narrow to claim anything by."""
+        """What may be claimed of a difference; an interval of very few values is too narrow to
+        claim anything by.
+        """
         if self.count < FEWEST or self.low is None or self.high is None:
             return f"fewer than {FEWEST} seeds"
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unsupported"
@@ -40,8 +45,9 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     if count < 2:
         return Estimate(mean, None, None, count)
     means = sample[np.random.default_rng(seed).integers(count, size=(DRAWS, count))].mean(1)
-    # plain percentiles of resampled means are too narrow for ten or so values; they are taken as much further out as
-    # Student's t lies outside the normal curve, which about keeps the promise and never leaves the range of the data
+    # plain percentiles of resampled means are too narrow for ten or so values; they are taken as
+    # much further out as Student's t lies outside the normal curve, which about keeps the promise
+    # and never leaves the range of the data
     tail = NormalDist().cdf(
         -math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1)
     )
@@ -51,7 +57,9 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
 
 @cache
 def student_quantile(share: float, freedom: int) -> float:
-    """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight below."""
+    """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight
+    below.
+    """
     grid = np.linspace(0.0, math.pi / 2, 20_001)  # arc tangents map the tail to a finite interval
     heights = np.cos(grid) ** (freedom - 1)
     low, high = 0.0, 1000.0

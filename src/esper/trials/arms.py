@@ -1,4 +1,7 @@
-"""One arm of a comparison: a policy's whole episode on a set of host seeds, from first epoch to harvested networks."""
+"""One arm of a comparison:
+
+a policy's whole episode on a set of host seeds, from first epoch to harvested networks.
+"""
 
 import time
 from collections import Counter
@@ -17,11 +20,12 @@ from esper.leyline.factored_actions import OP_WAIT, Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
-from esper.runtime.tasks import Task
+from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import NetworkPolicy, Policy
-from esper.tamiyo.rules import HostFacts, make_policy
+from esper.tamiyo.policy_names import make_policy
+from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
@@ -32,7 +36,9 @@ Say = Callable[[str], None]  # is given a line for people
 
 
 class Stopped(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are saved."""
+    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are
+    saved.
+    """
 
     def __init__(self, epochs: int = 0):
         self.epochs = epochs
@@ -111,7 +117,10 @@ def arm_result(
     start_params: int,
     seconds: float,
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each began. What is not there any more counts as culled."""
+    """What one episode came to; `stages` counts how often each began.
+
+    What is not there any more counts as culled.
+    """
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
     here = kept + sum(slot.seed is not None for slot in run.slots)
     return ArmFinished(
@@ -172,7 +181,9 @@ class Decider:
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
-        """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and nothing is left."""
+        """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and
+        nothing is left.
+        """
         policy, masks = self.policy, compute_batch_masks([view])
         masks = masks if may_act else only_waiting(masks)
         observation = (
@@ -190,7 +201,9 @@ class Decider:
 def make_decider(
     episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], name: str = ""
 ) -> Decider:
-    """The policy of one host, by name or built for its facts, with nothing remembered yet; `name` is for errors."""
+    """The policy of one host, by name or built for its facts, with nothing remembered yet; `name`
+    is for errors.
+    """
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
     policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
@@ -206,7 +219,10 @@ def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Eve
 
 
 def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[Event]:
-    """Act for an arm. What the masks did not allow is its policy's mistake: it must not count as waiting."""
+    """Act for an arm.
+
+    What the masks did not allow is its policy's mistake: it must not count as waiting.
+    """
     run, happened, reason = episodes.population.runs[host], list[Event](), ""
     try:
         happened = episodes.act(host, choice)
@@ -225,7 +241,9 @@ def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[E
 def act_on_epoch(
     episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]
 ) -> None:
-    """Decide, act and tick after an epoch that was measured; what happens is added to each host's events."""
+    """Decide, act and tick after an epoch that was measured; what happens is added to each host's
+    events.
+    """
     for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
         is_last = (
             episodes.population.runs[host].epoch >= episodes.population.task.epochs

@@ -1,4 +1,7 @@
-"""`esper compare`: policies and static controls on the same hosts, data orders and rate plans, seed by seed."""
+"""`esper compare`:
+
+policies and static controls on the same hosts, data orders and rate plans, seed by seed.
+"""
 
 import csv
 import io
@@ -21,9 +24,13 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
-from esper.runtime.tasks import Task
-from esper.simic.checkpoints import episodes_of, load_fitting, other_episodes
-from esper.tamiyo.rules import is_rule, replay
+from esper.runtime.tasks.task import Task
+from esper.simic.checkpoints import episodes_of, other_episodes
+from esper.storage.runfolder import ARMS, PLANS, PRETRAINED
+from esper.storage.store import Generation, Store, fitting
+from esper.tamiyo.policy_files import load_fitting
+from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.rules import replay
 from esper.telemetry.events import (
     ActionTaken,
     ArmFinished,
@@ -32,12 +39,10 @@ from esper.telemetry.events import (
     from_record,
     to_record,
 )
-from esper.telemetry.runfolder import ARMS, PLANS, PRETRAINED
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.telemetry.store import Generation, Store, fitting
 from esper.trials.arms import ArmRun, Entry, Planting, Say, Stopped, make_decider, run_entries
 from esper.trials.config import CompareConfig
-from esper.trials.searching import Searching, is_search, placements_of, read_search
+from esper.trials.searching import Search, Searching, placements_of, read_search
 
 ORACLE, _KEPT = "oracle", (ARMS, "arm of a comparison")
 _ON_A_GPU = 64  # Most hosts side by side; on a CPU it is one arm at a time.
@@ -107,7 +112,7 @@ class Comparison:
         probe.describe(tell)
         model = probe.runs[0].model
         for policy in config.policies:
-            if is_rule(policy) and policy != SHAM:
+            if isinstance(parse(policy), Rule) and policy != SHAM:
                 make_decider(
                     Episodes(probe), 0, policy
                 )  # settings that do not fit are refused at once
@@ -159,14 +164,18 @@ class Comparison:
         return max(known, key=lambda trials: trials.mean("validation_accuracy"))
 
     def _live(self, arms: Sequence[str], rate: float) -> None:
-        """Play the episodes of arms that are not known yet, those of equal length together, and keep the trials."""
+        """Play the episodes of arms that are not known yet, those of equal length together, and
+        keep the trials.
+        """
         for kind, followed in (self.config.finals.get(arm, ("", "")) for arm in arms):
             if kind == "final-equal-flops":
                 self._live([f"final of {followed}"], rate)
         missing = [arm for arm in dict.fromkeys(arms) if not self._is_known(arm, rate)]
         for group in _batches(missing, max(1, self.most // self.config.seeds)):
-            for arm in filter(is_search, group):
-                self.plans[arm, rate] = self._search(arm, rate)
+            for arm in group:
+                search = read_search(arm)
+                if search is not None:
+                    self.plans[arm, rate] = self._search(search, arm, rate)
             entries = [entry for arm in group for entry in self._entries(arm, rate)]
             lengths = [length for arm in group for length in self._lengths(arm, rate)]
             self.tell(f"{', '.join(group)}: {len(entries)} hosts, learning rate x {rate:g}")
@@ -186,7 +195,10 @@ class Comparison:
                 if broken := [
                     str(run.result.seed) for run in runs if not math.isfinite(run.result.test_loss)
                 ]:
-                    where = f"{arm} at learning rate x {rate:g} ended with a NaN loss (host seeds {', '.join(broken)})"
+                    where = (
+                        f"{arm} at learning rate x {rate:g} ended with a NaN loss "
+                        f"(host seeds {', '.join(broken)})"
+                    )
                     raise MeasurementError(f"{where}. Start anew with lower --rates or without it.")
                 rows = tuple(
                     {**to_record(run.result), "peak_params": run.peak_params} for run in runs
@@ -206,7 +218,10 @@ class Comparison:
             self.done[arm, rate] = self.done.pop((arm, rate))
 
     def _entries(self, arm: str, rate: float) -> list[Entry]:
-        """An arm's hosts. Networks of fixed size begin from scratch: the host's own, or what their arm grew."""
+        """An arm's hosts.
+
+        Networks of fixed size begin from scratch: the host's own, or what their arm grew.
+        """
         seeds, config = self.config.host_seeds, self.config
         if arm == "start" or arm in config.finals:
             built = (
@@ -245,17 +260,23 @@ class Comparison:
         ] * self.config.seeds
 
     def _episodes(self, arm: str) -> int | None:
-        """What an arm was given before: a final network as much as the arm that it follows, a rule nothing."""
+        """What an arm was given before:
+
+        a final network as much as the arm that it follows, a rule nothing.
+        """
         _, arm = self.config.finals.get(arm, ("", arm))
         if arm in self.trained:
             return episodes_of(Path(arm))
         if arm in self.placements:  # validation chooses among all of them
             return len(self.placements) * self.config.seeds * len(self.config.rates)
-        return read_search(arm).episodes * len(self.config.rates) if is_search(arm) else 0
+        search = read_search(arm)
+        return 0 if search is None else search.episodes * len(self.config.rates)
 
-    def _search(self, arm: str, rate: float) -> str:
-        """The plan that an arm's search finds at this rate; what was played before a stop is not played again."""
-        search, store = read_search(arm), self._store(PLANS, "search for a plan", arm, rate)
+    def _search(self, search: Search, arm: str, rate: float) -> str:
+        """The plan that an arm's search finds at this rate; what was played before a stop is not
+        played again.
+        """
+        store = self._store(PLANS, "search for a plan", arm, rate)
         save = _newest(store, "its search starts anew")
         with fitting(store.manifest):
             known = (
@@ -285,7 +306,8 @@ class Comparison:
         self.tell(f"{arm}: looks for a plan, learning rate x {rate:g}")
         plan, scores = Searching(search, self.facts, play).find()
         self.tell(
-            f"{arm}: {plan} (validation {sum(scores) / len(scores):.2%} on {len(scores)} hosts of its own)"
+            f"{arm}: {plan} (validation {sum(scores) / len(scores):.2%} on "
+            f"{len(scores)} hosts of its own)"
         )
         return plan
 
@@ -366,7 +388,9 @@ def _newest(store: Store, consequence: str) -> Generation | None:
 
 
 def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -> dict[str, Any]:
-    """Every arm at the rate that its validation accuracy chose, and how it stands to every other arm."""
+    """Every arm at the rate that its validation accuracy chose, and how it stands to every other
+    arm.
+    """
     chosen: dict[str, Trials] = {}
     for (arm, _), trials in done.items():
         name = ORACLE if arm.startswith(f"{ORACLE} ") else arm

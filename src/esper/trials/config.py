@@ -1,4 +1,7 @@
-"""Everything that decides a run of a policy or a comparison, in one frozen value each. The work is elsewhere."""
+"""Everything that decides a run of a policy or a comparison, in one frozen value each.
+
+The work is elsewhere.
+"""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -9,11 +12,13 @@ from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
-from esper.simic.config import MOST_WIDTH, TrainingConfig
-from esper.tamiyo.rules import RULES, is_rule, read_rule
-from esper.telemetry.runfolder import POLICY
-from esper.telemetry.store import digest_json
-from esper.trials.searching import is_search, read_search
+from esper.simic.config import TrainingConfig
+from esper.storage.runfolder import POLICY
+from esper.storage.store import digest_json
+from esper.tamiyo.policy_files import MOST_WIDTH
+from esper.tamiyo.policy_names import File, Rule, parse
+from esper.tamiyo.rules import RULES
+from esper.trials.searching import read_search
 
 ALL = "all"  # Stands for every arm that grows.
 _MOST_POLICY = (
@@ -51,7 +56,9 @@ class RunConfig(TrialConfig):
         _require_policy("policy", self.policy, self.out / POLICY)
 
     def settled(self) -> Self:
-        """The same with the task's own length and budget written out, for whoever reads the run folder."""
+        """The same with the task's own length and budget written out, for whoever reads the run
+        folder.
+        """
         budget = {"budget": self.task.build().budget}
         return self.model_copy(update={"task": self.settled_task.model_copy(update=budget)})
 
@@ -82,20 +89,17 @@ class CompareConfig(TrialConfig):
                 f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one."
             )
         for policy in self.policies:
-            if not is_search(policy):
-                _require_policy("arm", policy)
-            elif shared := set(read_search(policy).host_seeds) & set(self.host_seeds):
-                found = f"{policy} would look for its plan on host seed {min(shared)}, one of the comparison's"
-                raise SettingError(
-                    f"{found}. Give it others: {policy}:seed=N, or choose another --seed."
-                )
+            self._require_arm(policy)
         needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
         grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
         if unknown := [
             arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown
         ]:
             what, known = ", ".join(needs) or "final networks", ", ".join(grown) or "none"
-            found = f"{what} follow the arm {unknown[0]!r}, which is not among the policies that grow ({known})"
+            found = (
+                f"{what} follow the arm {unknown[0]!r}, which is not among the "
+                f"policies that grow ({known})"
+            )
             raise SettingError(f"{found}. Add it, or name others with --final-of.")
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError(
@@ -111,7 +115,21 @@ class CompareConfig(TrialConfig):
             raise SettingError(f"with clock compute every arm has the same FLOPs; {what}.")
         if any(not 1e-6 <= rate <= 1e6 for rate in self.rates):
             raise SettingError(
-                f"rates are {list(self.rates)}, but are multiples and must lie between 1e-6 and 1e6."
+                f"rates are {list(self.rates)}, but are multiples and must lie "
+                f"between 1e-6 and 1e6."
+            )
+
+    def _require_arm(self, policy: str) -> None:
+        """Refuse an arm that does not exist, or that searches on the comparison's own hosts."""
+        search = read_search(policy)
+        if search is None:
+            _require_policy("arm", policy)
+            return
+        shared = set(search.host_seeds) & set(self.host_seeds)
+        if shared:
+            raise SettingError(
+                f"{policy} would look for its plan on host seed {min(shared)}, one of the "
+                f"comparison's. Give it others: {policy}:seed=N, or choose another --seed."
             )
 
     @property
@@ -122,14 +140,17 @@ class CompareConfig(TrialConfig):
 
     @property
     def finals(self) -> dict[str, tuple[str, str]]:
-        """Every network of fixed size that can follow an arm: its name -> what it is and the arm."""
+        """Every network of fixed size that can follow an arm:
+
+        its name -> what it is and the arm.
+        """
         kinds = ("final", "final-equal-flops", "final-whole")
         return {f"{kind} of {arm}": (kind, arm) for kind in kinds for arm in self.followed}
 
     @property
     def checkpoints(self) -> list[str]:
         """Policies that are files."""
-        return [policy for policy in self.policies if not is_rule(policy) and not is_search(policy)]
+        return [policy for policy in self.policies if isinstance(parse(policy), File)]
 
     @property
     def host_seeds(self) -> list[int]:
@@ -137,12 +158,11 @@ class CompareConfig(TrialConfig):
 
 
 def _require_policy(kind: str, name: str, *copies: Path) -> None:
-    """A rule with settings that it has, or a checkpoint that is there."""
-    if is_rule(name):
-        read_rule(name)
-    elif not (files := [path for path in (Path(name), *copies) if path.is_file()]):
-        raise UnknownNameError(kind, name, RULES, "Or name a checkpoint file of `esper ppo`.")
-    elif (size := files[0].stat().st_size) > _MOST_POLICY:
-        raise SettingError(
-            f"{name} has {size:,} bytes, a policy at most {_MOST_POLICY:,}. Name a file of `esper ppo`."
-        )
+    """Refuse a rule with settings that it does not have, and a checkpoint that is not there."""
+    policy = parse(name)
+    if isinstance(policy, File):
+        policy.check(kind, copies, _MOST_POLICY)
+    elif isinstance(policy, Rule):
+        policy.check()
+    else:
+        raise UnknownNameError(kind, name, RULES, "A search is an arm of `esper compare`.")

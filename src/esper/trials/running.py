@@ -1,4 +1,7 @@
-"""`esper run`: one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`."""
+"""`esper run`:
+
+one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,17 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from esper.episodes import Episodes
 from esper.kasmina.blueprints import SHAM
-from esper.kasmina.harvesting import export_network
+from esper.kasmina.exporting import export_network
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.runtime.splits import require_corpus
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
-from esper.simic.checkpoints import load_fitting, other_episodes
-from esper.tamiyo.rules import is_rule
-from esper.telemetry import runfolder
+from esper.simic.checkpoints import other_episodes
+from esper.storage import runfolder
+from esper.storage.store import Store, fitting, require_plain
+from esper.tamiyo.policy_files import load_fitting
+from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.sink import Sink
-from esper.telemetry.store import Store, fitting, require_plain
 from esper.trials.arms import Decider, Say, Stopped, Watch, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
@@ -38,7 +42,9 @@ def run_hosts(
     should_stop: Callable[[], bool] = lambda: False,
     tell: Say = lambda line: None,
 ) -> list[ArmFinished]:
-    """Play the hosts' episodes under the policy and score the results; the caller holds the folder's lock."""
+    """Play the hosts' episodes under the policy and score the results; the caller holds the
+    folder's lock.
+    """
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
         episodes, deciders = build(config, resume, tell)
         population = episodes.population
@@ -71,7 +77,9 @@ def run_hosts(
 def build(
     config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: None
 ) -> tuple[Episodes, list[Decider]]:
-    """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which it goes on with."""
+    """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which
+    it goes on with.
+    """
     task = config.task.build()
     task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
     seeds = [config.seed + number for number in range(config.hosts)]
@@ -79,7 +87,7 @@ def build(
         task, seeds, config.devices, data_root=config.data_root, **config.way_to_run
     )
     episodes = Episodes(population)
-    if is_rule(config.policy):
+    if isinstance(parse(config.policy), Rule):
         return episodes, [
             make_decider(episodes, host, config.policy) for host in range(config.hosts)
         ]
@@ -121,7 +129,9 @@ def _finish(
 
 
 class EpochSaves:
-    """Saves every epoch that has been trained and measured, before anything is decided about it; finds the way back."""
+    """Saves every epoch that has been trained and measured, before anything is decided about it;
+    finds the way back.
+    """
 
     def __init__(
         self,
@@ -139,7 +149,10 @@ class EpochSaves:
         )
 
     def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
-        """A kill after this costs less than an epoch. Hosts under the governor's suspicion are not saved."""
+        """A kill after this costs less than an epoch.
+
+        Hosts under the governor's suspicion are not saved.
+        """
         if not can_be_stored(self.population):
             return
         hosts, contents = describe_population(self.population)
@@ -176,7 +189,10 @@ class EpochSaves:
         self.epochs = epoch + 1
 
     def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
-        """Back to the newest whole epoch: its number, what happened in it, each host's stages so far; None if none."""
+        """Back to the newest whole epoch:
+
+        its number, what happened in it, each host's stages so far; None if none.
+        """
         if (save := self.store.newest()) is None:
             self.sink.rewind((0, 0))
             return None

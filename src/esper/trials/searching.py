@@ -1,4 +1,7 @@
-"""`search` and `oracle` in a comparison: the best plan that some episodes find on their own hosts; all of one seed."""
+"""`search` and `oracle` in a comparison:
+
+the best plan that some episodes find on their own hosts; all of one seed.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.leyline.own import read_settings
 from esper.runtime.config import MOST_HOSTS
+from esper.tamiyo import policy_names
+from esper.tamiyo.policy_names import parse
 from esper.tamiyo.rules import HostFacts
 
 Plan = tuple[tuple[int, str], ...]  # (decision, slot.blueprint), sorted
@@ -24,11 +28,12 @@ Play = Callable[
 class Search:
     """Evolutionary successive halving over plans.
 
-    A generation has `plans` of them: random draws at first, then the best so far, mutations of those, and a quarter of
-    fresh draws. All are played on one host, the better half on two, of these the better half on four, up to `hosts`.
-    Plans are compared on the same hosts only, and no plan is played twice on one. Generations follow until `episodes`
-    are spent. The plan with the best mean on the most hosts is the result; ties go to the one that was found first.
-    `seed` is the first host's; no host of the comparison may be among them.
+    A generation has `plans` of them: random draws at first, then the best so far, mutations of
+    those, and a quarter of fresh draws. All are played on one host, the better half on two, of
+    these the better half on four, up to `hosts`. Plans are compared on the same hosts only, and no
+    plan is played twice on one. Generations follow until `episodes` are spent. The plan with the
+    best mean on the most hosts is the result; ties go to the one that was found first. `seed` is
+    the first host's; no host of the comparison may be among them.
     """
 
     episodes: Annotated[int, Field(ge=2, le=10**6)] = 250
@@ -41,13 +46,12 @@ class Search:
         return range(self.seed, self.seed + self.hosts)
 
 
-def is_search(name: str) -> bool:
-    return name.partition(":")[0] == "search"
-
-
-def read_search(name: str) -> Search:
-    """The search that "search" or "search:episodes=100:plans=16" stands for."""
-    return Search(**read_settings("search", name.split(":")[1:], Search))
+def read_search(arm: str) -> Search | None:
+    """The search that an arm like "search:episodes=100:plans=16" stands for, if it is one."""
+    policy = parse(arm)
+    if not isinstance(policy, policy_names.Search):
+        return None
+    return Search(**policy.settings(Search))
 
 
 def write_plan(plan: Plan) -> str:
@@ -95,7 +99,9 @@ class Searching:
         )
 
     def _extend(self, plans: Sequence[Plan], hosts: int) -> list[Plan]:
-        """Play each plan on its first `hosts` hosts, as far as episodes last; those for which they did, best first."""
+        """Play each plan on its first `hosts` hosts, as far as episodes last; those for which they
+        did, best first.
+        """
         whole, missing = list[Plan](), list[tuple[Plan, int]]()
         for plan in plans:
             needed = [(plan, host) for host in range(len(self.scores.get(plan, ())), hosts)]
@@ -119,7 +125,9 @@ class Draws:
                 self.prices[f"{slot}.{name}"] = min(price, self.prices.get(f"{slot}.{name}", price))
 
     def mutate(self, plan: Plan) -> Plan:
-        """One or two plantings more, fewer, elsewhere or at another time; of nothing, a fresh plan."""
+        """One or two plantings more, fewer, elsewhere or at another time; of nothing, a fresh
+        plan.
+        """
         parts = list(plan)
         for _ in range(self.random.integers(1, 3 if plan else self.most + 1)):
             kind = (
@@ -154,7 +162,9 @@ class Draws:
 
 
 def placements_of(model: MorphogeneticModel, epochs: int) -> dict[str, str]:
-    """A plan for every (slot, blueprint, start) whose seed fits and can be paid for; it is kept as soon as may be."""
+    """A plan for every (slot, blueprint, start) whose seed fits and can be paid for; it is kept as
+    soon as may be.
+    """
     starts = sorted(
         {0, epochs // 4, epochs // 2}
     )  # decisions: the first, after a quarter, after half of the episode

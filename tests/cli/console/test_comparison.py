@@ -1,4 +1,7 @@
-"""A comparison on screen and as a picture: nothing cut off, nothing made up, names are text whatever is in them."""
+"""A comparison on screen and as a picture:
+
+nothing cut off, nothing made up, names are text whatever is in them.
+"""
 
 import io
 from xml.etree import ElementTree
@@ -53,7 +56,7 @@ def rows_of(table, width=200):
     return [line.split() for line in printed(table, width).splitlines()]
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -199,7 +202,7 @@ def test_what_is_unsupported_is_printed_as_that():
     assert "unsupported" in printed(differences(found))
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
+# -- the picture -----------------------------------------------------------------------------------
 
 
 def drawn(svg):

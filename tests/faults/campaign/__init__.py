@@ -1,1 +1,4 @@
-"""The campaign behind `make faults`: thousands of power cuts, kills, damages, absurd settings, failing disks."""
+"""The campaign behind `make faults`:
+
+thousands of power cuts, kills, damages, absurd settings, failing disks.
+"""

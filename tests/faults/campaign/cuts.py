@@ -1,6 +1,8 @@
-"""Real power cuts: an ext4 file system in a file, copied at a moment while somebody writes to it, and mounted again.
+"""Real power cuts: an ext4 file system in a file, copied at a moment while somebody writes to it,
+and mounted again.
 
-What the kernel has not sent to its disk by then is not in the copy. The writer stands still while the file is copied.
+What the kernel has not sent to its disk by then is not in the copy. The writer stands still while
+the file is copied.
 """
 
 import filecmp

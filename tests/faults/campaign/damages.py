@@ -1,6 +1,8 @@
-"""Damage of files and folders, by accident and on purpose: never another result without a word, never a write outside.
+"""Damage of files and folders, by accident and on purpose: never another result without a word,
+never a write outside.
 
-What each case damages is drawn: which files, how, whether results have to be made again from what is damaged.
+What each case damages is drawn: which files, how, whether results have to be made again from what
+is damaged.
 """
 
 import json
@@ -12,8 +14,8 @@ import torch
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.leyline.files import MOST_BYTES
-from esper.simic.checkpoints import read_agent
+from esper.simic.ppo.agent import PPOAgent
+from esper.storage.files import MOST_BYTES
 from faults.campaign import world
 from faults.campaign.driver import CLEAR, SAME, WORKS, Group
 from faults.campaign.power import garden_subject
@@ -32,7 +34,7 @@ from faults.damage import (
 )
 from user_models import CNN, script
 
-# -- of a file's content -----------------------------------------------------------------------------------------------
+# -- of a file's content ---------------------------------------------------------------------------
 
 
 def truncate(draw, path, _):
@@ -98,7 +100,7 @@ def deepen(draw, path, _):
     )
 
 
-# -- of what a name stands for -----------------------------------------------------------------------------------------
+# -- of what a name stands for ---------------------------------------------------------------------
 
 
 def remove(draw, path, _):
@@ -116,9 +118,11 @@ def another_file(draw, path, scene):
 
 
 def symbolic_link(draw, path, scene):
-    """To something outside that must stay as it is, to the run, to itself; a folder mostly to its like in another run.
+    """To something outside that must stay as it is, to the run, to itself; a folder mostly to its
+    like in another run.
 
-    All that could be written to is in the scene: a fault that follows links is seen, and does no harm.
+    All that could be written to is in the scene: a fault that follows links is seen, and does no
+    harm.
     """
     like, source = (
         root / path.relative_to(scene.folder) for root in (scene.outside / "another", scene.foreign)
@@ -277,7 +281,10 @@ def resumed(kind):
 
 
 def forged(kind):
-    """Values of another type under a checksum that is right: any result, but no traceback, no hang, nothing outside."""
+    """Values of another type under a checksum that is right:
+
+    any result, but no traceback, no hang, nothing outside.
+    """
 
     def play(draw, number, place):
         scene = Scene(kind, place)
@@ -388,7 +395,7 @@ def trusted(draw, number, place):
             if not number:
                 raise Bad("an undamaged policy is refused")
             return CLEAR
-        own, intact = (read_agent(policy).network.state_dict() for policy in (path, source))
+        own, intact = (PPOAgent.load(policy).network.state_dict() for policy in (path, source))
         if any(not torch.equal(own[name], value) for name, value in intact.items()):
             raise Bad("silently another policy")
         return SAME

@@ -1,7 +1,8 @@
 """Plays cases in forked workers and counts their verdicts. What a case does is told by the parts.
 
-A case is named part/group/number, and draws what it does from that name and the campaign's random seed, so that each
-can be played again alone. A worker that dies or hangs is a case that failed; another worker takes its place.
+A case is named part/group/number, and draws what it does from that name and the campaign's random
+seed, so that each can be played again alone. A worker that dies or hangs is a case that failed;
+another worker takes its place.
 """
 
 import json
@@ -32,7 +33,10 @@ class Skipped(Exception):  # noqa: N818  # no error
 
 
 class Hang(BaseException):
-    """A case takes longer than it may. Nothing that a case calls takes this for an error of its own."""
+    """A case takes longer than it may.
+
+    Nothing that a case calls takes this for an error of its own.
+    """
 
 
 class Over(Exception):  # noqa: N818  # no error
@@ -43,11 +47,10 @@ class Over(Exception):  # noqa: N818  # no error
 class Group:
     """Cases of one kind.
 
-    Args:
-        play: takes a random generator, the case's number and an empty folder; gives a verdict, or how many of each.
-        count: cases in a whole campaign; for a sweep the most that there may be.
-        sweep: numbers are tried one after another until `Over`; a part of a campaign tries every so-manieth.
-        seconds: that a case may take.
+    Args: play: takes a random generator, the case's number and an empty folder; gives a verdict, or
+        how many of each. count: cases in a whole campaign; for a sweep the most that there may be.
+        sweep: numbers are tried one after another until `Over`; a part of a campaign tries every
+        so-manieth. seconds: that a case may take.
     """
 
     part: str
@@ -122,7 +125,9 @@ class Workers:
         self.cases, self.seed, self.place, self.told, self.say = cases, seed, place, told, say
         self.count, self.started = count, 0
         self.running = {}
-        """process -> (file of what it tells, how much of it is known, the case it is at and since when)"""
+        """process -> (file of what it tells, how much of it is known, the case it is at and since
+        when)
+        """
 
     def run(self):
         ends = _filled([index for index, _ in enumerate(self.cases)])
@@ -248,7 +253,8 @@ def _one(group, number, seed, place):
     except BaseException as problem:
         where = traceback.extract_tb(problem.__traceback__)[-1]
         result = {
-            "bad": f"{brief(f'{type(problem).__name__}: {problem}')} ({Path(where.filename).name}:{where.lineno})"
+            "bad": f"{brief(f'{type(problem).__name__}: {problem}')} "
+            f"({Path(where.filename).name}:{where.lineno})"
         }
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -256,9 +262,14 @@ def _one(group, number, seed, place):
 
 
 def brief(text):
-    """Of a traceback inside a text the last place in the package and what was raised; of anything long both ends."""
+    """Of a traceback inside a text the last place in the package and what was raised; of anything
+    long both ends.
+    """
     if frames := re.findall(r'File "[^"]*src/(esper/[^"]*)", line (\d+), in (\w+)', text):
-        text = f"{text[:200].splitlines()[0]} ... {':'.join(frames[-1])}: {text.strip().splitlines()[-1]}"
+        text = (
+            f"{text[:200].splitlines()[0]} ... {':'.join(frames[-1])}: "
+            f"{text.strip().splitlines()[-1]}"
+        )
     return text if len(text) < 900 else f"{text[:500]} ... {text[-300:]}"
 
 

@@ -1,4 +1,6 @@
-"""kill -9 at random times and around file operations; what is left is resumed to the end, to the bit."""
+"""kill -9 at random times and around file operations; what is left is resumed to the end, to the
+bit.
+"""
 
 import os
 import signal
@@ -28,7 +30,9 @@ def install(kind, ticks):
 
 
 def _killed(kind, place, arguments, draw):
-    """Start the command and kill it, at a counted moment or at a time; whether it was alive until then."""
+    """Start the command and kill it, at a counted moment or at a time; whether it was alive until
+    then.
+    """
     if draw.random() < 0.6:
         moment = draw.randint(1, MOST_MOMENTS[kind])
         ticks = Ticks(moment, kill_self)
@@ -67,7 +71,9 @@ def killed_command(kind):
 
 
 def killed_garden(draw, number, place):
-    """A process that saves a garden again and again dies; the folder has its last save or the one that was begun."""
+    """A process that saves a garden again and again dies; the folder has its last save or the one
+    that was begun.
+    """
     subject, folder, told = garden_subject(), place / "garden", place / "told"
     moment = draw.randint(1, 4 * MOST_MOMENTS["garden"])
     process = os.fork()

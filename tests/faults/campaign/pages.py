@@ -1,4 +1,6 @@
-"""The page under load, with clients that do not keep to the rules, over folders that are damaged or hostile."""
+"""The page under load, with clients that do not keep to the rules, over folders that are damaged or
+hostile.
+"""
 
 import json
 import os
@@ -20,13 +22,18 @@ from simic.tiny_runs import Forked
 
 SECRET = "nobody-may-read-this"
 ANSWERED_IN = 10.0
-"""seconds in which an orderly request is answered, whatever others do; a tenth of it on a machine that is idle"""
+"""seconds in which an orderly request is answered, whatever others do; a tenth of it on a machine
+that is idle
+"""
 TOKEN = "a-token-of-more-than-16-letters"
 
 
 @contextmanager
 def served(folder, place, patience=1.0, *more):
-    """`esper serve` in a process of its own; its port. Whatever it says on standard error fails the case."""
+    """`esper serve` in a process of its own; its port.
+
+    Whatever it says on standard error fails the case.
+    """
 
     def prepare():
         server.PATIENCE = patience
@@ -105,7 +112,7 @@ def many_runs(place, count):
     return folder
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 PIECES = (
     "/",
@@ -165,7 +172,8 @@ def drawn_request(draw):
     )
     lines = [f"{method} {path} HTTP/{draw.choice(['1.1', '1.1', '1.0', '2.0', '9.9'])}"]
     lines += [
-        f"host: {draw.choice(['127.0.0.1'] * 5 + ['localhost', 'evil.example', '', '[::1', '127.0.0.1:x', 'a b'])}"
+        f"host: "
+        f"{draw.choice(['127.0.0.1'] * 5 + ['localhost', 'evil.example', '', '[::1', '127.0.0.1:x', 'a b'])}"
     ]
     lines += draw.sample(
         [
@@ -243,11 +251,13 @@ def tokens(draw, number, place):
     return found
 
 
-# -- many clients ------------------------------------------------------------------------------------------------------
+# -- many clients ----------------------------------------------------------------------------------
 
 
 def load(draw, number, place):
-    """So many at once, over so many runs; every answer comes, and memory does not follow the number of looks."""
+    """So many at once, over so many runs; every answer comes, and memory does not follow the number
+    of looks.
+    """
     paths = (
         "/api/runs",
         "/api/runs/run-007/episode?host=1",
@@ -297,7 +307,10 @@ def _memory(process):
 
 
 def slow_clients(draw, number, place):
-    """Half a request, no request, one byte at a time, nobody who takes the answer: all are ended, others are served."""
+    """Half a request, no request, one byte at a time, nobody who takes the answer:
+
+    all are ended, others are served.
+    """
     found = Counter()
     whole = b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with served(many_runs(place, 20), place) as (port, process):
@@ -328,7 +341,8 @@ def slow_clients(draw, number, place):
         ):  # those who take nothing are ended by the server alone
             if time.monotonic() > ends:
                 raise Bad(
-                    f"{len(os.listdir(f'/proc/{process}/fd'))} descriptors are open afterwards, {before} before"
+                    f"{len(os.listdir(f'/proc/{process}/fd'))} descriptors are open "
+                    f"afterwards, {before} before"
                 )
             time.sleep(0.1)
         found[CLEAR] += len(greedy)
@@ -337,7 +351,7 @@ def slow_clients(draw, number, place):
     return found
 
 
-# -- hostile folders ---------------------------------------------------------------------------------------------------
+# -- hostile folders -------------------------------------------------------------------------------
 
 
 def damaged_folders(draw, number, place):

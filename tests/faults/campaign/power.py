@@ -1,4 +1,7 @@
-"""Power cuts: every folder that POSIX allows to be left of every writer, and real ext4 images cut at a moment."""
+"""Power cuts:
+
+every folder that POSIX allows to be left of every writer, and real ext4 images cut at a moment.
+"""
 
 import os
 import re
@@ -10,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from dashboard.web_runs import grow_run
 from esper.dashboard.report import write_report
-from esper.kasmina.harvesting import SOURCE, WEIGHTS, export_network
-from esper.leyline.files import digest
-from esper.telemetry.store import Store
+from esper.kasmina.exporting import SOURCE, WEIGHTS, export_network
+from esper.storage.files import digest
+from esper.storage.store import Store
 from faults import test_exports
 from faults.campaign import world
 from faults.campaign.driver import SAME, Group
@@ -80,7 +83,10 @@ class Report(Listed):
 
 
 class Export:
-    """`garden.export` into a folder that holds an older export: the old network, the new one, or a refusal."""
+    """`garden.export` into a folder that holds an older export:
+
+    the old network, the new one, or a refusal.
+    """
 
     def __init__(self):
         self.model = walk_to(grow_cnn({0: PLANT_FIRST}, scale=1.0), "FOSSILIZED").model
@@ -122,7 +128,10 @@ class ExportRun(test_exports.Copied):
 
 
 def states(make, saves, most, following=True, kills=60, refused=False):
-    """A case: two or three saves, the one in the middle killed at a call (none in the first case)."""
+    """A case:
+
+    two or three saves, the one in the middle killed at a call (none in the first case).
+    """
 
     def play(draw, number, place):
         subject, kill = (

@@ -1,4 +1,7 @@
-"""A thousand rounds in one process, a thousand saves: memory, descriptors and files stay as they are."""
+"""A thousand rounds in one process, a thousand saves:
+
+memory, descriptors and files stay as they are.
+"""
 
 import json
 import os
@@ -14,7 +17,9 @@ from simic.tiny_runs import tiny
 
 ROUNDS = 1000
 GROWTH = 0.02
-"""of the memory that the process has after a fifth of the rounds; what grows by less is an allocator's noise"""
+"""of the memory that the process has after a fifth of the rounds; what grows by less is an
+allocator's noise
+"""
 
 
 def facts():

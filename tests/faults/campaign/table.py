@@ -36,7 +36,10 @@ def counted(told, seed, scale, seconds):
 
 
 def too_few(found):
-    """Parts of a whole campaign that have fewer verdicts than are promised: their names and numbers."""
+    """Parts of a whole campaign that have fewer verdicts than are promised:
+
+    their names and numbers.
+    """
     if found["scale"] < 1:
         return {}
     counts = {}
@@ -75,7 +78,10 @@ def _row(name, groups):
     groups = list(groups)
     numbers = [sum(group["verdicts"].get(verdict, 0) for group in groups) for verdict in VERDICTS]
     bad = sum(len(group["bad"]) for group in groups)
-    return f"| {name} | {' | '.join(f'{number:,}' if number else '' for number in numbers)} | {bad:,} |"
+    return (
+        f"| {name} | "
+        f"{' | '.join(f'{number:,}' if number else '' for number in numbers)} | {bad:,} |"
+    )
 
 
 def text(found):
@@ -86,7 +92,8 @@ def text(found):
     for group in found["groups"].values():
         for case, reason in group["bad"]:
             lines.append(
-                f'FAILED {reason}\n  again: python -m faults.campaign --seed {found["seed"]} --case "{case}"'
+                f"FAILED {reason}\n  again: python -m faults.campaign --seed "
+                f'{found["seed"]} --case "{case}"'
             )
     lines += [f"TOO FEW: {count} of {PARTS[part][0]}" for part, count in too_few(found).items()]
     lines.append(f"{found['seconds']} s, random seed {found['seed']}")

@@ -1,4 +1,7 @@
-"""What all parts start from: finished folders of every command, and what may be said of a folder afterwards."""
+"""What all parts start from:
+
+finished folders of every command, and what may be said of a folder afterwards.
+"""
 
 import contextlib
 import hashlib
@@ -13,9 +16,10 @@ from pathlib import Path
 import torch
 
 from esper.cli import main
-from esper.kasmina.harvesting import SOURCE, WEIGHTS
-from esper.simic.checkpoints import read_checkpoint
-from esper.telemetry import runfolder, sink
+from esper.kasmina.exporting import SOURCE, WEIGHTS
+from esper.storage import runfolder
+from esper.tamiyo.policy_files import read as read_policy
+from esper.telemetry import sink
 from faults import commands
 from faults.campaign.driver import CLEAR, SAID, SAME
 from faults.commands import DONE, Bad
@@ -78,7 +82,10 @@ def policy():
 
 
 def prepare():
-    """Make everything that is forked off later. Segments are so short that every run has several."""
+    """Make everything that is forked off later.
+
+    Segments are so short that every run has several.
+    """
     sink.SEGMENT = SEGMENT
     for kind in KINDS:
         for seed in (0, 7):
@@ -99,10 +106,12 @@ def copied(kind, target, seed=0):
 
 
 def result_of(kind, folder):
-    """What a folder says in the end, without the wall clock and without events, on which no result depends."""
+    """What a folder says in the end, without the wall clock and without events, on which no result
+    depends.
+    """
     if kind == "ppo":
         newest = manifest_of(folder)["checkpoints"][-1]
-        tensors, plain = read_checkpoint(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
+        tensors, plain = read_policy(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
         facts = {key: value for key, value in plain["facts"].items() if key != "events"}
         digests = {
             name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in tensors.items()
@@ -146,7 +155,8 @@ def judge(kind, folder, ended, seed=0):
     found = result_of(kind, folder)
     if found != wanted(kind, seed):
         raise Bad(
-            f"silently another result: {_difference(found, wanted(kind, seed))}; said: {said[-500:]}"
+            f"silently another result: {_difference(found, wanted(kind, seed))}; "
+            f"said: {said[-500:]}"
         )
     return SAID if "esper: " in said else SAME
 
@@ -160,10 +170,16 @@ def _difference(found, expected, where=""):
         for index, (one, other) in enumerate(zip(found, expected, strict=True)):
             if one != other:
                 return _difference(one, other, f"{where}[{index}]")
-    return f"{where}: {json.dumps(found, default=str)[:200]} instead of {json.dumps(expected, default=str)[:200]}"
+    return (
+        f"{where}: {json.dumps(found, default=str)[:200]} instead of "
+        f"{json.dumps(expected, default=str)[:200]}"
+    )
 
 
 def same_events(kind, folder, seed=0):
-    """Events too are those of the run that nobody disturbed. Where segments end depends on the digits of seconds."""
+    """Events too are those of the run that nobody disturbed.
+
+    Where segments end depends on the digits of seconds.
+    """
     if kind != "compare" and events_of(folder) != events_of(finished(kind, seed)):
         raise Bad("events are not those of the run that nobody disturbed")

@@ -1,0 +1,1 @@
+"""Growing inside your own loop."""

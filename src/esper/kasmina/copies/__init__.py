@@ -1,0 +1,1 @@
+"""All that a copy of a layer inherits."""

@@ -1,0 +1,301 @@
+"""The grown network as weights and a source file that need no esper."""
+
+import ast
+import copy
+import inspect
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from pprint import pformat
+from types import ModuleType
+from typing import Any, TypedDict
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from esper.kasmina import seeds
+from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina.copies import copying, membership
+from esper.kasmina.harvesting import becomes_member, harvest
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
+from esper.leyline.errors import BlueprintError, HostError
+from esper.storage.files import sweep, write_files
+
+WEIGHTS = "weights.safetensors"
+SOURCE = "grown.py"
+
+
+class FossilEntry(TypedDict):
+    """What `grown.py` says about one fossil."""
+
+    kind: str
+    blueprint: str
+    channels: int
+    channels_first: bool
+    gated: bool
+    inherits: bool  # whether its blueprint is built from the module before it
+    becomes_member: bool  # whether it stands in the list that its original is in
+
+
+class ModuleEntry(TypedDict):
+    """What `grown.py` says about one module that has fossils."""
+
+    module: str
+    copied_module: str  # the one that copies after this module copy
+    fossils: list[FossilEntry]
+
+
+def export_network(model: MorphogeneticModel, folder: Path) -> Path:
+    """Write the harvested weights and `grown.py`.
+
+    `graft(model)` of that file rebuilds the network without esper. The file is run here first: one
+    that cannot work is never written.
+    """
+    if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
+        raise HostError(
+            "this host was harvested and grew again: earlier fossils have no source to export. "
+            "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
+        )
+    plain = harvest(model)
+    _prove(render_source(model, ""), model, plain)
+    sweep(folder, {SOURCE, WEIGHTS}.__contains__)
+    digests = write_files(folder, {WEIGHTS: lambda path: save_model(seeds.whole(plain), str(path))})
+    source = render_source(model, digests[WEIGHTS])
+    write_files(folder, {SOURCE: source.encode()})
+    return folder
+
+
+def render_source(model: MorphogeneticModel, digest: str) -> str:
+    """The text of `grown.py`, whose `graft` checks that the weights have the sha256 `digest`.
+
+    It has the source of all fossils; names go through `repr`.
+    """
+    table = _table_of(model)
+    entries = [entry for row in table for entry in row["fossils"]]
+    has_copies = any(entry["inherits"] for entry in entries)
+    parts = [seeds, copying, membership] if has_copies else [seeds]
+    return _TEMPLATE.format(
+        parts="\n\n\n".join(_source_of(part) for part in parts),
+        builders=_render_builders(entries),
+        table=pformat(table, width=100, sort_dicts=False),
+        place=_PLACE if has_copies else _GRAFT,
+        weights=WEIGHTS,
+        digest=digest,
+    )
+
+
+def _table_of(model: MorphogeneticModel) -> list[ModuleEntry]:
+    """The modules with fossils, in the order in which they run."""
+    table: list[ModuleEntry] = []
+    for slot_id in model.slot_config.slot_ids:
+        slot = model.slot(slot_id)
+        module = model.slot_config.modules[slot_id]
+        names = zip(slot.fossils, slot.fossil_names, strict=True)
+        fossils = [_entry_of(slot, fossil, name) for fossil, name in names]
+        if fossils:
+            copied_module = membership.source_name(model.host, module)
+            table.append({"module": module, "copied_module": copied_module, "fossils": fossils})
+    return table
+
+
+def _entry_of(slot: SeedSlot, fossil: nn.Module, name: str) -> FossilEntry:
+    return {
+        "kind": slot.kind,
+        "blueprint": name,
+        "channels": slot.channels,
+        "channels_first": slot.kind == "image",
+        "gated": has_gate(fossil),
+        "inherits": REGISTRY.get(slot.kind, name).inherits,
+        "becomes_member": becomes_member(slot, fossil),
+    }
+
+
+def _source_of(part: ModuleType) -> str:
+    """The source of a file of esper without the docstring that it opens with."""
+    _, _, code = inspect.getsource(part).split('"""', 2)
+    return code.strip()
+
+
+def _render_builders(entries: list[FossilEntry]) -> str:
+    """Code that enters each blueprint into BUILDERS once; a sham has none."""
+    code: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        key = (entry["kind"], entry["blueprint"])
+        if entry["blueprint"] != SHAM and key not in code:
+            code[key] = _render_builder(*key)
+    return "\n".join(code.values())
+
+
+def _render_builder(kind: str, name: str) -> str:
+    """Code that enters one blueprint into BUILDERS.
+
+    One that is built in is entered by name, one of the user's own with its source.
+    """
+    build = REGISTRY.get(kind, name).build
+    function_name = getattr(build, "__name__", "")
+    if build in (getattr(seeds, function_name, None), getattr(copying, function_name, None)):
+        return f"BUILDERS[{(kind, name)!r}] = {function_name}"
+    try:
+        function = ast.parse(textwrap.dedent(inspect.getsource(build))).body[0]
+        if not isinstance(function, ast.FunctionDef):
+            raise TypeError("it is not a plain function")
+    except (OSError, TypeError, SyntaxError) as problem:
+        raise BlueprintError(
+            f"{kind} blueprint {name!r} cannot be exported ({problem}). Define it as a plain "
+            f"function in a file, using only torch, so that its source can be exported."
+        ) from problem
+    function.decorator_list = []
+    wrapper = f"_own_{kind}_{name}"
+    body = textwrap.indent(ast.unparse(function), "    ")
+    return (
+        f"def {wrapper}():\n{body}\n    return {function.name}\n\n\n"
+        f"BUILDERS[{(kind, name)!r}] = {wrapper}()"
+    )
+
+
+def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
+    """Run the generated code here and compare what it builds with the harvest, `plain`."""
+    unequal: list[str] = []
+    try:
+        scope = _run_source(source)
+        rebuilt = copy.deepcopy(model, copying.detached_memo(model)).host
+        remove_slots(rebuilt)
+        built = scope["build"](rebuilt)
+        unequal += _find_unequal(model, scope["FOSSILS"], built)
+        scope["place"](rebuilt, built)
+        rebuilt.load_state_dict(plain.state_dict())
+    except Exception as problem:
+        raise BlueprintError(
+            f"the exported source does not run by itself: {type(problem).__name__}: {problem}. "
+            f"A blueprint of your own must be a self-contained function that uses only torch and "
+            f"nn; import what else it needs inside it."
+        ) from problem
+    if unequal:
+        raise BlueprintError(
+            f"the exported fossils of slot {unequal[0]} do not compute what the grown ones do."
+        )
+    if _structure_of(rebuilt) != _structure_of(plain):
+        raise BlueprintError(
+            "the exported source builds other modules than the harvested network has."
+        )
+
+
+def _run_source(source: str) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
+    exec(compile(source, SOURCE, "exec"), scope)
+    return scope
+
+
+def _structure_of(network: nn.Module) -> list[tuple[str, str]]:
+    """The name and the class of every module."""
+    return [(name, type(module).__name__) for name, module in network.named_modules()]
+
+
+def _find_unequal(
+    model: MorphogeneticModel, table: list[ModuleEntry], built: list[list[nn.Module]]
+) -> list[str]:
+    """Slots whose rebuilt fossils compute something else than the grown ones.
+
+    A copy runs with its original's arguments, which are not known here: of slots with copies only
+    modules and weights are compared, later.
+    """
+    slots: Mapping[str, SeedSlot] = {
+        model.slot_config.modules[slot_id]: model.slot(slot_id)
+        for slot_id in model.slot_config.slot_ids
+    }
+    unequal = []
+    for row, fossils in zip(table, built, strict=True):
+        if any(entry["inherits"] for entry in row["fossils"]):
+            continue
+        slot = slots[row["module"]]
+        if not _are_equal(seeds.Fossils(*fossils), slot):
+            unequal.append(slot.slot_id)
+    return unequal
+
+
+def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
+    """Whether rebuilt fossils give what the slot's give, bit for bit."""
+    # a deep copy runs uncompiled; with compiled or channels-last fossils rounding would differ
+    fossils = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    rebuilt.load_state_dict(fossils.state_dict())
+    rebuilt.to(next(fossils.parameters(), slot.alpha))
+    features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
+    features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
+    with torch.no_grad():
+        return torch.equal(rebuilt.grow(features), nn.Sequential(*fossils)(features))
+
+
+_GRAFT = """graft_fossils(site, Fossils(*fossils))"""
+_PLACE = """are_members = [entry["becomes_member"] for entry in row["fossils"]]
+        add = lambda carrier, group: graft_fossils(carrier, Fossils(*group))
+        place_fossils(model, site, list(zip(fossils, are_members)), add)"""
+# ruff: noqa: E501 (the template is a file of its own)
+_TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
+
+from hashlib import sha256
+from pathlib import Path
+
+from safetensors.torch import load_model
+
+{parts}
+
+
+BUILDERS = {{}}
+{builders}
+
+# Modules with fossils. copied_module: what copies after this module copy. inherits: built from the module before it.
+# becomes_member: stands in the list that its original is in.
+FOSSILS = {table}
+
+
+def build(model):
+    """The fossils of every module, without their weights; nothing is grafted."""
+    like = next(model.parameters())
+    built = []
+    for row in FOSSILS:
+        source = model.get_submodule(row["copied_module"])
+        built.append(build_fossils(model, like, source, row["fossils"]))
+    return built
+
+
+def build_fossils(model, like, source, entries):
+    """The fossils of one module, in the type and on the device of the parameter `like`."""
+    fossils = []
+    for entry in entries:
+        if entry["blueprint"] == "sham":
+            fossils.append(Sham())
+            continue
+        channels = entry["channels"]
+        channels_first = entry["channels_first"]
+        build_body = BUILDERS[entry["kind"], entry["blueprint"]]
+        gate = Gate(channels, channels_first).to(like) if entry["gated"] else None
+        if entry["inherits"]:
+            body = build_body(channels, site=Site(copied_next(source, fossils), model))
+        else:
+            body = build_body(channels)
+        if entry["inherits"] and isinstance(body, Copy):
+            body.gate = gate
+            fossils.append(body)
+        else:
+            fossils.append(Seed(body, scale_of(channels, channels_first), gate).to(like))
+    return fossils
+
+
+def place(model, built):
+    """Put the fossils where they belong."""
+    sites = [model.get_submodule(row["module"]) for row in FOSSILS]
+    for site, fossils, row in zip(sites, built, FOSSILS):
+        {place}
+
+
+def graft(model, weights=None):
+    """Graft the fossils onto a fresh host and load the grown weights, by default those next to this file."""
+    path = Path(weights or Path(__file__).with_name({weights!r}))
+    if weights is None and sha256(path.read_bytes()).hexdigest() != {digest!r}:
+        raise ValueError(f"{{path}} was not exported with this file. Export again, or name weights of your own.")
+    place(model, build(model))
+    load_model(whole(model), str(path))
+    return model
+'''

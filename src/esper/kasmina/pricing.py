@@ -1,0 +1,175 @@
+"""What a host, a seed or a copy costs in FLOPs: the only place that counts them.
+
+A multiplication and an addition are two FLOPs; all numbers are of one example.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.probing import Example, batch_size, call_with, undisturbed
+
+
+def count_flops(call: Callable[[], object]) -> int:
+    """FLOPs of one call."""
+
+    # as a CPU runs it, which torch does not count
+    def lstm(inputs, weights, recurrent, *_, **__):  # type: ignore[no-untyped-def]
+        return 2 * math.prod(inputs[:-1]) * (math.prod(weights) + math.prod(recurrent))
+
+    def lstm_backward(*shapes, **options):  # type: ignore[no-untyped-def]
+        return 2 * lstm(*shapes, **options)
+
+    mapping = {
+        torch.ops.aten.mkldnn_rnn_layer: lstm,
+        torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward,
+    }
+    counter = FlopCounterMode(display=False, custom_mapping=mapping)
+    # the CPU's fused attention is not counted
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        call()
+    return int(counter.get_total_flops())
+
+
+@dataclass(frozen=True)
+class BackwardFlops:
+    """How a seed's backward pass differs from two forward passes."""
+
+    entry: int = 0  # saved where no gradient of its input is needed
+    mixing: int = 0  # of products of features with features, which frozen weights do not save
+
+
+def count_backward(
+    module: nn.Module, run: Callable[[Tensor], Tensor], features: Tensor
+) -> BackwardFlops:
+    """Count backward passes of a module on these features; nothing of it changes."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    try:
+        with torch.enable_grad():
+            inputs = features.detach().clone().requires_grad_()
+            outputs: list[Tensor] = []
+            forward = count_flops(lambda: outputs.append(run(inputs.clone())))
+            loss = outputs[0].sum()
+            both = _count_gradients(loss, [inputs, *weights])
+            of_weights = _count_gradients(loss, weights)
+            of_inputs = _count_gradients(loss, [inputs])
+    except Exception:  # a user's module may run forward only; it is then charged two passes
+        return BackwardFlops()
+    return BackwardFlops(entry=max(0, both - of_weights), mixing=max(0, of_inputs - forward))
+
+
+def _count_gradients(loss: Tensor, targets: Iterable[Tensor]) -> int:
+    listed = list(targets)
+    if not listed or not loss.requires_grad:
+        return 0
+    return count_flops(
+        lambda: torch.autograd.grad(loss, listed, retain_graph=True, allow_unused=True)
+    )
+
+
+@dataclass(frozen=True)
+class HostFlops:
+    """FLOPs of one example through a bare host."""
+
+    whole: int  # forward
+    after: dict[str, int] = field(default_factory=dict)
+    """forward from each slot on; empty where no prefix is shared: every counterfactual then costs
+    a whole pass
+    """
+    learnt: int = 0  # forward and backward; the first layer needs no gradient of its input
+    back: dict[str, int] = field(default_factory=dict)
+    """backward from the output to each slot, no weight's gradient counted"""
+
+    @staticmethod
+    def of_task(
+        build_host: Callable[[], nn.Module], example: Tensor, is_cut: bool = True
+    ) -> "HostFlops":
+        """Count the host of a task without memory; from each slot on only if `is_cut`."""
+        counted = _count_built(build_host, example[:1].shape, example.dtype, is_cut)
+        return replace(counted, after=dict(counted.after), back=dict(counted.back))
+
+    @staticmethod
+    def of_model(
+        model: nn.Module, example: Example, sites: Mapping[str, nn.Module]
+    ) -> "HostFlops | None":
+        """Count any model on an example batch; None where that cannot be done.
+
+        `sites` are the modules that slots sit on. What is frozen now counts as frozen.
+        """
+        size = batch_size(example)
+        try:
+            with undisturbed(model):
+                whole = count_flops(partial(call_with, model, example)) // size
+        except Exception:  # a dispatch mode cannot run everything that a model may hold
+            return None
+        try:
+            with undisturbed(model):
+                counted = _count_host(model, partial(call_with, model, example), sites)
+        except Exception:  # forward only: a backward pass counts as two forward passes
+            return HostFlops(whole, learnt=3 * whole)
+        back = {slot_id: flops // size for slot_id, flops in counted.back.items()}
+        return HostFlops(whole, learnt=counted.learnt // size, back=back)
+
+
+# many populations of one task are built in a process, and counting takes longer than building
+@cache
+def _count_built(
+    build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
+) -> HostFlops:
+    with torch.device("meta"):
+        host = build_host()
+        example = torch.zeros(shape, dtype=dtype)
+        sites: dict[str, nn.Module] = {}
+        after: dict[str, int] = {}
+        host.eval()
+        if is_cut and isinstance(host, SegmentedHost):
+            for slot_id, name in host.slot_config().modules.items():
+                sites[slot_id] = host.get_submodule(name)
+                with torch.no_grad():
+                    features = host.forward_to_segment(slot_id, example)
+                    rest = partial(host.forward_from_segment, slot_id, features)
+                    after[slot_id] = count_flops(rest)
+        return replace(_count_host(host, partial(host, example), sites), after=after)
+
+
+def _count_host(
+    host: nn.Module, run: Callable[[], Any], sites: Mapping[str, nn.Module]
+) -> HostFlops:
+    """FLOPs of one call, of its backward pass, and of the way back to each site."""
+    features: dict[str, list[Tensor]] = {slot_id: [] for slot_id in sites}
+
+    def keep(slot_id: str, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not output.requires_grad:  # a frozen host: a seed there needs a way back all the same
+            output = output.detach().requires_grad_()
+        features[slot_id].append(output)
+        return output
+
+    outputs: list[Any] = []
+    with torch.enable_grad(), ExitStack() as hooks:
+        for slot_id, site in sites.items():
+            hooks.enter_context(site.register_forward_hook(partial(keep, slot_id)))
+        whole = count_flops(lambda: outputs.append(run()))
+        loss = _sum_outputs(outputs)
+        weights = [weight for weight in host.parameters() if weight.requires_grad]
+        backward = _count_gradients(loss, weights)
+        back = {slot_id: _count_gradients(loss, kept) for slot_id, kept in features.items()}
+    return HostFlops(whole, learnt=whole + backward, back=back)
+
+
+def _sum_outputs(outputs: object) -> Tensor:
+    """One number that depends on all that a host returns."""
+    total = torch.zeros(())
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            total = total.to(leaf.device) + leaf.sum()
+    return total

@@ -1,0 +1,1 @@
+"""How hosts' steps are run: eagerly, as captured graphs, compiled."""

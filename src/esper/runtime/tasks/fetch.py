@@ -1,0 +1,215 @@
+"""Downloads of official data sets into the layouts that `data` reads.
+
+Reading and splitting them happens there.
+"""
+
+import gzip
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from esper.leyline.errors import DataError, UnknownNameError
+
+_TIMEOUT, _RETRIES = (
+    30.0,
+    2,
+)  # Seconds without a byte until a server is gone; further attempts, each from the start.
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One official file: where it is, where it goes under the data root, and how to know it."""
+
+    url: str
+    path: str
+    checksum: str | None = None  # algorithm:hex digits; None where none is published
+    members: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of an archive: path under the data root -> checksum
+
+
+_CIFAR10 = RemoteFile(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "cifar-10-python.tar.gz",
+    "md5:c58f30108f718f92721af3b95e74349a",
+    members={
+        "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+        "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+        "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+        "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+        "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+        "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        "cifar-10-batches-py/batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
+    },
+)
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
+_STORY_FILES = "TinyStories-train.txt", "TinyStories-valid.txt"
+_SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+_KNOWN_BY = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SOURCES: dict[str, tuple[RemoteFile, ...]] = {
+    **dict.fromkeys(("cifar10", "cifar10_deep", "cifar10_resnet"), (_CIFAR10,)),
+    "fashion_mnist": tuple(
+        RemoteFile(f"{_FASHION}{name}-ubyte.gz", f"FashionMNIST/raw/{name}-ubyte.gz", f"md5:{md5}")
+        for name, md5 in (
+            ("train-images-idx3", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("train-labels-idx1", "25c81989df183df01b3e8a0aad5dffbe"),
+            ("t10k-images-idx3", "bef4ecab320f06d8554ea6380940ec79"),
+            ("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310"),
+        )
+    ),
+    "shakespeare": (RemoteFile(_SHAKESPEARE, "shakespeare/input.txt", _KNOWN_BY),),
+    "tinystories": tuple(
+        RemoteFile(f"{_STORIES}/{name}", f"TinyStories/{name}") for name in _STORY_FILES
+    ),
+}
+
+
+def fetch(
+    name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES
+) -> list[str]:
+    """Bring a data set into `root`; says of each file what became of it."""
+    if name not in sources:
+        from esper.runtime.tasks.task import TASKS  # and with them torch, which no download needs
+
+        if name not in TASKS:
+            raise UnknownNameError("data set", name, {*sources, *TASKS})
+        return [f"{name} needs no fetching. Its source: {TASKS[name].source}."]
+    if root is None:
+        raise DataError(
+            f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA."
+        )
+    try:
+        import pooch
+        from requests import RequestException
+    except ImportError as problem:
+        raise DataError(
+            "fetching needs pooch. Install it: pip install 'esper-lite[data]'."
+        ) from problem
+    pooch.get_logger().setLevel("ERROR")
+    try:
+        return [note for file in sources[name] for note in _bring(file, root)]
+    except RequestException as problem:
+        missing = [file for file in sources[name] if not _exists(file, root)]
+        places = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
+        advice = "Run the command again when there is a network, or after a copy by hand:"
+        raise DataError(f"{name} was not fetched: {problem}. {advice} {places}.") from problem
+    except OSError as problem:
+        reason = f"cannot read or write {problem.filename or root}: {problem.strerror or problem}"
+        raise DataError(
+            f"{reason}. Free disk space or name another folder with --data-root."
+        ) from problem
+
+
+def is_fetched(name: str, root: Path | None) -> bool:
+    """Whether every file of the data set is in its place, which is so where there is none; the
+    content is not read.
+    """
+    files = SOURCES.get(name, ())
+    return not files or (root is not None and all(_exists(file, root) for file in files))
+
+
+def _exists(file: RemoteFile, root: Path) -> bool:
+    return all((root / path).is_file() for path in file.members or (file.path,))
+
+
+def _bring(file: RemoteFile, root: Path) -> list[str]:
+    """One file, and what is in it if it is an archive; what already exists is checked, and never
+    overwritten.
+    """
+    notes = [
+        _keep(root / path, checksum)
+        for path, checksum in file.members.items()
+        if (root / path).exists()
+    ]
+    if notes and len(notes) == len(file.members):
+        return notes
+    target = root / file.path
+    existed = target.exists()
+    notes.append(_keep(target, file.checksum) if existed else _download(file, target))
+    if file.members:
+        notes.append(_unpack(target, root, file.members))
+        if not existed:
+            target.unlink()
+    return notes
+
+
+def _keep(path: Path, checksum: str | None) -> str:
+    if checksum and not _is_right(path, checksum):
+        raise DataError(
+            f"{path} already exists, but its checksum is not the official {checksum}. "
+            f"Move it away first."
+        )
+    return f"{path} already exists; {_known_by(checksum)}."
+
+
+def _is_right(path: Path, checksum: str) -> bool:
+    from pooch import file_hash
+
+    algorithm, _, digits = checksum.partition(":")
+    return file_hash(path, algorithm) == digits
+
+
+def _known_by(checksum: str | None) -> str:
+    return (
+        "its checksum is right"
+        if checksum
+        else "no checksum is published, so its content is unverified"
+    )
+
+
+def _download(file: RemoteFile, target: Path) -> str:
+    """Into a temporary file, checked, then renamed: a file under its own name is complete."""
+    import pooch
+
+    plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
+    download = pooch.HTTPDownloader(
+        sys.stderr.isatty(), chunk_size=1 << 18, timeout=_TIMEOUT, headers=plain
+    )
+    folder = pooch.create(
+        target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False
+    )
+    folder.registry[target.name], folder.urls[target.name] = file.checksum, file.url
+    try:
+        folder.fetch(target.name, downloader=download)
+    except ValueError as problem:
+        raise DataError(
+            f"{file.url}: {problem} Run the command again, or put the file at {target}."
+        ) from problem
+    target.chmod(target.parent.stat().st_mode & 0o666)  # a temporary file is its owner's alone
+    return f"{target} fetched: {target.stat().st_size:,} bytes, {_known_by(file.checksum)}."
+
+
+def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
+    """Unpacked aside, checked, then moved file by file:
+
+    what is in its place is complete and right.
+    """
+    with TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(
+                    aside, filter="data"
+                )  # refuses what would be written, or linked to, outside
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            raise DataError(
+                f"{archive} was refused, and nothing of it is kept: {problem}."
+            ) from problem
+        for path, checksum in members.items():
+            unpacked = Path(aside) / path
+            if not unpacked.is_file() or not _is_right(unpacked, checksum):
+                raise DataError(
+                    f"{archive} does not hold the official {path}; move it away and "
+                    f"run the command again."
+                )
+        for path in members:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(aside) / path, root / path)
+    return f"{len(members)} files unpacked from {archive.name}, their checksums are right."

@@ -1,0 +1,1 @@
+"""Recurrent masked PPO for any environment; knows nothing of growth."""

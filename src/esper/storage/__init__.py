@@ -1,0 +1,1 @@
+"""Durable files, the store of saves and the names in a run folder; no torch, no events."""

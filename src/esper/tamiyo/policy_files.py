@@ -1,0 +1,210 @@
+"""A growth policy as one safetensors file: what it was built for, its weights, a digest of both.
+
+The learner adds its optimiser and counters to the same file. Nothing is ever unpickled.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
+
+import torch
+from pydantic import Field, TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from esper.leyline.errors import CheckpointMismatchError, SaveError
+from esper.leyline.factored_actions import ActionSpace
+from esper.storage.store import fitting
+from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from esper.tamiyo.observation import feature_names
+from esper.tamiyo.policies import NetworkPolicy
+
+FORMAT = 3
+MOST_WIDTH = 16384  # of a layer of a policy: a small file must not ask for any memory there is
+NETWORK = "network."  # begins the names of the weights
+Tensors = Mapping[str, Tensor]
+Network = TypeVar("Network", bound=RecurrentActorCritic)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a growth policy is built for; its weights fit no other layout."""
+
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    blends: tuple[str, ...]
+    features: tuple[str, ...]
+    hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+    head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+
+    @classmethod
+    def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
+        """Return the layout of a policy of these widths for one run's slots and blueprints."""
+        real_blueprints = space.blueprint_ids[1:]  # the first one is none
+        return cls(
+            slots=space.slots.slot_ids,
+            blueprints=tuple(str(blueprint) for blueprint in real_blueprints),
+            blends=space.blends,
+            features=feature_names(space.slots, reads_telemetry),
+            hidden_dim=hidden_dim,
+            head_dim=head_dim,
+        )
+
+    def build(self) -> FactoredRecurrentActorCritic:
+        """Return a fresh network of this layout."""
+        return FactoredRecurrentActorCritic(
+            len(self.features),
+            len(self.slots),
+            num_blueprints=len(self.blueprints) + 1,  # and none
+            num_blends=len(self.blends),
+            hidden_dim=self.hidden_dim,
+            head_dim=self.head_dim,
+        )
+
+
+class PolicyFile(NamedTuple):
+    """The content of a file: tensors by name and plain data."""
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+
+
+def seal(tensors: Tensors, plain: Mapping[str, Any]) -> bytes:
+    """Return a file of tensors and plain data with a digest of both.
+
+    It may be handed on without the run it is from.
+    """
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    text = json.dumps(plain, allow_nan=False, default=vars)
+    return save(on_cpu, {"esper": text, "sha256": _digest(on_cpu, text)})
+
+
+def _digest(tensors: Tensors, text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read(path: Path, layouts: Any = Layout) -> PolicyFile:
+    """Return tensors and plain data of a file; a damaged or foreign file is refused.
+
+    `layouts` is the type that the file's layout must have, or a union of types.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata["esper"])
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
+        raise SaveError(
+            f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem})."
+        ) from problem
+    file_format = plain.get("format") if isinstance(plain, dict) else None
+    if file_format != FORMAT:
+        raise SaveError(
+            f"{path} has format {file_format}; this version reads format {FORMAT} "
+            f"(docs/checkpoints.md)."
+        )
+    if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
+        raise SaveError(
+            f"{path} was changed after it was written: its checksum does not match. "
+            f"Use another copy."
+        )
+    with fitting(path):
+        if layouts is Layout and "observation" in plain["layout"]:
+            raise SaveError(
+                f"{path} is a policy for another environment than growth; give one "
+                f"that learned to grow."
+            )
+        plain["layout"] = TypeAdapter(layouts).validate_python(plain["layout"])
+        TypeAdapter(dict[str, int]).validate_python(plain["counters"])
+        TypeAdapter(dict[str, Any]).validate_python(plain["facts"])
+    return PolicyFile(tensors, plain)
+
+
+def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
+    """Return the trained policy of a file; one for other slots or blueprints is refused."""
+    content = read(path)
+    saved: Layout = content.plain["layout"]
+    reads_telemetry = any(name.endswith(".greedy_score") for name in saved.features)
+    layout = Layout.of(space, reads_telemetry, saved.hidden_dim, saved.head_dim)
+    require_layout(saved, layout, path)
+    network = load_network(layout.build, content.tensors, path)
+    return NetworkPolicy(network, reads_telemetry=reads_telemetry)
+
+
+def load_network(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:
+    """Return the network of a file, filled with its weights.
+
+    Shapes are compared on a network that takes no memory: a small file may name any widths.
+    """
+    with fitting(path), torch.device("meta"):
+        network = build()
+    require_tensors(tensors, weights_of(network), path, "Use another checkpoint.")
+    with fitting(path):
+        network.to_empty(device="cpu").load_state_dict(take(tensors, NETWORK))
+    return network
+
+
+def weights_of(network: RecurrentActorCritic) -> dict[str, Tensor]:
+    """Return the weights of a network under the names that they have in a file."""
+    return {f"{NETWORK}{name}": value for name, value in network.state_dict().items()}
+
+
+def take(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def require_layout(saved: Layout, here: Layout, path: Path) -> None:
+    """Refuse weights that were trained for other slots, blueprints, features or widths.
+
+    The error shows both layouts side by side.
+    """
+    differences = []
+    for name, then in vars(saved).items():
+        now = getattr(here, name)
+        if then != now:
+            differences.append(f"  {name}: {_brief(then)} in the checkpoint, {_brief(now)} here\n")
+    if differences:
+        raise CheckpointMismatchError(
+            f"{path} was trained for another layout (size mismatch):\n{''.join(differences)}"
+            f"Use the task, slots, blueprints and observation that it was trained with, or train "
+            f"a new policy; see docs/checkpoints.md."
+        )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"{len(value)} ({', '.join(value[:3])}, ...)"
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def require_tensors(tensors: Tensors, needed: Tensors, path: Path, way_out: str) -> None:
+    """Refuse a file that lacks a tensor, or has one of another type or shape, or not finite."""
+    for name, wanted in needed.items():
+        if name not in tensors:
+            raise SaveError(f"{path} is damaged: it has no {name}.")
+        kind = _kind(tensors[name])
+        wanted_kind = _kind(wanted)
+        if kind != wanted_kind:
+            raise CheckpointMismatchError(
+                f"{path} has {name} of {kind}, not {wanted_kind} (size mismatch). {way_out}"
+            )
+        if not tensors[name].isfinite().all():
+            raise SaveError(f"{path} is damaged: {name} holds what is not a finite number.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
