@@ -1,4 +1,4 @@
-"""Sizes, names and layout of the sources, so that nobody has to remember them."""
+"""Sizes, names and layout of the sources, so that you do not have to remember them."""
 
 import ast
 import re
@@ -14,7 +14,8 @@ PACKAGE = Path(esper.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = SOURCES + sorted(TESTS.rglob("*.py"))
 PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
-MOST_LINES_PER_FILE, MOST_LINES_PER_FUNCTION, MOST_LINES = 500, 60, 27_000
+MOST_LINES_PER_FILE = 500
+MOST_LINES_PER_FUNCTION = 60
 
 MUST_NOT_EXIST = [
     r"\bmax_seeds_per_slot\b",
@@ -38,7 +39,6 @@ MUST_NOT_EXIST = [
     r"(?i)deprecated",
     r"(?i)torchvision",
 ]
-PROSE = re.compile(r"\b[a-z]{2,}( [a-z]{2,}){2,}\b")
 WORDS_NOT_IN_NAMES = {
     "manager",
     "helper",
@@ -69,21 +69,30 @@ def words_of(name):
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)}
 
 
+def body_lines(function):
+    """Lines of a function without its docstring."""
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
 @pytest.mark.parametrize("path", FILES, ids=label)
-def test_no_file_is_over_400_lines(path):
+def test_a_file_is_short_enough_to_read(path):
     assert len(path.read_text().splitlines()) <= MOST_LINES_PER_FILE
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_no_function_is_over_60_lines(path):
+def test_a_function_is_short_enough_to_read(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < MOST_LINES_PER_FUNCTION, node.name
+            assert body_lines(node) <= MOST_LINES_PER_FUNCTION, node.name
 
 
-def test_the_sources_stay_under_17000_raw_lines():
-    """As `wc -l` counts them: explaining is paid for too, so that it stays short."""
-    assert sum(path.read_text().count("\n") for path in SOURCES) <= MOST_LINES
+def test_a_docstring_does_not_count_as_the_body_of_its_function():
+    text = 'def f():\n    """One.\n\n    Two.\n    """\n    return 1\n'
+    assert body_lines(ast.parse(text).body[0]) == 2
 
 
 @pytest.mark.parametrize("pattern", MUST_NOT_EXIST)
@@ -119,36 +128,6 @@ def test_every_package_says_what_it_is_for(package):
 )
 def test_every_package_has_its_tests(package):
     assert list((TESTS / package.relative_to(PACKAGE)).glob("test_*.py"))
-
-
-def expected_errors(text):
-    """The texts of every `match=` in a file, without what an f-string fills in."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.keyword) and node.arg == "match":
-            parts = (part for part in ast.walk(node.value) if isinstance(part, ast.Constant))
-            yield from (part.value for part in parts if isinstance(part.value, str))
-
-
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=label)
-def test_no_test_expects_three_words_of_an_errors_prose_in_a_row(path):
-    """Values, names and numbers tell one error from another; its sentences may be put better at any
-    time.
-    """
-    assert [
-        expected for expected in expected_errors(path.read_text()) if PROSE.search(expected)
-    ] == []
-
-
-def test_the_check_of_prose_sees_every_form_of_a_pattern():
-    text = (
-        'raises(E, match="the host is gone")\nraises(E, match=rf"{path} was never '
-        'saved")\nraises(E, match="r0c0")'
-    )
-    assert [bool(PROSE.search(expected)) for expected in expected_errors(text)] == [
-        True,
-        True,
-        False,
-    ]
 
 
 @pytest.mark.parametrize("case", SECOND_CASES)

@@ -22,10 +22,6 @@ def test_the_first_code_block_runs_when_pasted_and_learns(tmp_path: Path):
     assert float(re.search(r"accuracy (\d+\.\d)%", done.stdout)[1]) > 90
 
 
-def test_the_readme_fits_in_150_lines():
-    assert len(README.splitlines()) <= 150
-
-
 def test_there_are_three_tables_of_measurements():
     assert len(measured_tables()) == 3
 
